@@ -5,6 +5,7 @@ from quintet.settings.engine import EngineConfig
 from quintet.settings.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.settings.experts import EPLBConfig
 from quintet.settings.kv_events import KVEventsConfig
+from quintet.settings.kv_transfer import KVTransferConfig
 from quintet.settings.lacking import LACKING, lacking
 from quintet.settings.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
 from quintet.settings.option import dotted, gathered, option, settings, settle
@@ -28,6 +29,7 @@ __all__ = [
     "EngineConfig",
     "Environment",
     "KVEventsConfig",
+    "KVTransferConfig",
     "PoolerConfig",
     "ProfilerConfig",
     "ReasoningConfig",

@@ -53,6 +53,7 @@ class TokenDelta:
     scheduled: float | None = None  # time.monotonic() when its first step was planned
     data: bytes | None = None  # of a text that became numbers: float32
     shape: tuple[int, ...] = ()  # of these
+    kv_transfer_params: dict[str, Any] | None = None  # where its pages wait for another engine; with a finish_reason
 
 
 def child_ids(request_id: str, n: int) -> list[str]:
@@ -162,3 +163,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None  # of a text that became numbers: these
+    kv_transfer_params: dict[str, Any] | None = None  # where its pages wait for another engine, once it has finished

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from quintet.engine.elsewhere.handoff import check_handoff
 from quintet.engine.grammar import Grammars
 from quintet.engine.logits_processors import LogitsProcessor
 from quintet.engine.pooling.admission import PoolingBounds
@@ -30,6 +31,7 @@ class Bounds:
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
     by_priority: bool = True  # whether a request's priority counts
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
+    transfers: str | None = None  # kv_role: whether pages go to other engines, or come from them
 
 
 class _Shared(NamedTuple):
@@ -95,6 +97,7 @@ class Admission:
             return [[pooling.admit(request_id, prompt, known, priority)] for request_id, prompt in prompts]
         self.need_text()
         params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
+        check_handoff(params, self.bounds.transfers)
         for processor in self.processors:
             processor.validate(params)
         if params.structured_outputs is not None and not grammar:

@@ -159,12 +159,14 @@ class Answers:
     def end(
         self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | str | None = None
     ) -> TokenDelta:
+        lends = request.handoff is not None and reason not in (FinishReason.ABORT, FinishReason.ERROR)
+        lent = self._scheduler.lend(request) if lends else None
         self._scheduler.remove(request)
         self._flights.forget(request)
         request.forget_unknown()
         del self.requests[request.request_id]
         delta = _delta(request, list(token_ids))
-        delta.finish_reason, delta.stop_reason = reason.value, stop
+        delta.finish_reason, delta.stop_reason, delta.kv_transfer_params = reason.value, stop, lent
         return delta
 
     def fail(self, request: Request, why: str) -> TokenDelta:

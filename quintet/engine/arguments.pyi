@@ -9,6 +9,7 @@ import torch
 from quintet.settings.compilation import AttentionConfig, CompilationConfig
 from quintet.settings.experts import EPLBConfig
 from quintet.settings.kv_events import KVEventsConfig
+from quintet.settings.kv_transfer import KVTransferConfig
 from quintet.settings.pooling import PoolerConfig
 from quintet.settings.profiling import ProfilerConfig
 from quintet.settings.reasoning import ReasoningConfig
@@ -113,6 +114,7 @@ class LLMArguments:
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
         kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
+        kv_transfer_config: KVTransferConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...
 
 class AsyncLLMArguments:
@@ -213,4 +215,5 @@ class AsyncLLMArguments:
         reasoning_config: ReasoningConfig | Mapping[str, Any] | str | None = ...,
         profiler_config: ProfilerConfig | Mapping[str, Any] | str | None = ...,
         kv_events_config: KVEventsConfig | Mapping[str, Any] | str | None = ...,
+        kv_transfer_config: KVTransferConfig | Mapping[str, Any] | str | None = ...,
     ) -> None: ...

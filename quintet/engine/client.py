@@ -240,6 +240,7 @@ def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Gramma
         prepared.embeds_width,
         config.scheduling_policy == "priority",
         None if prepared.bounds is None else prepared.bounds.ending(tokenizer),
+        config.kv_transfer_config.kv_role,
     )
     if tokenizer is None:
         generation["detokenize"] = False

@@ -293,6 +293,8 @@ class Engine:
         self._land()
         with Uninterrupted():
             self._runner.reload(folder)
+            if self.scheduler.elsewhere is not None:
+                self.scheduler.elsewhere.reweigh(folder)
             self.reset_prefix_cache()
             self._start_over()
         logger.info("weights are those of %s", folder or "load_format='dummy'")
@@ -342,6 +344,7 @@ class Engine:
             experts_moved=balance.moved,
             step_sizes=tuple(self._answers.step_sizes),
             accepted_at=tuple(self._answers.accepted_at),
+            **({} if scheduler.elsewhere is None else scheduler.elsewhere.told),
         )
 
     def check_integrity(self) -> None:

@@ -32,6 +32,13 @@ COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
     "quintet:kv_pages_failed": "pages_failed",
     "quintet:expert_placements": "expert_placements",
     "quintet:experts_moved": "experts_moved",
+    "quintet:kv_transfer_pages_taken": "pages_taken",
+    "quintet:kv_transfer_bytes_taken": "bytes_taken",
+    "quintet:kv_transfer_seconds_taken": "seconds_taken",
+    "quintet:kv_transfer_pages_given": "pages_given",
+    "quintet:kv_transfer_bytes_given": "bytes_given",
+    "quintet:kv_transfer_peers_refused": "peers_refused",
+    "quintet:kv_transfer_loans_refused": "loans_refused",
 }
 
 

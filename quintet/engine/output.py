@@ -60,6 +60,7 @@ class _Request:
     prompt_logprobs: list[LogprobsAt | None] | None
     metrics: RequestMetrics
     pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -180,6 +181,8 @@ class OutputProcessor:
             completion.cumulative_logprob += sum(each.values[0] for each in kept)
         if delta.prompt_logprobs is not None and request.prompt_logprobs is not None and completion.index == 0:
             request.prompt_logprobs += [self._decode_logprobs(each, request.params) for each in delta.prompt_logprobs]
+        if delta.kv_transfer_params is not None and completion.index == 0:
+            request.kv_transfer_params = delta.kv_transfer_params
         if delta.data is not None:
             import numpy as np  # where a model generates text, an API process starts without it
 
@@ -239,6 +242,7 @@ class OutputProcessor:
             request.metrics.num_cached_tokens,
             request.metrics,
             request.pooled,
+            request.kv_transfer_params,
         )
         if delta:
             request.prompt_logprobs = None  # given once

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quintet.engine.elsewhere.handoff import Handoff, handoff_of
 from quintet.engine.thoughts import OUTSIDE, Marks
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -107,6 +108,7 @@ class Request:
     admitted: Admitted
     order: int = 0  # of admission: settles ties
     params: SamplingParams = field(init=False)  # admitted.params: every step looks there
+    handoff: Handoff | None = field(init=False)  # its pages, and another engine
     num_prompt: int = field(init=False)
     token_ids: list[int] = field(init=False)
     num_known: int = field(init=False)
@@ -135,6 +137,7 @@ class Request:
     def __post_init__(self) -> None:
         self.params, self.token_ids = self.admitted.params, list(self.admitted.prompt_ids)
         self.num_prompt = self.num_known = len(self.token_ids)
+        self.handoff = None if self.admitted.pooling is not None else handoff_of(self.params)
 
     @property
     def request_id(self) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from quintet.engine.drafts import Lookup
 from quintet.engine.elsewhere.books import Elsewhere, Entered, Wait
@@ -115,6 +116,10 @@ class Scheduler:
         if self.elsewhere is not None:
             self.elsewhere.leave(request)
         self.tables.release(request)
+
+    def lend(self, request: Request) -> dict[str, Any] | None:
+        """What the answer of a request that ends says of its pages, if another engine goes on with its prompt."""
+        return None if self.elsewhere is None or not request.pages else self.elsewhere.lend(request)
 
     def schedule(self) -> Plan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""

@@ -277,9 +277,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
     if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
         pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
-    scheduler.elsewhere = make_elsewhere(
-        config, prepared.capabilities, prepared.ranks, tables, folder, prepared.hf_config
-    )
+    scheduler.elsewhere = make_elsewhere(prepared, tables, folder)
     if channel is not None and isinstance(engine, Leader):
         engine.lead(channel)
     return engine

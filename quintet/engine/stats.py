@@ -37,6 +37,13 @@ class Stats:
     expert_balancedness: float = 0.0  # of the ranks' loads in the last window that counted: mean over most; 0: none did
     expert_placements: int = 0  # times that experts moved between ranks
     experts_moved: int = 0  # that came to a rank from another one
+    pages_taken: int = 0  # from other engines; among pages_loaded
+    bytes_taken: int = 0
+    seconds_taken: float = 0.0  # that their transfers took
+    pages_given: int = 0  # to other engines
+    bytes_given: int = 0
+    peers_refused: int = 0  # connections of others that had another key or model, or said what they must not
+    loans_refused: int = 0  # prompts whose pages found no room to wait for another engine
     # steps of up to so many tokens as each of STEP_BOUNDS says, without those before; the last are larger
     step_sizes: tuple[int, ...] = (0,) * (len(STEP_BOUNDS) + 1)
     accepted_at: tuple[int, ...] = ()  # num_accepted_tokens by their place in the guess, the first one's first

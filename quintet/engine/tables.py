@@ -77,7 +77,7 @@ class Tables:
         branch = self._longest(chain, self.pool.has)
         count = branch if self.slots is None else self._met(chain, branch)
         pages = tuple(self._needed(chain, count, index) for index in range(len(self.groups)))
-        following = _own(chain[count], 0) if count < len(chain) else b""
+        following = own(chain[count], 0) if count < len(chain) else b""
         state = chain[count - 1] if count and self.slots is not None else None
         size, waits = self.page_size, branch if self.groups else 0
         request.found = Found(count * size, pages, losses, following, state, waits * size)
@@ -98,7 +98,11 @@ class Tables:
         if count <= here:
             return []
         firsts = [kept.first(count * self.page_size) // self.page_size for kept in self.groups]
-        return [_own(chain[at], i) for at in range(count) for i, first in enumerate(firsts) if at >= first]
+        return [own(chain[at], i) for at in range(count) for i, first in enumerate(firsts) if at >= first]
+
+    def chain(self, request: Request) -> list[bytes]:
+        """The hashes of the full pages that a beginning of it may be found by."""
+        return self._chain(request, len(request.token_ids) - 1)
 
     def _longest(self, chain: Sequence[bytes], has: Has) -> int:
         """Pages of the longest beginning of which each group has what the next token sees."""
@@ -123,11 +127,11 @@ class Tables:
         them are wanted from the left where all are seen, and from the right where a window is."""
         first = self.groups[index].first(count * self.page_size) // self.page_size
         places = range(first, count) if self.groups[index].window is None else range(count - 1, first - 1, -1)
-        return next((at for at in places if not has(_own(chain[at], index))), count)
+        return next((at for at in places if not has(own(chain[at], index))), count)
 
     def _needed(self, chain: Sequence[bytes], count: int, index: int) -> list[int]:
         first = self.groups[index].first(count * self.page_size) // self.page_size
-        return [DUMP] * first + [self.pool.page(_own(chain[at], index)) for at in range(first, count)]
+        return [DUMP] * first + [self.pool.page(own(chain[at], index)) for at in range(first, count)]
 
     def _chain(self, request: Request, tokens: int) -> list[bytes]:
         """The hashes of the full pages among its first `tokens`. The generation is part of the root."""
@@ -191,10 +195,10 @@ class Tables:
         places = range(request.num_committed, full) if request.generation == self.generation else ()
         for index, pages in enumerate(request.pages):
             for at in places:
-                if pages[at] != DUMP and self.pool.commit(pages[at], _own(chain[at], index)):
+                if pages[at] != DUMP and self.pool.commit(pages[at], own(chain[at], index)):
                     entered.append(pages[at])
                     if self.pool.journal is not None:
-                        note(self.pool.journal, request, _own(chain[at], index), self.page_size)
+                        note(self.pool.journal, request, own(chain[at], index), self.page_size)
         request.num_committed = full
         return entered
 
@@ -202,11 +206,18 @@ class Tables:
         """Gives back the pages that no later token of their group can see."""
         for index in self.windows:
             pages, trimmed = request.pages[index], request.trimmed[index]
-            first = min(self.groups[index].first(request.num_computed) // self.page_size, len(pages))
+            seen = request.num_computed if request.handoff is None else self._lent(request)
+            first = min(self.groups[index].first(seen) // self.page_size, len(pages))
             if first > trimmed:
                 self.pool.release(pages[trimmed:first])
                 pages[trimmed:first] = [DUMP] * (first - trimmed)
                 request.trimmed[index], request.rows[index] = first, None
+
+    def _lent(self, request: Request) -> int:
+        """The first token that may be computed after what it keeps: elsewhere, the one behind its prompt's pages."""
+        assert request.handoff is not None
+        whole = (request.num_prompt - 1) // self.page_size * self.page_size
+        return min(request.num_computed, whole) if request.handoff.lends else request.num_computed
 
     def release(self, request: Request) -> None:
         """It holds nothing any more."""
@@ -266,7 +277,7 @@ def note(journal: Journal, request: Request, digest: bytes, page_size: int) -> N
     journal.stored(digest, chain[at - 1] if at else None, tokens)
 
 
-def _own(digest: bytes, index: int) -> bytes:
+def own(digest: bytes, index: int) -> bytes:
     """The hash of a page of the index-th group."""
     return digest + index.to_bytes(2, "little") if index else digest
 

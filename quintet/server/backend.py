@@ -52,6 +52,7 @@ class Served:
     prefix_caching: bool = True
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
     labels: list[str] = field(default_factory=list)  # of its classes, where it has some
+    transfers: str | None = None  # kv_role, where pages go to other engines or come from them
     step_tokens: int = 2048  # that a step of the engine takes at most
     kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
 

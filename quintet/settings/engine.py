@@ -10,6 +10,7 @@ from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
 from quintet.settings.experts import ExpertOptions
 from quintet.settings.kv_events import KVEventsConfig
+from quintet.settings.kv_transfer import KVTransferConfig
 from quintet.settings.lacking import lacking
 from quintet.settings.loading import LoadingOptions
 from quintet.settings.memory import MemoryOptions
@@ -70,6 +71,11 @@ class EngineConfig(
     kv_events_config: KVEventsConfig = nested(
         KVEventsConfig, KVEventsConfig(), "tell others over ZeroMQ which pages are cached, such as "
         '{"enable_kv_cache_events": true, "topic": "kv"}', group="observability",
+    )  # fmt: skip
+
+    kv_transfer_config: KVTransferConfig = nested(
+        KVTransferConfig, KVTransferConfig(), "give pages to other engines, or take theirs, such as "
+        '{"kv_connector": "TCPConnector", "kv_role": "kv_both"}', group="memory",
     )  # fmt: skip
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:

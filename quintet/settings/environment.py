@@ -74,6 +74,9 @@ class Environment:
     admin_api_key: str | None = _variable(
         "QUINTET_ADMIN_API_KEY", None, text, "the key of `quintet serve`'s administrator", secret=True
     )
+    kv_transfer_key: str | None = _variable(
+        "QUINTET_KV_TRANSFER_KEY", None, text, "the key that engines share which give each other pages", secret=True
+    )
     openai_api_key: str | None = _variable(
         "OPENAI_API_KEY", None, text, "the key that the commands with --url show to a server", secret=True
     )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import zmq
@@ -45,3 +46,40 @@ def test_the_next_start_finds_what_this_one_computed(tmp_path: Path) -> None:
         assert found["quintet:kv_pages_failed_total"] == 0
         assert httpx.get(server.url + "/health").status_code == 200
     context.destroy(linger=0)
+
+
+def test_a_proxy_hands_prompts_on_from_one_server_to_another(tmp_path: Path) -> None:
+    """As vLLM's proxies do: one token from the first, and what its answer says of its pages goes to the second."""
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef0123456789abcdef")
+    key.chmod(0o600)
+    keyed = {"kv_connector": "TCPConnector", "kv_port": 0, "kv_connector_extra_config": {"key_file": str(key)}}
+    roles = ("kv_producer", "kv_consumer")
+    flags = {role: ("--kv-transfer-config", json.dumps({**keyed, "kv_role": role})) for role in roles}
+    begun = {
+        "kv_transfer_params": {
+            "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
+            "remote_block_ids": None, "remote_host": None, "remote_port": None,
+        },
+        "max_tokens": 1,
+    }  # fmt: skip
+    with Server(*CPU, *flags["kv_producer"]) as first, Server(*CPU, *flags["kv_consumer"]) as second:
+        asks: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/completions", {"prompt": PROMPTS[0]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPTS[1]}]}),
+        ]
+        for path, body in asks:
+            body = {**body, "temperature": 0, "max_tokens": 8}
+            told = httpx.post(first.url + path, json={**body, **begun}).json()["kv_transfer_params"]
+            got = httpx.post(second.url + path, json={**body, "kv_transfer_params": told}).json()
+            alone = httpx.post(first.url + path, json=body).json()
+            assert got["choices"] == alone["choices"] and "kv_transfer_params" not in got
+            assert got["usage"]["prompt_tokens_details"]["cached_tokens"] > 300
+            streamed = httpx.post(first.url + path, json={**body, **begun, "stream": True}).text
+            *_, last, done = [line[6:] for line in streamed.splitlines() if line]
+            assert done == "[DONE]" and json.loads(last)["kv_transfer_params"]["do_remote_prefill"] is True
+        for server, params in ((first, told), (second, begun["kv_transfer_params"])):
+            refused = server.complete("a", kv_transfer_params=params)
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "kv_transfer_params"
+        assert until(lambda: second.metrics()["quintet:kv_transfer_pages_taken_total"] > 40)
+        assert until(lambda: first.metrics()["quintet:kv_transfer_bytes_given_total"] > 10**6)

@@ -18,12 +18,16 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quintet.engine.elsewhere.connector import Connector, Load, Rows
+from quintet.engine.elsewhere.joint import Source, either
+from quintet.engine.elsewhere.transfer import Transfer
 from quintet.engine.interrupts import Uninterrupted
 from quintet.engine.request import Request
 from quintet.engine.tables import Tables, note
+from quintet.engine.weight_files import Weights
 from quintet.platforms.interface import CacheLost, DeviceLost
 
 if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
@@ -31,7 +35,6 @@ if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 2**26  # bytes that are copied between two steps, for others wait for the next one
 WAIT = 0.02  # seconds that an engine waits that has nothing else to do
 Entered = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
 
@@ -70,19 +73,28 @@ class Counts:
 class Elsewhere:
     """One connector's holdings. `ask()` is the scheduler's; the rest stands between steps."""
 
-    def __init__(
-        self, connector: Connector, copies: "Copies", tables: Tables, identity: bytes, patience: float, fails: bool
+    def __init__(  # noqa: PLR0913  # the last is of engines that have others
+        self,
+        connector: Connector,
+        copies: "Copies",
+        tables: Tables,
+        identity: bytes,
+        patience: float,
+        fails: bool,
+        transfer: Transfer | None = None,
     ) -> None:
         """identity: of all that a page's numbers depend on, besides its tokens. patience: seconds until what has not
         come counts as failed. fails: a request ends where pages failed, instead of computing them."""
         self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
-        self._close = weakref.finalize(self, connector.close)  # threads keep the connector, and nothing of the engine
+        self.transfer = transfer  # pages of other engines, and for them
+        closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
+        self._close = weakref.finalize(self, closing)  # threads keep the connector, and nothing of the engine
         self._identity, self._patience, self._fails = identity, patience, fails
         self._root = _root(identity, b"")
         self._arrivals: dict[Request, Arrival] = {}
         self._queued: dict[Request, int] = {}  # who will ask for so many pages, when there is room
         self._copying: tuple[list[bytes], Callable[[], Rows]] | None = None
-        self._at_once = max(1, AT_ONCE // max(copies.nbytes, 1))  # pages
+        self._at_once = copies.at_once  # pages
         self.counts = Counts()
 
     @property
@@ -94,6 +106,11 @@ class Elsewhere:
     def arriving(self) -> int:
         """Requests that wait for pages."""
         return len(self._arrivals)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Of other engines, as fields of Stats."""
+        return {} if self.transfer is None else self.transfer.counts()
 
     # ------------------------------------------------------------------------------------------------------- arriving
 
@@ -107,7 +124,8 @@ class Elsewhere:
         if request in self._queued and self._is_much(self._queued[request]):
             return Wait.COMES
         found = self._tables.find(request)
-        wanted = self._tables.beyond(request, lambda digest: self.connector.has(self._root + digest))
+        source = self._source(request)
+        wanted = self._tables.beyond(request, source.has)
         missing = [digest for digest in wanted if not self._pool.has(digest)]
         if not missing:
             self._count(request, found.tokens)
@@ -120,8 +138,17 @@ class Elsewhere:
             self._queued[request] = len(missing)
             return Wait.COMES
         self._count(request, found.tokens)
-        self._begin(request, held, missing, found.tokens)
+        self._begin(request, source, held, missing, found.tokens)
         return Wait.COMES
+
+    def _source(self, request: Request) -> Source:
+        """Where its pages may come from: this engine's own places, then another engine that began with it."""
+        ours = Source(
+            lambda digest: self.connector.has(self._root + digest),
+            lambda digests: self.connector.load([self._root + digest for digest in digests]),
+        )
+        other = None if self.transfer is None else self.transfer.source(request)
+        return ours if other is None else either(ours, other)
 
     def _is_much(self, more: int) -> bool:
         """Whether so many pages had better come when others have: half of the pool is for those who run."""
@@ -133,12 +160,11 @@ class Elsewhere:
         if request.num_preemptions == 0:
             self.counts.asked += request.num_prompt - here
 
-    def _begin(self, request: Request, held: list[int], missing: list[bytes], here: int) -> None:
+    def _begin(self, request: Request, source: Source, held: list[int], missing: list[bytes], here: int) -> None:
         with Uninterrupted():
             self._pool.hold(held)
             pages = self._pool.take(len(missing))
-            load = self.connector.load([self._root + digest for digest in missing])
-            self._arrivals[request] = Arrival(load, held, pages, missing, here)
+            self._arrivals[request] = Arrival(source.load(missing), held, pages, missing, here)
 
     def bring_in(self) -> list[tuple[Request, str]]:
         """Writes what has come into the cache -> requests that have to end, and why."""
@@ -193,6 +219,8 @@ class Elsewhere:
         last = next(reversed(self._arrivals))
         self.leave(last)
         last.asked = False
+        if last.handoff is not None:
+            last.handoff.taken = False
         return True
 
     def leave(self, request: Request) -> None:
@@ -213,7 +241,7 @@ class Elsewhere:
         """A step that has landed computed these pages: they are copied piece by piece, the last while the next step
         runs. Nobody need hold them: who takes one from now on writes to it behind the copy."""
         self.settle()
-        new = [each for each in entered if self._is_new(*each)]
+        new = [each for each in entered if self._is_new(*each)] if self.connector.keeps else []
         for first in range(0, len(new), self._at_once):
             self.settle()
             pages, digests = zip(*new[first : first + self._at_once], strict=True)
@@ -225,9 +253,19 @@ class Elsewhere:
 
     def settle(self) -> None:
         """Hands over what was being copied."""
+        if self.transfer is not None:
+            self._copied(self.transfer.settle)
         if self._copying is not None:
             (keys, wait), self._copying = self._copying, None
             self._copied(partial(self._store, keys, wait))
+
+    def lend(self, request: Request) -> dict[str, Any] | None:
+        """It is about to end: what its answer says of its pages, if another engine goes on with its prompt."""
+        answer: list[dict[str, Any] | None] = [None]
+        transfer = self.transfer
+        if transfer is not None:
+            self._copied(lambda: answer.__setitem__(0, transfer.lend(request)))
+        return answer[0]
 
     def _copy(self, pages: Sequence[int], keys: list[bytes]) -> None:
         self._copying = keys, self.copies.read(pages)
@@ -258,6 +296,8 @@ class Elsewhere:
         self._arrivals.clear()
         self._queued.clear()
         self._copying = None
+        if self.transfer is not None:
+            self.transfer.forget()
 
     def reset(self) -> None:
         """Nothing of today is found from now on, here or by a later start: what is computed from now on may have
@@ -268,8 +308,18 @@ class Elsewhere:
         self._root = _root(self._identity, os.urandom(16))
         self.connector.clear()
 
+    def reweigh(self, weights: Weights | Path | None) -> None:
+        """The weights are others now, to other engines, too."""
+        if self.transfer is not None:
+            self.transfer.reweigh(Weights(weights) if isinstance(weights, Path) else weights)
+
     def close(self) -> None:
         self._close()
+
+
+def _close_both(connector: Connector, transfer: Transfer) -> None:
+    connector.close()
+    transfer.close()
 
 
 def _root(identity: bytes, epoch: bytes) -> bytes:

@@ -45,6 +45,8 @@ class Load(ABC):
 class Connector(ABC):
     """One place. All of this is called by the engine's thread alone."""
 
+    keeps = True  # whether it wants what is computed
+
     def __init__(self) -> None:
         self.changed = threading.Event()  # set by its threads, when a load has something to give
 
@@ -70,3 +72,21 @@ class Connector(ABC):
 
     def close(self) -> None:  # noqa: B027  # one without threads has nothing to end
         """Ends its threads; what was to be kept is, if that takes moments."""
+
+
+class Nowhere(Connector):
+    """Keeps nothing: an engine that has other engines alone."""
+
+    keeps = False
+
+    def has(self, key: bytes) -> bool:
+        return False
+
+    def load(self, keys: Sequence[bytes]) -> Load:
+        raise AssertionError("a page was asked for that is nowhere")
+
+    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+        raise AssertionError("a page was stored nowhere")
+
+    def clear(self) -> None:
+        pass

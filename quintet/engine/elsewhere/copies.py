@@ -12,6 +12,7 @@ from quintet.engine.worker import Worker
 from quintet.ops.pages import WORD
 from quintet.types import Array
 
+AT_ONCE = 2**26  # bytes that are copied between two steps, for others wait for the next one
 ALIGNED = 16  # words: a part begins at 64 bytes, where every number is aligned that caches are made of
 
 
@@ -19,8 +20,9 @@ class Copies:
     """To and from the caches of one model's workers. A device copies in the order in which it was told: what a step
     writes that was started before is read, and what one reads that is started later is there."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, start = ranks, 0
+    def __init__(self, ranks: Ranks, fixed: bool = False) -> None:
+        """fixed: a device compiles each number of pages, so there are few; page 0 takes the rest."""
+        self._ranks, self._fixed, start = ranks, fixed, 0
         self._places: list[list[slice]] = []  # in a row, of each rank's tensors
         for sizes in ranks.each(_words):
             of_rank = []
@@ -35,36 +37,50 @@ class Copies:
         """Of a row."""
         return WORD * self.words
 
+    @property
+    def at_once(self) -> int:
+        """Pages that are copied between two steps."""
+        return max(1, AT_ONCE // max(self.nbytes, 1))
+
     def read(self, pages: Sequence[int]) -> Callable[[], Rows]:
         """Starts to copy the pages as they will be when all that was started has run; calling the result waits."""
-        ids = np.array(pages, np.int32)
+        ids, count = self._padded(pages), len(pages)
         waiting = self._ranks.each(lambda worker: _read(worker, ids))
 
         def wait() -> Rows:
-            rows = np.zeros((len(ids), self.words), np.int32)
+            rows = np.zeros((count, self.words), np.int32)
             for places, parts in zip(self._places, waiting, strict=True):
                 for place, part in zip(places, parts, strict=True):
-                    rows[:, place] = part().numpy()
+                    rows[:, place] = part().numpy()[:count]
             return rows
 
         return wait
 
     def write(self, pages: Sequence[int], rows: Rows) -> None:
         """Starts to copy the rows into these pages."""
-        ids = np.array(pages, np.int32)
+        ids = self._padded(pages)
+        if len(ids) > len(pages):
+            rows = np.concatenate([rows, np.zeros((len(ids) - len(pages), self.words), np.int32)])
         self._ranks.each(
             lambda worker: _write(worker, ids, [rows[:, place] for place in self._places[worker.place.rank]])
         )
 
+    def _padded(self, pages: Sequence[int]) -> Array:
+        count = len(pages)
+        ids = np.zeros(1 << (count - 1).bit_length() if self._fixed else count, np.int32)
+        ids[:count] = pages
+        return ids
+
 
 def _paged(worker: Worker) -> list[int]:
     """Which tensors of its state pages lie in, and take any room."""
-    return [at for at in range(len(worker.arrangement.layouts)) if worker._state[at].numel() > 0]
+    return [at for at in range(len(worker.arrangement.layouts)) if worker._state[at].nbytes > 0]
 
 
 def _words(worker: Worker) -> list[int]:
     """Of one page, in each of these."""
-    return [-(-worker._state[at][0].nbytes // WORD) for at in _paged(worker)]
+    state = worker._state
+    return [-(-(state[at].nbytes // state[at].shape[0]) // WORD) for at in _paged(worker)]
 
 
 @torch.inference_mode()

@@ -4,15 +4,17 @@ import hashlib
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from quintet.config import EngineConfig
 from quintet.engine.elsewhere.books import Elsewhere
+from quintet.engine.elsewhere.connector import Connector, Nowhere
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.disk import Disk
 from quintet.engine.elsewhere.host import HostMemory
+from quintet.engine.elsewhere.peers import facts_of, make_transfer
 from quintet.engine.elsewhere.tiers import Tiers
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.loader import placed_by
@@ -24,6 +26,9 @@ from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities
 
+if TYPE_CHECKING:
+    from quintet.engine.start import Prepared
+
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
@@ -32,38 +37,50 @@ PATIENCE = 30.0  # seconds until pages that do not come count as failed
 
 def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> None:
     """ValueError where a model or a device has no pages that could lie elsewhere."""
-    if config.kv_offloading_size is None:
+    name = "kv_offloading_size" if config.kv_offloading_size is not None else "kv_transfer_config"
+    if config.kv_offloading_size is None and config.kv_transfer_config.kv_connector is None:
         return
     if ranks.channel is not None:
         raise ValueError(
-            "kv_offloading_size: ranks that are processes plan alike, and pages would come to each at a moment of its "
-            "own; leave it out, or set tensor_parallel_size=1"
+            f"{name}: ranks that are processes plan alike, and pages would come to each at a moment of its own; leave "
+            "it out, or set tensor_parallel_size=1"
         )
     arrangement = ranks.workers[0].arrangement
     if arrangement.states:
         raise ValueError(
-            "kv_offloading_size: layers of this model keep a state per request, which is not found by pages alone; "
-            "leave it out"
+            f"{name}: layers of this model keep a state per request, which is not found by pages alone; leave it out"
         )
     if not arrangement.groups:
-        raise ValueError("kv_offloading_size: this model keeps nothing from step to step; leave it out")
+        raise ValueError(f"{name}: this model keeps nothing from step to step; leave it out")
     if not config.enable_prefix_caching:
         raise ValueError(
-            "kv_offloading_size: pages are found again by the prefix cache, and enable_prefix_caching is off; leave "
-            "one of them out"
+            f"{name}: pages are found again by the prefix cache, and enable_prefix_caching is off; leave one of the "
+            "two out"
         )
-    if facts.opaque:
-        raise ValueError("kv_offloading_size: pages of this device cannot be copied to the host; leave it out")
+    if facts.opaque and ranks.workers[0].ops.choice("gather_pages").provider == "reference":
+        raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
-def make_elsewhere(
-    config: EngineConfig, facts: Capabilities, ranks: Ranks, tables: Tables, files: Weights | None, hf_config: Any
-) -> Elsewhere | None:
+def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) -> Elsewhere | None:
     """None where nothing was asked for. ValueError says why it cannot be."""
-    if config.kv_offloading_size is None:
+    config, ranks = prepared.config, prepared.ranks
+    meets = config.kv_transfer_config.kv_connector is not None
+    if config.kv_offloading_size is None and not meets:
         return None
-    copies = Copies(ranks)
-    size, order = int(float(config.kv_offloading_size) * GIB), config.kv_offloading_policy
+    copies = Copies(ranks, prepared.capabilities.static_shapes)
+    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies)
+    transfer = None
+    if meets:
+        known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
+        transfer = make_transfer(config, known, copies, tables, places.changed)
+    identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
+    policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
+    return Elsewhere(places, copies, tables, identity, PATIENCE, policy == "fail", transfer)
+
+
+def _tiers(config: EngineConfig, copies: Copies) -> Tiers:
+    """Host memory, and perhaps a folder."""
+    size, order = int(float(config.kv_offloading_size or 0) * GIB), config.kv_offloading_policy
     _check_memory(size)
     host = HostMemory(size, copies.words, order)
     if not host.capacity:
@@ -76,9 +93,7 @@ def make_elsewhere(
         disk = Disk(folder, int(float(config.kv_offloading_folder_size) * GIB), copies.words, order)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
-    identity = identity_of(config, facts, ranks, files, hf_config)
-    fails = config.kv_load_failure_policy == "fail"
-    return Elsewhere(Tiers(host, disk), copies, tables, identity, PATIENCE, fails)
+    return Tiers(host, disk)
 
 
 def _check_memory(size: int) -> None:

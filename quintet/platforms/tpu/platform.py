@@ -56,7 +56,7 @@ class TPU(Platform):
             *("route", "route_grouped", "route_limited", "grouped_linear", "experts", "biased_experts"),
             *("delta_rule", "selective_scan", "short_conv", "state_space"),
             *("greedy", "sample", "gumbel", "scale_logits", "filter_logits", "top_logprobs", "widen"),
-            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens"),
+            *("penalize", "bias_tokens", "ban_tokens", "keep_tokens", "place_tokens", "gather_pages", "scatter_pages"),
         ),
         ("jax",),
     )

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from quintet.engine.elsewhere.handoff import NAME as HANDOFF
+from quintet.engine.elsewhere.handoff import check_handoff
 from quintet.engine.strays import sift
 from quintet.sampling_params import ParameterError, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from quintet.server.http.errors import ApiError
@@ -46,6 +48,7 @@ def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[s
             setattr(params, name, value)
         params.check(served.vocab_size, served.max_model_len, served.max_logprobs)
         _check_extra(params.extra_args)
+        check_handoff(params, served.transfers)
         if params.n > service.settings.max_n:
             raise ParameterError("n", f"must be at most {service.settings.max_n} on this server, not {params.n}")
     except ParameterError as error:
@@ -56,10 +59,15 @@ def checked_params(service: Service, fields: Mapping[str, Any], names: Mapping[s
 def _together(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Both kinds of arguments for logits processors as one, and objects without what is not known."""
     fields = dict(fields)
+    pages = fields.pop(HANDOFF, None)
     theirs, ours = fields.pop("vllm_xargs", None), fields.get("extra_args")
     if isinstance(circles := fields.get("repetition_detection"), dict):
         sift(circles, _CIRCLES, "repetition_detection")
-    if theirs is None or not isinstance(ours, dict | None):  # the latter is refused by its own check
+    if not isinstance(ours, dict | None):  # it is refused by its own check
+        return fields, names
+    if pages:
+        theirs = {**(theirs or {}), HANDOFF: pages}
+    if theirs is None:
         return fields, names
     both = sorted(theirs.keys() & (ours or {}))
     if both:

@@ -89,6 +89,7 @@ def served(prepared: Prepared) -> Served:
         reasoning=config.reasoning_config,
         pooling=prepared.bounds,
         labels=_labels(prepared),
+        transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
     )
 

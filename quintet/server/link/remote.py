@@ -229,6 +229,7 @@ class Remote:
             served.max_logprobs,
             by_priority=served.by_priority,
             pooling=pooling,
+            transfers=served.transfers,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""

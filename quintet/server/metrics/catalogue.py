@@ -77,6 +77,19 @@ ENGINE = (
     Metric("quintet:kv_pages_stored_total", "counter", "Pages that were kept outside the KV cache."),
     Metric("quintet:kv_pages_loaded_total", "counter", "Pages that came from outside the KV cache."),
     Metric("quintet:kv_pages_failed_total", "counter", "Pages that were to come from there, and did not."),
+    Metric("quintet:kv_transfer_pages_taken_total", "counter", "Pages that came from other engines."),
+    Metric("quintet:kv_transfer_bytes_taken_total", "counter", "Bytes of these."),
+    Metric("quintet:kv_transfer_seconds_taken_total", "counter", "Seconds that their transfers took, one by one."),
+    Metric("quintet:kv_transfer_pages_given_total", "counter", "Pages that other engines took."),
+    Metric("quintet:kv_transfer_bytes_given_total", "counter", "Bytes of these."),
+    Metric(
+        "quintet:kv_transfer_peers_refused_total", "counter", "Connections of others with another key or model, or "
+        "that said what they must not.",
+    ),
+    Metric(
+        "quintet:kv_transfer_loans_refused_total", "counter", "Prompts whose pages found no room to wait for another "
+        "engine.",
+    ),
     Metric(
         "quintet:expert_balancedness", "gauge",
         "Mean over most of what ranks had to do for experts in the last window; 0 without enable_eplb.",

@@ -193,6 +193,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
     prompt_logprobs: list[dict[int, Logprob] | None] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -228,3 +229,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | None | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | None | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET

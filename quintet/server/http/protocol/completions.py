@@ -1,6 +1,6 @@
 """POST /v1/completions: its request, its answer and its chunks."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -71,3 +71,4 @@ class Completion(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     usage: Usage | None | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET

@@ -14,7 +14,7 @@ _OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outpu
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
 _PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
-SAMPLING_FIELDS = (*_PARAMS, "vllm_xargs")
+SAMPLING_FIELDS = (*_PARAMS, "vllm_xargs", "kv_transfer_params")
 
 
 def _fields() -> dict[str, Any]:
@@ -69,6 +69,10 @@ class SamplingBody(_Sampling):
         "and structural_tag",
     )  # fmt: skip
     vllm_xargs: dict[str, Any] | None = Field(None, description="extra_args under vLLM's name; both are taken together")
+    kv_transfer_params: dict[str, Any] | None = Field(
+        None, description="of engines that give each other pages (--kv-transfer-config): do_remote_decode, or what the "
+        "answer of another engine said, as it is",
+    )  # fmt: skip
     request_id: str | None = Field(
         None, description="the request's name in the answer's id, headers and the log, unless X-Request-Id has one"
     )
@@ -95,7 +99,6 @@ LACKING: dict[str, Lacking] = {
     "use_beam_search": Lacking("beam search is there offline alone (LLM.beam_search); use n", (False,)),
     "length_penalty": Lacking("it belongs to beam search; leave it out", (1, 1.0)),
     "early_stopping": Lacking("it belongs to beam search; leave it out", (False,)),
-    "kv_transfer_params": Lacking("there is no transfer of KV pages between servers", ({},)),
     "ec_transfer_params": Lacking(_TEXT, ({},)),
     "mm_processor_kwargs": Lacking(_TEXT, ({},)),
     "media_io_kwargs": Lacking(_TEXT, ({},)),

@@ -138,6 +138,8 @@ class _Answer:
             answer.prompt_token_ids = output.prompt_token_ids
         if self._body.return_prompt_text:
             answer.prompt_text = output.prompt
+        if output.kv_transfer_params is not None:
+            answer.kv_transfer_params = output.kv_transfer_params
         if self._body.prompt_logprobs is not None:
             answer.prompt_logprobs = await self._writer.plain(output.prompt_logprobs or [])
         return answer
@@ -187,6 +189,7 @@ class _Answer:
                 chunk.usage = self._usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
                 chunk.choices = [await self._part(each)]
+                chunk.kv_transfer_params = (each.finish_reason and output.kv_transfer_params) or UNSET
                 yield event(chunk)
         if usage:
             yield event(ChatChunk(choices=[], usage=self._usage(), **self._head))

@@ -103,7 +103,9 @@ class _Answer:
                 line = _Line(number * self._n + each.index)
                 choices.append(await self._choice(line, number, output, each))
                 choices[-1].prompt_logprobs = scores
-        return Completion(choices=choices, usage=self._tally.usage(), **self._head)
+        pages = outputs[0].kv_transfer_params if len(outputs) == 1 else None
+        usage = self._tally.usage()
+        return Completion(choices=choices, usage=usage, kv_transfer_params=pages or UNSET, **self._head)
 
     async def events(self, call: Call) -> AsyncIterator[bytes]:
         lines = [_Line(index) for index in range(len(self._asks) * self._n)]
@@ -117,6 +119,8 @@ class _Answer:
                 chunk.usage = self._tally.usage()
             for each in output.outputs:
                 choice = await self._choice(lines[number * self._n + each.index], number, output, each)
+                if choice.finish_reason and len(self._asks) == 1:
+                    chunk.kv_transfer_params = output.kv_transfer_params or UNSET
                 if choice.text or choice.finish_reason or each.token_ids:  # held back as its text may be
                     chunk.choices = [choice]
                     yield event(chunk)

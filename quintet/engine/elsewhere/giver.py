@@ -1,0 +1,136 @@
+"""Serves pages that wait for other engines: a thread that listens, and one for each of a few connections."""
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.elsewhere.wire import ASKED, COPIED, Ask, Broken, Channel, Done, Facts, Lies, Missing, Page
+
+logger = logging.getLogger(__name__)
+
+MOST = 64  # connections at once
+GREETING = 5.0  # seconds that an unknown may take to prove who it is
+TURN = 0.5  # seconds from one look at the clock to the next
+SAID = 300  # characters of why there are no pages
+
+
+class Giver:
+    """Gives what lies in `loans` to whoever has the key and runs the same model."""
+
+    def __init__(self, loans: Loans, facts: Callable[[], Facts], key: bytes, patience: float) -> None:
+        """patience: seconds that a peer may be silent within a frame, and ten times as many between two asks."""
+        self._loans, self._facts, self._key, self._patience = loans, facts, key, patience
+        self._open: set[socket.socket] = set()
+        self._lock, self._closed = threading.Lock(), False
+        self._counts: Counter[str] = Counter()
+        self._listening: socket.socket | None = None
+
+    def listen(self, listening: socket.socket) -> None:
+        """From now on, in a thread of its own."""
+        listening.settimeout(TURN)
+        self._listening = listening
+        self._thread = threading.Thread(target=self._accept_all, args=(listening,), name="quintet-giver", daemon=True)
+        self._thread.start()
+
+    def counts(self) -> Mapping[str, int]:
+        """Since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, still = True, list(self._open)
+        for connection in still:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._listening is not None:
+            self._listening.close()
+            self._thread.join(2 * TURN)
+
+    # ------------------------------------------------------------------------------------------------------ in threads
+
+    def _accept_all(self, listening: socket.socket) -> None:
+        while not self._closed:
+            self._loans.expire()
+            try:
+                connection, peer = listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closed:
+                    logger.warning("pages are given to nobody any more: %s", error)
+                return
+            with self._lock:
+                if self._closed or len(self._open) >= MOST:
+                    connection.close()
+                    continue
+                self._open.add(connection)
+            name = peer[0] if isinstance(peer, tuple) else "this machine"
+            threading.Thread(target=self.serve, args=(connection, name), name="quintet-gives", daemon=True).start()
+
+    def serve(self, connection: socket.socket, name: str) -> None:
+        """One connection, until it ends."""
+        facts = self._facts()
+        channel = Channel(connection, min(GREETING, self._patience), 0)
+        try:
+            channel.greet(self._key, facts)
+            channel = channel.patient(self._patience)
+            if self._loans.descriptor is not None:
+                self._share(channel, self._loans.descriptor)
+            while True:
+                asked = channel.receive(ASKED, 10 * self._patience)
+                if isinstance(asked, Done):
+                    self._loans.end(asked.loan)
+                else:
+                    self._answer(channel, asked, facts)
+        except Broken as error:
+            if not channel.greeted:
+                self._count("refused", 1)
+                logger.warning("an engine at %s gets no pages: %s", name, error)
+            elif not self._closed:
+                logger.debug("an engine at %s is gone: %s", name, error)
+        except Exception:
+            logger.exception("giving pages to %s broke", name)
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+
+    def _share(self, channel: Channel, descriptor: int) -> None:
+        """For reading alone."""
+        readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            channel.lend(readable)
+        finally:
+            os.close(readable)
+
+    def _answer(self, channel: Channel, asked: Ask, facts: Facts) -> None:
+        found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
+        if self._facts() != facts:
+            raise Broken("the weights are others now")
+        try:
+            given = 0
+            for place, row in enumerate(found):
+                if isinstance(row, str):
+                    channel.send(Missing([place], row[:SAID]))
+                    continue
+                shared = self._loans.descriptor is not None
+                channel.send(Lies(place, self._loans.row(row)) if shared else Page(place, row.tobytes()))
+                given += 1
+                self._count("bytes", row.nbytes)
+            if given and self._loans.descriptor is not None:
+                channel.receive(COPIED)
+            self._count("pages", given)
+            self._count("lacked", len(found) - given)
+        finally:
+            if loan is not None:
+                self._loans.let_go(loan)
+
+    def _count(self, what: str, by: int) -> None:
+        with self._lock:
+            self._counts[what] += by

@@ -1,0 +1,116 @@
+"""kv_transfer_params: what a request says of pages at other engines, and what its answer says of those here.
+
+The names are vLLM's. A prompt is computed at one engine (`do_remote_decode`), whose answer says where its pages wait;
+the same prompt with that answer (`do_remote_prefill`) goes on at another.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quintet.sampling_params import ParameterError, SamplingParams
+
+NAME = "kv_transfer_params"
+LONGEST = 256  # characters of a name or an address
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Pages of a prompt that wait at another engine."""
+
+    host: str
+    port: int
+    loan: str  # what they are called there
+    tokens: int | None = None  # of the prompt that they hold; None: nobody has said
+
+    @property
+    def place(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass
+class Handoff:
+    """What is to be done with one request's pages."""
+
+    lends: bool = False  # another engine will go on with its prompt
+    peer: Peer | None = None  # has begun with it
+    taken: bool = False  # pages were asked for there, and are not asked for again
+    chain: list[bytes] = field(default_factory=list)  # its pages' names among engines
+    names: dict[bytes, bytes] = field(default_factory=dict)  # by those of one generation here
+    generation: int = -1
+
+
+def given(params: SamplingParams) -> Any:
+    """What the caller gave; None: nothing."""
+    return (params.extra_args or {}).get(NAME)
+
+
+def handoff_of(params: SamplingParams) -> Handoff | None:
+    """None: this request's pages are no other engine's business. ParameterError says what is wrong."""
+    said = given(params)
+    if not said:
+        return None
+    if not isinstance(said, Mapping):
+        raise ParameterError(NAME, "must be an object")
+    lends, takes = _truth(said, "do_remote_decode"), _truth(said, "do_remote_prefill")
+    if lends and takes:
+        raise ParameterError(NAME, "asks for do_remote_decode and do_remote_prefill; one engine does one of them")
+    if lends:
+        return Handoff(lends=True)
+    if not takes:
+        return None
+    tokens = said.get("remote_num_tokens")
+    if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
+        raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
+    return Handoff(peer=Peer(_text(said, "remote_host"), _port(said), _text(said, "remote_request_id"), tokens))
+
+
+def check_handoff(params: SamplingParams, role: str | None) -> None:
+    """ParameterError where an engine of this kv_role cannot do what is asked."""
+    handoff = handoff_of(params)
+    if handoff is None:
+        return
+    if role is None:
+        raise ParameterError(NAME, "is of engines that give each other pages; start this one with kv_transfer_config")
+    asked, lacks = ("do_remote_decode", "kv_consumer") if handoff.lends else ("do_remote_prefill", "kv_producer")
+    if role == lacks:
+        raise ParameterError(NAME, f"asks for {asked}, and this engine is a {role}; ask another, or make it kv_both")
+
+
+def told(engine: str, peer: Peer) -> dict[str, Any]:
+    """What the answer says of pages that wait here: handed on as it is, another engine finds them."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": engine,
+        "remote_block_ids": None,  # pages are found by names that both sides compute
+        "remote_host": peer.host,
+        "remote_port": peer.port,
+        "remote_request_id": peer.loan,
+        "remote_num_tokens": peer.tokens,
+    }
+
+
+def _truth(said: Mapping[str, Any], name: str) -> bool:
+    value = said.get(name)
+    if value not in (None, True, False):
+        raise ParameterError(NAME, f"has {name} {str(value)[:80]!r}, and it is true or false")
+    return bool(value)
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    value = said.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or not value.isprintable():
+        raise ParameterError(
+            NAME, f"with do_remote_prefill must have {name}, as the answer of the other engine gave it"
+        )
+    return value
+
+
+def _port(said: Mapping[str, Any]) -> int:
+    port = said.get("remote_port")
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 2**16:
+        raise ParameterError(
+            NAME, "with do_remote_prefill must have remote_port, as the answer of the other engine gave it"
+        )
+    return port

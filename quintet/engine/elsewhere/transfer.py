@@ -1,0 +1,171 @@
+"""The books' side of pages between engines: what one request's prompt leaves for another engine, and takes from one.
+
+Among engines a page has another name than in the prefix cache here: the hash of its tokens and the cache's salt alone.
+A hash in the cache also says since which reset it holds.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from quintet.engine.elsewhere.connector import Load, Rows
+from quintet.engine.elsewhere.handoff import Handoff, Peer, told
+from quintet.engine.elsewhere.joint import Source
+from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.pages import DUMP
+from quintet.engine.request import Request
+from quintet.engine.tables import HASH, Tables, extend_chain, own
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[Sequence[int]], Callable[[], Rows]]
+
+
+class Takes(Protocol):
+    """A Taker, to the books."""
+
+    def load(self, address: Peer, keys: Sequence[bytes], ends: bool) -> Load: ...
+
+    def counts(self) -> Mapping[str, float]: ...
+
+
+class Counting(Protocol):
+    """A Giver, to the books."""
+
+    def counts(self) -> Mapping[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class Copying(NamedTuple):
+    """Pages on their way to a loan."""
+
+    loan: str
+    keys: list[bytes]
+    wait: Callable[[], Rows]
+
+
+class Transfer:
+    """Of one engine; called by its thread alone."""
+
+    def __init__(self, tables: Tables, read: Read, at_once: int) -> None:
+        """read: starts to copy pages, as Copies.read does. at_once: pages that are copied in one piece."""
+        self._tables, self._read, self._at_once = tables, read, at_once
+        self.taker: Takes | None = None  # None: this engine takes none
+        self.loans: Loans | None = None  # None: it gives none
+        self.giver: Counting | None = None  # who gives them
+        self.engine, self.host, self.port = "", "", 0  # as others know it
+        self._copying: Copying | None = None
+        self.close: Callable[[], None] = lambda: None
+        self.reweigh: Callable[[Any], None] = lambda weights: None  # the checkpoint's weights are others now
+        self.lent = self.full = 0  # prompts whose pages wait or waited, and those that found no room
+
+    def counts(self) -> dict[str, Any]:
+        """Fields of Stats."""
+        taken = {} if self.taker is None else self.taker.counts()
+        given = {} if self.giver is None else self.giver.counts()
+        return {
+            "pages_taken": int(taken.get("pages", 0)),
+            "bytes_taken": int(taken.get("bytes", 0)),
+            "seconds_taken": taken.get("seconds", 0.0),
+            "pages_given": given.get("pages", 0),
+            "bytes_given": given.get("bytes", 0),
+            "peers_refused": given.get("refused", 0),
+            "loans_refused": self.full,
+        }
+
+    # ---------------------------------------------------------------------------------------------------------- taking
+
+    def source(self, request: Request) -> Source | None:
+        """Of the request's pages at the engine that began with it; None: it has not been told of one, or has asked."""
+        handoff, taker = request.handoff, self.taker
+        if handoff is None or handoff.peer is None or handoff.taken or taker is None:
+            return None
+        peer, names = handoff.peer, self._names(request, handoff)
+
+        def load(digests: Sequence[bytes]) -> Load:
+            handoff.taken = True
+            keys = [names[digest[:HASH]] + digest[HASH:] for digest in digests]
+            return taker.load(peer, keys, ends=request.params.n == 1)
+
+        return Source(lambda digest: digest[:HASH] in names, load)
+
+    def _names(self, request: Request, handoff: Handoff) -> dict[bytes, bytes]:
+        """Of the pages that the peer holds, by their hashes here."""
+        assert handoff.peer is not None
+        if handoff.generation != self._tables.generation or not handoff.names:
+            chain, held = self._chain(request, handoff), handoff.peer.tokens
+            count = len(chain) if held is None else held // self._tables.page_size
+            ours = self._tables.chain(request)
+            handoff.names = dict(zip(ours[:count], chain[:count], strict=False))
+            handoff.generation = self._tables.generation
+        return handoff.names
+
+    def _chain(self, request: Request, handoff: Handoff) -> list[bytes]:
+        """What the full pages of its prompt are called among engines."""
+        admitted = request.admitted
+        if not handoff.chain:
+            size = self._tables.page_size
+            extend_chain(handoff.chain, admitted.prompt_ids, size, b"prompt" + admitted.salt, admitted.embeds_of)
+        return handoff.chain
+
+    # ---------------------------------------------------------------------------------------------------------- giving
+
+    def lend(self, request: Request) -> dict[str, Any] | None:
+        """It is about to end, and holds its pages still: those of its prompt are copied, to wait for the engine that
+        goes on with it -> what its answer says of them."""
+        handoff, loans = request.handoff, self.loans
+        if handoff is None or not handoff.lends or loans is None or request.num_computed < request.num_prompt:
+            return None
+        pages, keys = self._prompt(request, handoff)
+        if not pages:
+            return None
+        loan = secrets.token_hex(16)
+        if not loans.promise(loan, keys):
+            self.full += 1
+            logger.warning(
+                "%d pages of a prompt wait for nobody: kv_buffer_size has room for %d more", len(pages), loans.num_free
+            )
+            return None
+        self.lent += 1
+        for first in range(0, len(pages), self._at_once):
+            self.settle()
+            try:
+                wait = self._read(pages[first : first + self._at_once])
+            except BaseException:
+                loans.spoil(loan, "it could not be copied")
+                raise
+            self._copying = Copying(loan, keys[first : first + self._at_once], wait)
+        tokens = request.num_prompt // self._tables.page_size * self._tables.page_size
+        return told(self.engine, Peer(self.host, self.port, loan, tokens))
+
+    def _prompt(self, request: Request, handoff: Handoff) -> tuple[list[int], list[bytes]]:
+        """Full pages of its prompt that the token after them sees, in every group, and what they are called."""
+        size, chain = self._tables.page_size, self._chain(request, handoff)
+        whole = (request.num_prompt - 1) // size * size  # another engine computes the last token at least
+        pages, keys = [], []
+        for index, (kept, held) in enumerate(zip(self._tables.groups, request.pages, strict=True)):
+            for at in range(kept.first(whole) // size, len(chain)):
+                if held[at] != DUMP:
+                    pages.append(held[at])
+                    keys.append(own(chain[at], index))
+        return pages, keys
+
+    def settle(self) -> None:
+        """Hands over what was being copied."""
+        if self._copying is None or self.loans is None:
+            return
+        copying, self._copying = self._copying, None
+        try:
+            rows = copying.wait()
+        except BaseException:
+            self.loans.spoil(copying.loan, "it could not be copied")
+            raise
+        self.loans.fill(copying.loan, copying.keys, rows)
+
+    def forget(self) -> None:
+        """What is being copied is not to be relied on."""
+        if self._copying is not None and self.loans is not None:
+            self.loans.spoil(self._copying.loan, "the engine began again while it was copied")
+        self._copying = None

@@ -1,0 +1,272 @@
+"""What two engines say to each other over a connection that carries pages: frames, their bounds, and who may speak.
+
+A frame is its length (4 bytes, little-endian), msgpack of one message, and an HMAC-SHA256 of direction, number and
+message. Both prove first that they have the key, each over the other's nonce, so that nothing recorded can be said
+again; the frames of a connection have a key made of both nonces. Nothing is encrypted: who reads the wire reads pages.
+"""
+
+import hmac
+import os
+import socket
+import struct
+import time
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+PROTOCOL = b"quintet pages 1"  # its number is raised with any change of what is said
+VERSION = 1
+NONCE = 32  # bytes
+TAG = 32
+SMALL = 2**17  # bytes of a message without a page, and what stands around a page
+MOST_KEYS = 1024  # of one ask
+HEAD = struct.Struct("<I")
+
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Key = Annotated[bytes, Meta(min_length=1, max_length=32)]
+Text = Annotated[str, Meta(max_length=256)]
+Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+T = TypeVar("T")
+
+
+class Broken(Exception):
+    """The other side is gone, silent, or says what it must not; the message says which."""
+
+
+class Facts(Struct, array_like=True, frozen=True):
+    """All that a page's numbers depend on, but for its tokens, and how they lie in its row."""
+
+    checkpoint: Text
+    dtype: Text  # of the cache
+    page_size: Number
+    shapes: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=8)], ...], Meta(max_length=4096)]
+
+    def unlike(self, given: "Facts") -> str:
+        """Why pages that are given are of no use to one who is like this; empty: they are."""
+        if self.page_size != given.page_size:
+            return f"pages of {given.page_size} tokens are given, and of {self.page_size} wanted"
+        if self.shapes != given.shapes:
+            return f"pages of another shape are given ({_shown(given.shapes)}) than wanted ({_shown(self.shapes)})"
+        if self.dtype != given.dtype:
+            return f"pages in {given.dtype} are given, and in {self.dtype} wanted"
+        return "" if self.checkpoint == given.checkpoint else "one runs another model, or other weights of it"
+
+
+def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return f"{len(shapes)} of {'x'.join(map(str, shapes[0]))}" if shapes else "nothing"
+
+
+class Hello(Struct, tag=True, array_like=True):
+    """The giver's first word."""
+
+    version: Number
+    nonce: Bytes32
+
+
+class Claim(Struct, tag=True, array_like=True):
+    """The taker's."""
+
+    version: Number
+    nonce: Bytes32
+    facts: Facts
+    proof: Bytes32
+
+
+class Welcome(Struct, tag=True, array_like=True):
+    proof: Bytes32
+
+
+class Refusal(Struct, tag=True, array_like=True):
+    """The connection ends."""
+
+    why: Annotated[str, Meta(max_length=1024)]
+
+
+class Ask(Struct, tag=True, array_like=True):
+    """For these pages of a loan, each of which is answered once, in any order."""
+
+    loan: Text
+    keys: Annotated[list[Key], Meta(min_length=1, max_length=MOST_KEYS)]
+
+
+class Page(Struct, tag=True, array_like=True):
+    """One of what was asked for last."""
+
+    place: Number
+    row: bytes
+
+
+class Lies(Struct, tag=True, array_like=True):
+    """One of what was asked for last: a row of the memory that the giver shares, until the taker has copied it."""
+
+    place: Number
+    row: Number
+
+
+class Copied(Struct, tag=True, array_like=True):
+    """All that lay there for the last ask."""
+
+
+class Missing(Struct, tag=True, array_like=True):
+    """These are not there."""
+
+    places: Annotated[list[Number], Meta(max_length=MOST_KEYS)]
+    why: Annotated[str, Meta(max_length=1024)]
+
+
+class Done(Struct, tag=True, array_like=True):
+    """Nobody will ask for this loan again."""
+
+    loan: Text
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_GREETING, _CLAIM = msgspec.msgpack.Decoder(Hello | Refusal), msgspec.msgpack.Decoder(Claim)
+_REPLY = msgspec.msgpack.Decoder(Welcome | Refusal)
+ASKED: "msgspec.msgpack.Decoder[Ask | Done]" = msgspec.msgpack.Decoder(Ask | Done)
+ANSWERED: "msgspec.msgpack.Decoder[Page | Lies | Missing]" = msgspec.msgpack.Decoder(Page | Lies | Missing)
+COPIED = msgspec.msgpack.Decoder(Copied)
+
+
+class _Keys(NamedTuple):
+    """Of one connection."""
+
+    send: bytes
+    receive: bytes
+
+
+class Channel:
+    """One end of a connection. Every call ends within `patience` seconds, well or as Broken."""
+
+    def __init__(self, connection: socket.socket, patience: float, longest: int) -> None:
+        """longest: bytes of a page's row."""
+        self._connection, self._patience, self._longest = connection, patience, SMALL + longest
+        self._keys = _Keys(b"", b"")
+        self._sent = self._received = 0
+
+    @property
+    def greeted(self) -> bool:
+        """Whether both have proved who they are."""
+        return bool(self._keys.send)
+
+    def patient(self, patience: float) -> "Channel":
+        """The same, with other patience."""
+        self._patience = patience
+        return self
+
+    def send(self, message: Any) -> None:
+        content = _encode(message)
+        tag = b""
+        if self._keys.send:
+            tag = _tag(self._keys.send, self._sent, content)
+            self._sent += 1
+        self._connection.settimeout(self._patience)
+        try:
+            self._connection.sendall(b"".join((HEAD.pack(len(content)), content, tag)))
+        except OSError as error:
+            raise Broken(_why(error)) from None
+
+    def receive(self, decoder: "msgspec.msgpack.Decoder[T]", patience: float | None = None) -> T:
+        until = time.monotonic() + (self._patience if patience is None else patience)
+        (length,) = HEAD.unpack(self._read(HEAD.size, until))
+        if length > self._longest:
+            raise Broken(f"a frame of {length} bytes, where {self._longest} are the most")
+        content = self._read(length, until)
+        if self._keys.receive:
+            if not hmac.compare_digest(self._read(TAG, until), _tag(self._keys.receive, self._received, content)):
+                raise Broken("a frame is not what was sent")
+            self._received += 1
+        try:
+            return decoder.decode(content)
+        except msgspec.MsgspecError as error:
+            raise Broken(f"a frame that is none of the protocol: {error}") from None
+
+    def _read(self, count: int, until: float) -> bytearray:
+        into = bytearray(count)
+        view, got = memoryview(into), 0
+        while got < count:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Broken("nothing came in time")
+            self._connection.settimeout(left)
+            try:
+                more = self._connection.recv_into(view[got:])
+            except OSError as error:
+                raise Broken(_why(error)) from None
+            if more == 0:
+                raise Broken("the connection was closed" + (" within a frame" if got else ""))
+            got += more
+        return into
+
+    def greet(self, key: bytes, facts: Facts) -> None:
+        """The giver's half of the beginning."""
+        ours = os.urandom(NONCE)
+        self.send(Hello(VERSION, ours))
+        claim = self.receive(_CLAIM)
+        if claim.version != VERSION:
+            self._refuse(f"this engine speaks version {VERSION}, and not {claim.version}; run the same quintet on both")
+        if not hmac.compare_digest(claim.proof, _proof(key, b"taker", ours, claim.nonce, claim.facts)):
+            self._refuse("the keys differ; give all engines the same QUINTET_KV_TRANSFER_KEY")
+        if why := claim.facts.unlike(facts):
+            self._refuse(why)
+        self.send(Welcome(_proof(key, b"giver", ours, claim.nonce, facts)))
+        self._keys = _Keys(_key(key, b"giver", ours, claim.nonce), _key(key, b"taker", ours, claim.nonce))
+
+    def claim(self, key: bytes, facts: Facts) -> None:
+        """The taker's half."""
+        ours, hello = os.urandom(NONCE), self.receive(_GREETING)
+        if isinstance(hello, Refusal):
+            raise Broken(hello.why)
+        if hello.version != VERSION:
+            raise Broken(f"it speaks version {hello.version}, and not {VERSION}; run the same quintet on both")
+        self.send(Claim(VERSION, ours, facts, _proof(key, b"taker", hello.nonce, ours, facts)))
+        reply = self.receive(_REPLY)
+        if isinstance(reply, Refusal):
+            raise Broken(reply.why)
+        if not hmac.compare_digest(reply.proof, _proof(key, b"giver", hello.nonce, ours, facts)):
+            raise Broken("it has another key, or none")
+        self._keys = _Keys(_key(key, b"taker", hello.nonce, ours), _key(key, b"giver", hello.nonce, ours))
+
+    def _refuse(self, why: str) -> None:
+        self.send(Refusal(why))
+        raise Broken(why)
+
+    def lend(self, descriptor: int) -> None:
+        """Lets the other process read a file; once both have proved who they are."""
+        try:
+            socket.send_fds(self._connection, [b"m"], [descriptor])
+        except OSError as error:
+            raise Broken(_why(error)) from None
+
+    def borrow(self) -> int:
+        """The file that the other process lets this one read."""
+        self._connection.settimeout(self._patience)
+        try:
+            _, (descriptor, *more), _, _ = socket.recv_fds(self._connection, 1, 1)
+        except (OSError, ValueError) as error:
+            raise Broken(f"no memory was shared: {error}") from None
+        for each in more:
+            os.close(each)
+        return descriptor
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _proof(key: bytes, who: bytes, giver: bytes, taker: bytes, facts: Facts) -> bytes:
+    return hmac.digest(key, b"\0".join((PROTOCOL, who, giver, taker, _encode(facts))), "sha256")
+
+
+def _key(key: bytes, who: bytes, giver: bytes, taker: bytes) -> bytes:
+    return hmac.digest(key, b"\0".join((PROTOCOL, b"frames of the " + who, giver, taker)), "sha256")
+
+
+def _tag(key: bytes, number: int, content: bytes | bytearray) -> bytes:
+    made = hmac.new(key, number.to_bytes(8, "little"), "sha256")
+    made.update(content)
+    return made.digest()
+
+
+def _why(error: OSError) -> str:
+    return "nothing came in time" if isinstance(error, TimeoutError) else f"{error.strerror or error}"
