@@ -160,6 +160,7 @@ SAMPLES |= {"model_impl": "transformers", "runner": "pooling", "convert": "embed
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
 SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "kv_load_failure_policy": "fail"}
 SAMPLES |= {"pipeline_parallel_size": "1", "distributed_executor_backend": "mp"}
+SAMPLES |= {"expert_placement_strategy": "round_robin", "all2all_backend": "naive"}
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
 NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}
 ALONE = [each for each in settings(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
