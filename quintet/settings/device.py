@@ -28,15 +28,6 @@ def _backend(value: Any) -> str:
     return str(value)
 
 
-def _one_stage(value: Any) -> int:
-    if count()(value) != 1:
-        raise ValueError(
-            f"{value} is not there: layers are not passed on from device to device; share each out "
-            "(tensor_parallel_size), or the requests (data_parallel_size)"
-        )
-    return 1
-
-
 def _whole_experts(value: Any) -> bool:
     if truth(value):
         raise ValueError(
@@ -61,7 +52,8 @@ class DeviceOptions:
         "others, and balances between them", group="device", metavar="N", flags=("-dpn",),
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        1, _one_stage, "1: layers are not passed on from device to device yet", group="device", flags=("-pp",),
+        1, count(), "stages that the layers are shared out over, of tensor_parallel_size ranks each", group="device",
+        flags=("-pp",),
     )  # fmt: skip
     enable_expert_parallel: bool = option(
         False, _whole_experts, "no: no expert is one rank's yet", group="device", flags=("-ep",),
