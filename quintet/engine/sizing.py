@@ -28,6 +28,7 @@ def limits_of(config: EngineConfig, plan: MemoryPlan) -> Limits:
         long_prefill=long,
         max_partial=config.max_num_partial_prefills,
         max_long=config.max_long_partial_prefills or (1 if several else None),
+        at_once=config.pipeline_parallel_size,
     )
 
 

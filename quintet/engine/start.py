@@ -269,7 +269,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     kind = Engine if channel is None or prepared.ranks.others is None else Leader
     engine = kind(scheduler, runner, overlap, grammars, profiler)
     if pipe is not None:
-        engine.staged = True
+        engine.staged, engine.ahead = True, pipe.stages - 1
     elif channel is not None:
         runner.agreed = Agreement(channel)
     if config.calculate_kv_scales:

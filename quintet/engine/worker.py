@@ -62,7 +62,6 @@ class ModelSizes:
     attention: str = "auto"  # the provider of paged attention that was asked for
     backend: bool = False  # the model runs by transformers' own code
     beside: tuple[str, ...] = ()  # patterns of tensors that are read elsewhere: heads of what gives no logits
-    layers_of_stages: tuple[int, ...] | None = None  # how many layers each has; None: evenly
     weights_cache: Where | None = None  # where placed weights are kept between starts
 
 
@@ -117,7 +116,7 @@ class Worker:
         build = Build(
             ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            wanted=sizes.wanted, causal=sizes.causal, stage=self._stage_of(hf_config, sizes),
+            wanted=sizes.wanted, causal=sizes.causal, stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
@@ -134,12 +133,12 @@ class Worker:
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
-    def _stage_of(self, hf_config: Any, sizes: ModelSizes) -> Stage:
+    def _stage_of(self, hf_config: Any) -> Stage:
         """Which layers are this rank's."""
         stages = self.place.stages
         if stages == 1:
             return Stage()
-        return Stage(self.place.stage, shared_out(hf_config.num_hidden_layers, stages, sizes.layers_of_stages))
+        return Stage(self.place.stage, shared_out(hf_config.num_hidden_layers, stages))
 
     def _keep(self, mixings: Sequence[Mixing]) -> Collection[Mixing]:
         """Leaves in the model what this stage has of it -> those of its layers' mixings."""

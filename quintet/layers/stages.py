@@ -42,17 +42,9 @@ class Stage:
             yield len(layers), None
 
 
-def shared_out(layers: int, stages: int, counts: Sequence[int] | None = None) -> tuple[int, ...]:
+def shared_out(layers: int, stages: int) -> tuple[int, ...]:
     """How many layers each stage has: equally many, and what is left over one each for the stages from the last but one
-    backwards, since the last has the head as well (as in vLLM). Or `counts`, as they were asked for."""
-    if counts is not None:
-        if len(counts) != stages or sum(counts) != layers:
-            said = ",".join(map(str, counts))
-            raise ValueError(
-                f"VLLM_PP_LAYER_PARTITION={said}: the model has {layers} layers, for {stages} stages; give a number "
-                "for each stage, and the layers as their sum"
-            )
-        return tuple(counts)
+    backwards, since the last has the head as well (as in vLLM)."""
     if stages > layers:
         raise ValueError(
             f"pipeline_parallel_size {stages} is more than the model's {layers} layers; lower it to {layers} or less"

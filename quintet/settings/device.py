@@ -115,11 +115,11 @@ class DeviceOptions:
                 f"data_parallel_rank {self.data_parallel_rank} is none of {self.data_parallel_size} engines "
                 "(data_parallel_size), which count from 0; leave it out, and all of them are started"
             )
-        if self.distributed_executor_backend == "uni" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                "distributed_executor_backend='uni' is one rank, and tensor_parallel_size is "
-                f"{self.tensor_parallel_size}; leave one of them out"
-            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if self.distributed_executor_backend == "uni" and (value := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"distributed_executor_backend='uni' is one rank, and {name} is {value}; leave one of them out"
+                )
         for name in ("capture_ahead", "capture_sizes", "max_capture_size"):
             if self.enforce_eager and (value := getattr(self, name)):
                 raise ValueError(

@@ -292,7 +292,7 @@ def _sharing(config: EngineConfig) -> list[str]:
     if ranks > 1 and _extension() is None:
         raise ValueError(f"{asked} must be 1: {NO_RANKS}")
     if ranks > MOST_RANKS:
-        of = f" x tensor_parallel_size {ranks // stages}" if stages > 1 else ""
+        of = f" x tensor_parallel_size {ranks // stages}" if stages > 1 and ranks > stages else ""
         given = getattr(config, asked)
         raise ValueError(f"{asked} {given}{of}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
