@@ -189,8 +189,8 @@ class Family(nn.Module):
         if "keep" not in vars(steps):  # it walks through its layers in its own way
             family = type(self).__module__.rpartition(".")[2]
             raise ValueError(
-                f"pipeline_parallel_size must be 1 for {family} models, whose layers read more than what the one "
-                "before gives; share each layer out (tensor_parallel_size), or the requests (data_parallel_size)"
+                f"pipeline_parallel_size must be 1 for {family} models, which go through their layers in a way of "
+                "their own; share each layer out (tensor_parallel_size), or the requests (data_parallel_size)"
             )
         return cast(Staged, trunk)
 
