@@ -1,4 +1,4 @@
-"""What two ranks (-tp 2) and two engines (-dp 2) give beside one process with all threads, on the same cores.
+"""What two ranks (-tp 2), two stages (-pp 2) and two engines (-dp 2) give beside one process with all threads.
 
 python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--out benchmarks/results/parallel.json]
 
@@ -23,6 +23,7 @@ from quintet.platforms.host import threads
 WAYS: dict[str, dict[str, int]] = {
     "one process": {},
     "-tp 2": {"tensor_parallel_size": 2},
+    "-pp 2": {"pipeline_parallel_size": 2},
     "-dp 2": {"data_parallel_size": 2},
 }
 
@@ -102,9 +103,9 @@ class Rate:
     of_one: float  # times the rate of one process in the same round; the median
 
 
-def measure(folder: Path, rounds: int) -> list[Rate]:
-    """The ways in turn."""
-    ways = {name: Way(name, folder) for name in WAYS}
+def measure(folder: Path, rounds: int, names: list[str]) -> list[Rate]:
+    """One process and these ways in turn."""
+    ways = {name: Way(name, folder) for name in ("one process", *names)}
     found = []
     for work, size in WORK.items():
         took = [{name: way.seconds(work) for name, way in ways.items()} for _ in range(rounds)]
@@ -122,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS], help="beside one process; all, if not given")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -129,7 +131,7 @@ def main() -> None:
     if args.way:
         serve(args.way, args.folder)
         return
-    rates = measure(checkpoint(args.shape), args.rounds)
+    rates = measure(checkpoint(args.shape), args.rounds, args.ways or [*WAYS][1:])
     if args.out:
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "shape": args.shape}
         content = {**head, "rounds": args.rounds, "rates": [asdict(each) for each in rates]}

@@ -30,6 +30,7 @@ from quintet.platforms.interface import (
     WrongContract,
     written,
 )
+from quintet.platforms.pipe import HandedNothing, Pipe
 from quintet.types import (
     Array,
     AttentionSpec,
@@ -86,7 +87,9 @@ __all__ = [
     "Layout",
     "Matrix",
     "Memory",
+    "HandedNothing",
     "Mixer",
+    "Pipe",
     "Numbers",
     "OfBlocks",
     "OnFile",

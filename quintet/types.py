@@ -71,6 +71,8 @@ class Inputs(NamedTuple):
     angles: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    the adapter's slot, 0: none
     types: Tensor | None = None  # [T]    segment ids
+    # [N, T, H] bytes of what the stage before this one has handed on: what the first layer here takes in
+    handed: Tensor | None = None
 
 
 class Batch(NamedTuple):
@@ -177,6 +179,9 @@ class Outputs(NamedTuple):
     logits: Tensor | None  # [L, V]
     hidden: Tensor | None = None  # [L, H], normalised
     taps: tuple[Tensor, ...] = ()  # [T, H] each: what comes out of the layers that were asked for
+    handed_on: tuple[
+        Tensor, ...
+    ] = ()  # [T, H] each: of a stage that is not the last, for the next; it gives nothing else
 
 
 @dataclass(frozen=True)
@@ -266,11 +271,23 @@ class Turn(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which rank this is of how many, and where they meet."""
+    """Which rank this is of how many, and where they meet. Of several stages each has equally many, one after the
+    other: a model of 2 stages on 4 ranks has ranks 0 and 1 in its first."""
 
     rank: int = 0
     size: int = 1
     endpoint: str = ""
+    stages: int = 1
+
+    @property
+    def share(self) -> int:
+        """Ranks of one stage: they share each of its layers."""
+        return self.size // self.stages
+
+    @property
+    def stage(self) -> int:
+        """This rank's, from 0."""
+        return self.rank // self.share
 
 
 class Extent(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "quintet"
-MODULES = ("platforms/interface.py", "types.py", "weights.py")
+MODULES = ("platforms/interface.py", "platforms/pipe.py", "types.py", "weights.py")
 SPECIAL = ("__call__", "__init__", "__new__")  # methods that count although their names are not public
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

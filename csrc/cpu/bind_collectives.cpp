@@ -59,6 +59,29 @@ nb::list exchange(Team& team, const nb::bytes& note) {
     return found;
 }
 
+Shelf shelf_of(int number) {
+    expect(number == kNotes || number == kGoods, "shelf must be 0 (notes) or 1 (goods)");
+    return static_cast<Shelf>(number);
+}
+
+nb::tuple take(Team& team, int whose, int number, uint32_t step) {
+    expect(whose >= 0 && whose < team.size() * team.stages(), "whose must be one of the ranks");
+    const Shelf shelf = shelf_of(number);
+    uint64_t bytes = 0;
+    const void* there = nullptr;
+    {
+        const nb::gil_scoped_release released;
+        there = team.take(whose, shelf, step, bytes);
+    }
+    return nb::make_tuple(reinterpret_cast<uintptr_t>(there), bytes);
+}
+
+void put(Team& team, int number, uint32_t step, uint64_t bytes) { team.put(shelf_of(number), step, bytes); }
+
+uintptr_t place(const Team& team, int number, uint32_t step) {
+    return reinterpret_cast<uintptr_t>(team.shelf(shelf_of(number), step));
+}
+
 void tell(Team& team, const nb::bytes& letter) {
     const std::string_view text = view_of(letter);
     const nb::gil_scoped_release released;
@@ -80,11 +103,23 @@ void bind_collectives(nb::module_& m) {
     nb::exception<RankLost>(m, "RankLost", PyExc_RuntimeError);
     nb::exception<StepLeft>(m, "StepLeft", PyExc_RuntimeError);
     m.attr("MOST_RANKS") = kMostRanks;
+    m.attr("MOST_STAGES") = kMostStages;
+    m.attr("SHELF_BYTES") = kShelfBytes;
+    m.attr("NOTHING") = kNothing;
     nb::class_<Team>(m, "Team", "The ranks of one model, which are processes of this host and share a file's memory.")
-        .def(nb::init<int, int, int, double>(), nb::arg("descriptor"), nb::arg("rank"), nb::arg("size"), nb::arg("seconds"),
-             "Maps the file, empty at first; `seconds`: how long a rank waits for another before all give up (RankLost).")
+        .def(nb::init<int, int, int, double, int>(), nb::arg("descriptor"), nb::arg("rank"), nb::arg("size"),
+             nb::arg("seconds"), nb::arg("group"),
+             "Maps the file, empty at first; `seconds`: how long a rank waits for another before all give up (RankLost); "
+             "`group`: ranks of a stage, which compute together.")
         .def_prop_ro("rank", &Team::rank)
         .def_prop_ro("size", &Team::size)
+        .def_prop_ro("stage", &Team::stage)
+        .def_prop_ro("stages", &Team::stages)
+        .def("begin", &Team::begin, nb::arg("step"), "The step that collectives are of from now on.")
+        .def("place", &place, nb::arg("shelf"), nb::arg("step"), "Where something may be written for others, by step.")
+        .def("put", &put, nb::arg("shelf"), nb::arg("step"), nb::arg("bytes"), "It lies there now, with so many bytes.")
+        .def("take", &take, nb::arg("whose"), nb::arg("shelf"), nb::arg("step"),
+             "(address, bytes) of what that rank of all has put down, once it has; NOTHING bytes: it could not be made.")
         .def("all_reduce", &reduce, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("count"),
              "The sum of [count] over the ranks, in their order, in float32. StepLeft: a rank has left the step.")
         .def("all_gather", &gather, nb::arg("out"), nb::arg("x"), nb::arg("outer"), nb::arg("bytes"),

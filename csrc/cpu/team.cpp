@@ -85,7 +85,9 @@ struct Team::Seat {
     alignas(128) Word arrived;    // the last collective that this rank has come to
     alignas(128) Word exchanged;  // the last exchange
     alignas(128) Word heard;      // the last piece of a letter
+    alignas(128) Word put[2];     // the last step that something lies on a shelf for
     alignas(128) Note notes[2];
+    uint64_t lengths[2][2 * kMostStages + 2];
 };
 
 struct TeamMemory {
@@ -93,8 +95,10 @@ struct TeamMemory {
     alignas(128) Word stopping;  // 1: a reason is being written, 2: it holds
     Text<kMostNote> reason;
     alignas(128) Word told;
-    alignas(128) uint64_t length;  // of the whole letter
-    Text<kLetterBytes> letter;
+    struct alignas(128) Piece {
+        uint64_t length;  // of the whole letter
+        Text<kLetterBytes> text;
+    } pieces[kLetters];
 };
 
 namespace {
@@ -104,12 +108,17 @@ constexpr long whole_pages(long bytes) { return (bytes + kPage - 1) / kPage * kP
 
 }  // namespace
 
-Team::Team(int descriptor, int rank, int size, double seconds) : rank_(rank), size_(size), seconds_(seconds) {
+Team::Team(int descriptor, int rank, int size, double seconds, int group)
+    : rank_(rank), size_(size), group_(group), seconds_(seconds) {
     if (size < 1 || size > kMostRanks || rank < 0 || rank >= size) {
         throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": ranks count from 0 to " +
                                     std::to_string(kMostRanks - 1) + " at most");
     }
-    bytes_ = whole_pages(sizeof(TeamMemory)) + size * whole_pages(sizeof(Seat)) + 2L * size * kPlaceBytes;
+    if (group < 1 || size % group != 0 || size / group > kMostStages) {
+        throw std::invalid_argument(std::to_string(size) + " ranks in stages of " + std::to_string(group) + ": at most " +
+                                    std::to_string(kMostStages) + " stages have equally many");
+    }
+    bytes_ = places_end() + (stages() > 1 ? size * shelf_bytes() : 0);
     // of zeros, whichever rank comes first: then all counters stand at their beginning
     struct stat there {};
     const bool made = fstat(descriptor, &there) == 0 && (there.st_size == bytes_ || ftruncate(descriptor, bytes_) == 0);
@@ -131,6 +140,42 @@ Team::Seat& Team::seat(int rank) const {
 char* Team::place_of(int rank, uint32_t turn) const {
     char* const base = reinterpret_cast<char*>(memory_) + whole_pages(sizeof(TeamMemory)) + size_ * whole_pages(sizeof(Seat));
     return base + (2L * rank + (turn & 1U)) * kPlaceBytes;
+}
+
+// How many steps' things lie beside one another. With n stages n steps run at most, and each rank has seen all notes of the
+// step n before its own: so no rank is n steps ahead of another, and what it reads is 2 n steps old at most. What is handed
+// on was read by who has put down its note.
+uint32_t Team::places_of(int rank, Shelf shelf) const {
+    const bool handed_on = shelf == kGoods && rank / group_ != stages() - 1;
+    return static_cast<uint32_t>(handed_on ? stages() + 1 : 2 * stages() + 2);
+}
+
+long Team::places_end() const {
+    return whole_pages(sizeof(TeamMemory)) + size_ * whole_pages(sizeof(Seat)) + 2L * size_ * kPlaceBytes;
+}
+
+long Team::shelf_bytes() const { return (2L * stages() + 2) * (whole_pages(kMostNote) + static_cast<long>(kShelfBytes)); }
+
+char* Team::shelf_of(int rank, Shelf shelf, uint32_t step) const {
+    constexpr long note = whole_pages(kMostNote);
+    char* const base = reinterpret_cast<char*>(memory_) + places_end() + rank * shelf_bytes();
+    const long place = static_cast<long>(step % places_of(rank, shelf));
+    return shelf == kNotes ? base + place * note : base + (2L * stages() + 2) * note + place * static_cast<long>(kShelfBytes);
+}
+
+void Team::put(Shelf shelf, uint32_t step, uint64_t bytes) {
+    Seat& mine = seat(rank_);
+    mine.lengths[shelf][step % places_of(rank_, shelf)] = bytes;
+    publish(mine.put[shelf], step);
+    if (shelf == kNotes && memory_->sleepers.load() != 0) wake_all(mine.arrived);
+}
+
+const void* Team::take(int whose, Shelf shelf, uint32_t step, uint64_t& bytes) {
+    Seat& theirs = seat(whose);
+    wait_until(theirs.put[shelf], whose, false,
+               [&] { return reached(theirs.put[shelf].load(std::memory_order_acquire), step); });
+    bytes = theirs.lengths[shelf][step % places_of(whose, shelf)];
+    return shelf_of(whose, shelf, step);
 }
 
 void Team::check_stopped() const {
@@ -174,18 +219,21 @@ void* Team::place() { return place_of(rank_, turn_ + 1); }
 
 void Team::arrive() {
     publish(seat(rank_).arrived, ++turn_);
-    for (int other = 0; other < size_; ++other) {
+    const int first = rank_ - rank();
+    for (int other = first; other < first + group_; ++other) {
         Seat& theirs = seat(other);
         wait_until(theirs.arrived, other, false, [&] {
             if (reached(theirs.arrived.load(std::memory_order_acquire), turn_)) return true;
-            if (!reached(theirs.exchanged.load(std::memory_order_acquire), exchanged_ + 1)) return false;
+            const bool left = reached(theirs.exchanged.load(std::memory_order_acquire), exchanged_ + 1) ||
+                              (step_ != 0 && reached(theirs.put[kNotes].load(std::memory_order_acquire), step_));
+            if (!left) return false;
             if (reached(theirs.arrived.load(std::memory_order_acquire), turn_)) return true;
             throw StepLeft("rank " + std::to_string(other) + " has left the step");
         });
     }
 }
 
-const void* Team::part_of(int rank) const { return place_of(rank, turn_); }
+const void* Team::part_of(int rank) const { return place_of(rank_ - this->rank() + rank, turn_); }
 
 std::vector<std::string> Team::exchange(std::string_view note) {
     if (note.size() > kMostNote) throw std::invalid_argument("a note of more than " + std::to_string(kMostNote) + " bytes");
@@ -214,14 +262,16 @@ void Team::tell(std::string_view letter) {
     do {
         for (int other = 1; other < size_; ++other) {
             Word& heard = seat(other).heard;
-            wait_until(heard, other, false, [&] { return reached(heard.load(std::memory_order_acquire), told_); });
+            wait_until(heard, other, false,
+                       [&] { return reached(heard.load(std::memory_order_acquire) + kLetters - 1, told_); });
         }
         check_stopped();
-        const std::string_view piece = letter.substr(at, kLetterBytes);
-        memory_->length = letter.size();
-        memory_->letter.set(piece);
+        const std::string_view text = letter.substr(at, kLetterBytes);
+        TeamMemory::Piece& piece = memory_->pieces[told_ % kLetters];
+        piece.length = letter.size();
+        piece.text.set(text);
         publish(memory_->told, ++told_);
-        at += piece.size();
+        at += text.size();
     } while (at < letter.size());
 }
 
@@ -230,8 +280,9 @@ std::string Team::hear() {
     do {
         Word& told = memory_->told;
         wait_until(told, 0, true, [&] { return reached(told.load(std::memory_order_acquire), told_ + 1); });
-        letter += memory_->letter.get();
-        const bool whole = letter.size() >= memory_->length;
+        const TeamMemory::Piece& piece = memory_->pieces[told_ % kLetters];
+        letter += piece.text.get();
+        const bool whole = letter.size() >= piece.length;
         publish(seat(rank_).heard, ++told_);
         if (whole) return letter;
     } while (true);
@@ -244,7 +295,8 @@ void Team::stop(std::string_view why) {
     memory_->stopping.store(2);
     wake_all(memory_->told);
     for (int rank = 0; rank < size_; ++rank) {
-        for (Word* const word : {&seat(rank).arrived, &seat(rank).exchanged, &seat(rank).heard}) wake_all(*word);
+        Seat& each = seat(rank);
+        for (Word* const word : {&each.arrived, &each.exchanged, &each.heard, &each.put[0], &each.put[1]}) wake_all(*word);
     }
 }
 

@@ -19,6 +19,13 @@ constexpr long kPlaceBytes = 256L << 10;  // of one part; what is longer comes i
 constexpr long kMostNote = 1000;          // bytes of what ranks exchange
 constexpr double kStart = 600;            // seconds; one rank may read weights from a slow disk
 constexpr long kLetterBytes = 64L << 10;  // of a letter's pieces
+constexpr int kLetters = 34;              // pieces that rank 0 may be ahead of who listens: stages are at different steps
+constexpr int kMostStages = 16;
+constexpr uint64_t kShelfBytes = 1UL << 30;  // of what lies in one place of a shelf; memory is taken as it is written to
+constexpr uint64_t kNothing = ~0UL;       // lies on a shelf in the place of what could not be made
+
+// What a rank puts down for others, by step: who takes it waits until it lies there.
+enum Shelf { kNotes = 0, kGoods = 1 };  // notes are of every rank; goods: what a stage hands on, or the last one has drawn
 
 // A rank is gone, or did not come in time: the team is broken for good.
 struct RankLost : std::runtime_error {
@@ -35,14 +42,18 @@ struct TeamMemory;  // how the shared memory is laid out
 class Team {
 public:
     // Maps the file, an empty one that all ranks were given. Nobody waits here. `seconds`: how long a rank waits for another,
-    // once all have started: until the second exchange it is kStart at least.
-    Team(int descriptor, int rank, int size, double seconds);
+    // once all have started: until the second exchange it is kStart at least. `group`: ranks of a stage, which follow one
+    // another and compute together; what is told and exchanged is all ranks'.
+    Team(int descriptor, int rank, int size, double seconds, int group);
     ~Team();
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    int rank() const { return rank_; }
-    int size() const { return size_; }
+    // Within the stage.
+    int rank() const { return rank_ % group_; }
+    int size() const { return group_; }
+    int stage() const { return rank_ / group_; }
+    int stages() const { return size_ / group_; }
 
     // One collective: own part written to place(), then arrive(), then the others' parts read at part_of(). The next comes
     // only then.
@@ -58,6 +69,16 @@ public:
     void tell(std::string_view letter);
     std::string hear();
 
+    // Where there are several stages: each rank numbers its steps alike. A rank that has put down its note for a step has
+    // left it, and who waits for it in a collective of that step gets StepLeft.
+    void begin(uint32_t step) { step_ = step; }
+    // A place of one's own for a step, to write to, and its putting down. A place comes again after as many steps as can be
+    // under way: kShelfBytes at most, of notes kMostNote.
+    void* shelf(Shelf shelf, uint32_t step) const { return shelf_of(rank_, shelf, step); }
+    void put(Shelf shelf, uint32_t step, uint64_t bytes);
+    // What rank `whose` of all has put down: where it lies, and its bytes, or kNothing.
+    const void* take(int whose, Shelf shelf, uint32_t step, uint64_t& bytes);
+
     // Nobody waits any more, on any rank: RankLost with this reason is what they get.
     void stop(std::string_view why);
     std::string stopped() const;  // the reason; empty: it was not
@@ -66,18 +87,23 @@ private:
     struct Seat;
     Seat& seat(int rank) const;
     char* place_of(int rank, uint32_t turn) const;
+    char* shelf_of(int rank, Shelf shelf, uint32_t step) const;
+    uint32_t places_of(int rank, Shelf shelf) const;
+    long places_end() const;   // bytes of all that comes before the shelves
+    long shelf_bytes() const;  // of one rank's
     template <typename Holds>
     void wait_until(std::atomic<uint32_t>& word, int whose, bool patient, const Holds& holds);
     void publish(std::atomic<uint32_t>& word, uint32_t value);
     void check_stopped() const;
 
-    int rank_, size_;
+    int rank_, size_, group_;  // of all
     double seconds_;
     TeamMemory* memory_;
     long bytes_;
     uint32_t turn_ = 0;      // collectives that this rank has come to
     uint32_t exchanged_ = 0;
     uint32_t told_ = 0;      // pieces of letters, told or heard
+    uint32_t step_ = 0;      // 0: there is one stage, and steps are not numbered
 };
 
 }  // namespace quintet::cpu

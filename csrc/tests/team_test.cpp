@@ -33,7 +33,7 @@ void on_ranks(int size, const char* claim, const std::function<bool(cpu::Team&)>
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
         threads.emplace_back([&, rank] {
-            cpu::Team team(file, rank, size, 60.0);
+            cpu::Team team(file, rank, size, 60.0, size);
             good[static_cast<size_t>(rank)] = work(team);
         });
     }

@@ -54,6 +54,8 @@ class Engine:
         self.balancer: Balancer | None = None  # where experts move between ranks
         self._num_added = 0
         self._losses = 0  # of the cache, since a step landed
+        self.staged = False  # steps run in stages, one behind the other: no request is in two whose tokens are drawn
+        self.ahead = int(overlap)  # steps that are left running
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -121,7 +123,7 @@ class Engine:
             if self._flights and not self._goes_ahead():
                 self._land()
             started = self._launch()
-            self._land(keep=1 if self._overlap and started else 0)
+            self._land(keep=self.ahead if started else max(0, len(self._flights) - 1) if self.ahead > 1 else 0)
             if self.scheduler.elsewhere is not None:
                 self._rest(self.scheduler.elsewhere, started)
             if self.scheduler.pool.journal is not None:
@@ -174,6 +176,8 @@ class Engine:
         Nor where tokens were guessed, for it depends on them how many there are, or can be, after what is drawn; nor
         where a grammar decides several.
         """
+        if self.staged:
+            return self.scheduler.has_room()
         if not (self._overlap and self._runner.carries and self.scheduler.has_room()):
             return False
         guessed = any(plan.num_drafts for plan in self._flights.plans)

@@ -8,7 +8,7 @@ Layers that keep a state per request, of whatever shape, make one group together
 own, with a place for each slot; slots have a pool of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from quintet.layers.mixing import Mixing
@@ -44,11 +44,12 @@ class Arrangement:
     groups: tuple[Keeping, ...]  # of pages
     layouts: tuple[Layout, ...]
     states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
+    stateful: bool = False  # whether layers keep states, on whatever stage
 
     @property
     def indices(self) -> range:
         """Of all groups: those of pages, and perhaps one of states."""
-        return range(len(self.groups) + bool(self.states))
+        return range(len(self.groups) + self.stateful)
 
     @property
     def slot_bytes(self) -> int:
@@ -57,7 +58,7 @@ class Arrangement:
 
     def widths(self, pages: int) -> tuple[int, ...]:
         """Columns of each group's table, for requests of so many pages."""
-        return (pages,) * len(self.groups) + (2,) * bool(self.states)
+        return (pages,) * len(self.groups) + (2,) * self.stateful
 
     @property
     def page_bytes(self) -> int:
@@ -69,20 +70,22 @@ class Arrangement:
         return sum(kept.pages(tokens, page_size, step) for kept in self.groups)
 
 
-def arrange(mixings: Sequence[Mixing]) -> Arrangement:
-    """Settles the group and the places of every mixing of a model."""
+def arrange(mixings: Sequence[Mixing], here: Collection[Mixing] | None = None) -> Arrangement:
+    """Settles the group and the places of every mixing of a model. Groups are the model's; layouts, and places in them,
+    are of those that are `here`, on this stage."""
+    here = set(mixings) if here is None else here
     keeping = [mixing for mixing in mixings if mixing.layouts]
     stateful = [mixing for mixing in keeping if {layout.unit for layout in mixing.layouts} == {"request"}]
-    paged = _paged([mixing for mixing in keeping if mixing not in stateful])
+    paged = _paged([mixing for mixing in keeping if mixing not in stateful], here)
     states: list[Layout] = []
     for mixing in stateful:
         place = len(paged.layouts) + len(states)
         mixing.group, mixing.places = len(paged.groups), range(place, place + len(mixing.layouts))
-        states += mixing.layouts
-    return replace(paged, states=tuple(states))
+        states += mixing.layouts if mixing in here else ()
+    return replace(paged, states=tuple(states), stateful=bool(stateful))
 
 
-def _paged(mixings: Sequence[Mixing]) -> Arrangement:
+def _paged(mixings: Sequence[Mixing], here: Collection[Mixing]) -> Arrangement:
     """Of those that keep pages."""
     kinds: dict[Keeping, list[Mixing]] = {}
     for mixing in mixings:
@@ -96,6 +99,8 @@ def _paged(mixings: Sequence[Mixing]) -> Arrangement:
         place = 0 if len(shapes) == 1 else len(layouts)
         for mixing in members:
             mixing.group, mixing.places = index, range(place, place + len(mixing.layouts))
+            if mixing not in here:
+                continue
             place += len(mixing.layouts)
             if place > len(layouts):
                 layouts += mixing.layouts

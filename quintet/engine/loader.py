@@ -265,7 +265,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path | Weights, model: Family) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
-        self._silent = model.silent
+        self._silent, self._elsewhere = model.silent, model.elsewhere
         self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
@@ -282,7 +282,10 @@ class Checkpoint:
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.everywhere.items()}
-        missing, surplus = sorted(set(needed) - set(self._where)), sorted(set(self._where) - set(needed))
+        missing, surplus = (
+            sorted(set(needed) - set(self._where)),
+            sorted(set(self._where) - set(needed) - self._elsewhere),
+        )
         self._check_quantized(missing, surplus)
         if missing:
             raise ValueError(

@@ -116,10 +116,10 @@ def _slots(config: EngineConfig, footprint: Footprint, room: int | None, need: i
     room, all of it without pages, or more than is left beside the `need` bytes of one request's pages, as many as that
     holds. ValueError if one request's do not fit."""
     arrangement = footprint.arrangement
-    if not arrangement.states:
+    if not arrangement.stateful:
         return 0
     wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
-    if room is None:
+    if room is None or not arrangement.slot_bytes:
         return wanted
     share = min(room // (2 if arrangement.groups else 1), max(room - need, (1 + EACH) * arrangement.slot_bytes))
     slots = min(wanted, share // arrangement.slot_bytes)

@@ -158,6 +158,13 @@ class Steps:
         """Starts the model."""
         raise NotImplementedError
 
+    def part(self, plan: Plan) -> None:
+        """The model of a stage that is not the last: what it gives is handed on."""
+        host, _ = self._built(plan)
+        self._ranks.run(host)
+        if self.spans.events is not None:
+            self.spans.lap("start", plan)
+
     def draw(self, forward: Forward) -> Callable[[], StepResult]:
         """What is to be done with what the model gives; calling the result waits for it."""
         raise NotImplementedError

@@ -35,6 +35,7 @@ class Limits:
     long_prefill: int = 0  # a prompt with more tokens is long, and a step computes so many of it at most; 0: none is
     max_partial: int | None = None  # prompts that are partly computed after a step
     max_long: int | None = None  # of which are long
+    at_once: int = 1  # steps that run one behind the other, in stages: each takes its part of those who decode
 
     def is_long(self, request: Request) -> bool:
         return 0 < self.long_prefill < request.num_prompt
@@ -128,6 +129,7 @@ class Scheduler:
             self.tables.trim(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
+        decodes = decodes[: -(-len(self.running) // self.limits.at_once)]  # the others' step follows this one
         if self._drafts is not None and self._drafts.serves(len(decodes)):
             self._guess(decodes, self._drafts)
         for requests, share in ((decodes, self._share), (prefills, self._chunk)):

@@ -11,23 +11,26 @@ from quintet.engine.worker import ModelSizes, Worker
 from quintet.types import Extent, Variant
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+STAGED = 128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 def limits_of(config: EngineConfig, plan: MemoryPlan) -> Limits:
     """What a step may hold. How many prompts are long, as in vLLM; how many requests run, states have a say in."""
     length, most = plan.max_model_len, plan.num_requests
+    staged = config.pipeline_parallel_size > 1 and config.enable_chunked_prefill
     several = (config.max_num_partial_prefills or 1) > 1
     long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
     return Limits(
         max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=min(config.max_num_batched_tokens, STAGED) if staged else config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
         chunked=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
         long_prefill=long,
         max_partial=config.max_num_partial_prefills,
         max_long=config.max_long_partial_prefills or (1 if several else None),
+        at_once=config.pipeline_parallel_size,
     )
 
 

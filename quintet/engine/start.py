@@ -44,6 +44,7 @@ from quintet.engine.ranks import meeting as ranking
 from quintet.engine.ranks.agreement import Agreement
 from quintet.engine.ranks.balancer import Balancer
 from quintet.engine.ranks.leader import Leader
+from quintet.engine.ranks.staged import Staged
 from quintet.engine.runner import Ranks, Runner, Steps
 from quintet.engine.sampler import Host, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
@@ -139,12 +140,11 @@ def prepare(
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
     ranking.check_engines(config, chosen.capabilities)
-    size, folder = config.tensor_parallel_size, resolve_model(config)
-    if size == 1 or not chosen.capabilities.processes:
+    ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
+    folder = resolve_model(config)
+    if ranking.size_of(config) == 1 or not chosen.capabilities.processes:
         return _decide(config, chosen, folder, reasons)
-    meeting = (
-        ranking.Meeting(place or Place(0, size)) if place is not None or not met else ranking.started(config, size)
-    )
+    meeting = ranking.met(config, place, met)
     with ranking.closing(meeting.others):
         return _decide(config, chosen, folder, reasons, meeting)
 
@@ -261,15 +261,19 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
     captured = () if fixed else variants
     batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
-    runner, profiler = _runner(prepared, batches, fixed), prepared.profiler
+    runner, profiler, pipe = _runner(prepared, batches, fixed), prepared.profiler, prepared.ranks.workers[0].comm.pipe
     runner.warm_up(progress)
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
     scheduler = Scheduler(limits_of(config, plan), tables, drafts)
+    if pipe is not None:
+        runner = Staged(runner, prepared.ranks, pipe)
     kind = Engine if channel is None or prepared.ranks.others is None else Leader
     engine = kind(scheduler, runner, overlap, grammars, profiler)
-    if channel is not None:
+    if pipe is not None:
+        engine.staged, engine.ahead = True, pipe.stages - 1
+    elif channel is not None:
         runner.agreed = Agreement(channel)
     if config.enable_eplb:
         engine.balancer = Balancer(config.eplb_config, prepared.ranks)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.groups import Arrangement, arrange
-from quintet.engine.loader import Reading, distinct, load, num_bytes
+from quintet.engine.loader import Reading, declared, distinct, load, num_bytes
 from quintet.engine.slots import EACH
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import Where
@@ -22,6 +22,7 @@ from quintet.layers.dealing import Dealing
 from quintet.layers.decoder import Family
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
+from quintet.layers.stages import Stage, mixings_of, shared_out
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.registry import Timed
@@ -92,6 +93,11 @@ class Worker:
         asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
         self.ops = bind(platform.op_priority, asked, timed)
         self.comm = platform.connect(place)
+        if place.stages > 1 and place.endpoint and self.comm.pipe is None:
+            raise ValueError(
+                f"pipeline_parallel_size must be 1 on platform {platform.name}, whose communicator has no pipe between "
+                "stages; share each layer out (tensor_parallel_size)"
+            )
         self.build(hf_config, sizes)
         self._state: State = ()
 
@@ -112,19 +118,40 @@ class Worker:
         build = Build(
             ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            wanted=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing,
+            wanted=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing, stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
         )  # fmt: skip
-        self._cache = sizes.weights_cache
+        self._cache, self._dtype = sizes.weights_cache, sizes.dtype
+        self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
         self.model: Family = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
         if not sizes.wanted.logits:
             self.model.without_head()
             self.model.ignored = (*self.model.ignored, *sizes.beside)
         self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
-        self.arrangement: Arrangement = arrange(mixings)
+        self.stage = build.stage
+        here = self._keep(mixings) if self.place.stages > 1 else mixings
+        self.arrangement: Arrangement = arrange(mixings, here)
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+
+    def _stage_of(self, hf_config: Any) -> Stage:
+        """Which layers are this rank's."""
+        stages = self.place.stages
+        if stages == 1:
+            return Stage()
+        return Stage(self.place.stage, shared_out(hf_config.num_hidden_layers, stages))
+
+    def _keep(self, mixings: Sequence[Mixing]) -> Collection[Mixing]:
+        """Leaves in the model what this stage has of it -> those of its layers' mixings."""
+        trunk, stage = self.model.stages(), self.stage
+        assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
+        assert mixings_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
+        self.model.elsewhere = frozenset(name for each in declared(self.model) for name in each.weight.stored)
+        if not stage.last and hasattr(self.model, "lm_head"):
+            self.model.without_head()
+        trunk.keep(stage)
+        return mixings_of(trunk.blocks)
 
     def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
@@ -259,8 +286,18 @@ class Worker:
         if carried is not None:
             sampled = self._from_first(carried.sampled)
             batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
+        if not self.stage.first:
+            batch = batch._replace(inputs=batch.inputs._replace(handed=self._handed(len(host.token_ids))))
         outputs, self._state = self._step(self._state, batch)
+        if not self.stage.last:
+            assert self.comm.pipe is not None
+            self.comm.pipe.hand_on(outputs.handed_on)
         return outputs
+
+    def _handed(self, tokens: int) -> Tensor:
+        """What the stage before has handed on, as [N, T, H] bytes."""
+        assert self.comm.pipe is not None
+        return self.comm.pipe.take_over().view(-1, tokens, self._width * self._dtype.itemsize)
 
     def _planned(self, host: HostBatch) -> HostBatch:
         """With what the mixers of each group want to know beforehand."""

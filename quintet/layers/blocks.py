@@ -9,6 +9,7 @@ from quintet.layers.build import Build
 from quintet.layers.decoder import across
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.mixing import Cache
+from quintet.layers.stages import Stage, without
 
 
 class Named(nn.Module):
@@ -72,7 +73,22 @@ class Trunk(Named):
         self._build, self._scale = build, scale
         build.ops.take("take_rows", "scale")
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        blocks = self._parts[-2]
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        *before, layers, after = [name for name, _ in self.named_children()]
+        without(self, stage, before, layers, [after])
+        self._parts = tuple(self.children())
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        if not self._build.stage.first:
+            return across(self.blocks, self._parts[-1], None, cache, self._build)
         table, *more, blocks, last = self._parts
         assert isinstance(table, Embedding) and isinstance(blocks, nn.ModuleList)
         x = table.of(cache.batch, self._scale)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from quintet.layers.dealing import Dealing
 from quintet.layers.forms import Forms
 from quintet.layers.mixing import Mixing
+from quintet.layers.stages import Stage
 from quintet.ops import Ops
 from quintet.platforms.interface import Communicator
 from quintet.types import AttentionSpec, StateSpec
@@ -52,6 +53,7 @@ class Build:
     wanted: Wanted = Wanted()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
     dealing: Dealing | None = None  # how whole experts are given to ranks; None: each is cut
+    stage: Stage = Stage()  # of several that the model's layers are shared out over
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
     def replaced(self, layer: type[T]) -> type[T]:

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,19 @@ from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
+from quintet.layers.stages import Stage, without
 from quintet.platforms.interface import State
 from quintet.types import Batch, Outputs
+
+
+class Staged(Protocol):
+    """A trunk whose layers can be shared out."""
+
+    def keep(self, stage: Stage) -> None: ...
+
+    @property
+    def blocks(self) -> nn.ModuleList: ...
+
 
 Block = Callable[[Any, Build, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
 
@@ -40,7 +51,18 @@ class Decoder(nn.Module):
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
         self._scales_given, self._build = scales_given, build
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        return self.layers
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        without(self, stage, ["embed_tokens"], "layers", ["norm"])
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+        if not self._build.stage.first:
+            return across(self.layers, self.norm, None, cache, self._build)
         x = self.embed_tokens.of(cache.batch, 1.0 if self._scales_given else self._scale)
         if self._scales_given and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
@@ -50,16 +72,19 @@ class Decoder(nn.Module):
 def across(
     layers: Iterable[Callable[..., Any]],
     norm: nn.Module,
-    x: Tensor,
+    x: Tensor | None,
     cache: Cache,
     build: Build,
     joints: Mapping[int, Callable[[int, Tensor], Tensor]] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
-    the taps. `joints` change what goes into some layers."""
+    the taps. `joints` change what goes into some layers. A stage goes through its own; x is None where another has
+    handed it on, and what the next one is handed stays in the cache."""
     residual: Tensor | None = None
+    if x is None:
+        x, residual = cache.handed(build.dtype)
     ops, wanted, taps, joints = build.ops, build.wanted.taps, [], joints or {}
-    for index, layer in enumerate((*layers, None)):
+    for index, layer in build.stage.own([*layers]):
         if index in wanted or index in joints:
             # add() may have overwritten what it was given
             x, residual = (x if residual is None else ops.add(x, residual)), None
@@ -69,6 +94,9 @@ def across(
             x = joints[index](index, x)
         if layer is not None:
             x, residual = layer(x, residual, cache)
+    if not build.stage.last:
+        cache.handed_on = (x,) if residual is None else (x, residual)
+        return x, taps
     rows = cache.batch.rows
     x = ops.take_rows(x, rows)
     if residual is None:
@@ -133,6 +161,7 @@ class Family(nn.Module):
     takes_types = False  # True: tokens have segments, in the batch's inputs
     encodes = False  # True: tokens see those after them, nothing is kept, and hidden states are all that comes out
     recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
+    elsewhere: frozenset[str] = frozenset()  # tensors of a checkpoint that layers of other stages are made of
     vocab_size: int
 
     @staticmethod
@@ -151,6 +180,19 @@ class Family(nn.Module):
 
     def without_head(self) -> None:
         """Called where no logits are wanted: their head is not loaded."""
+
+    def stages(self) -> "Staged":
+        """What its layers are shared out of; ValueError where a stage could not go on from one tensor or two of the
+        stage before."""
+        trunk = getattr(self, getattr(self, "trunk_name", ""), None)
+        steps = next(each for each in type(trunk).__mro__ if "forward" in vars(each) or each is object)
+        if "keep" not in vars(steps):  # it walks through its layers in its own way
+            family = type(self).__module__.rpartition(".")[2]
+            raise ValueError(
+                f"pipeline_parallel_size must be 1 for {family} models, which go through their layers in a way of "
+                "their own; share each layer out (tensor_parallel_size), or the requests (data_parallel_size)"
+            )
+        return cast(Staged, trunk)
 
     @classmethod
     def length(cls, config: Any) -> int | None:
@@ -189,6 +231,8 @@ class CausalLM(Family):
         """One step: what is kept, and T tokens -> what was wanted of it, and what is kept now."""
         cache = Cache(state, batch)
         x, taps = self.trunk(cache)
+        if cache.handed_on:
+            return Outputs(None, handed_on=cache.handed_on), cache.state
         logits = self.head(x) if self._wanted.logits else None
         return Outputs(logits, x if self._wanted.hidden else None, tuple(taps)), cache.state
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quintet.platforms.interface import Mixer, State
@@ -16,12 +17,19 @@ class Cache:
     def __init__(self, state: State, batch: Batch) -> None:
         self.batch = batch
         self._tensors = list(state)
+        self.handed_on: tuple[Tensor, ...] = ()  # for the next stage
         self.passed: dict[Mixing, tuple[Tensor, Tensor]] = {}  # a layer's K and V of this step, for those that read it
 
     @property
     def state(self) -> State:
         """As the mixers left it."""
         return tuple(self._tensors)
+
+    def handed(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """What the stage before has handed on: x [T, H], and the residual if it stands apart."""
+        given = self.batch.inputs.handed
+        assert given is not None, "nothing was handed on to this stage"
+        return given[0].view(dtype), given[1].view(dtype) if given.shape[0] > 1 else None
 
     def of(self, places: range) -> State:
         return tuple(self._tensors[place] for place in places)

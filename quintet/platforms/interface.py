@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
+from quintet.platforms.pipe import Pipe
 from quintet.types import (
     Array,
     AttentionSpec,
@@ -206,11 +207,12 @@ class Channel(ABC):
 
 
 class Communicator(ABC):
-    """The ranks of one model. On an SPMD platform size is 1: the compiler adds the collectives."""
+    """The ranks of a model, or of a stage of it. On an SPMD platform size is 1: the compiler adds the collectives."""
 
     rank: int
     size: int
-    channel: Channel | None = None  # where ranks are processes
+    channel: Channel | None = None  # where ranks are processes; of all stages
+    pipe: Pipe | None = None  # where there are several stages; a platform that has none is refused them
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -306,9 +308,9 @@ class Platform(ABC):
 
     @abstractmethod
     def connect(self, place: Place) -> Communicator:
-        """Joins the ranks that meet at the place's endpoint; blocks until all have come, then or in what is first asked
-        of it. Size 1 needs no endpoint; where ranks are processes, one of several without an endpoint meets nobody:
-        what is built with it is looked at, and not run."""
+        """Joins the ranks that meet at the place's endpoint, of which those of a stage compute together; blocks until
+        all have come, then or in what is first asked of it. Size 1 needs no endpoint; where ranks are processes, one of
+        several without an endpoint meets nobody: what is built with it is looked at, and not run."""
 
     @abstractmethod
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:

@@ -28,15 +28,6 @@ def _backend(value: Any) -> str:
     return str(value)
 
 
-def _one_stage(value: Any) -> int:
-    if count()(value) != 1:
-        raise ValueError(
-            f"{value} is not there: layers are not passed on from device to device; share each out "
-            "(tensor_parallel_size), or the requests (data_parallel_size)"
-        )
-    return 1
-
-
 AUTO = -1  # tensor_parallel_size, until the platform has settled it
 
 
@@ -77,7 +68,8 @@ class DeviceOptions:
         flags=("-dpe",),
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        1, _one_stage, "1: layers are not passed on from device to device yet", group="device", flags=("-pp",),
+        1, count(), "stages that the layers are shared out over, of tensor_parallel_size ranks each", group="device",
+        flags=("-pp",),
     )  # fmt: skip
     distributed_executor_backend: str | None = option(
         None, optional(_backend), "how several ranks run: mp, processes of this machine, or uni, one rank; if "
@@ -132,11 +124,11 @@ class DeviceOptions:
 
     def _check(self) -> None:
         self._check_engines()
-        if self.distributed_executor_backend == "uni" and self.tensor_parallel_size > 1:
-            raise ValueError(
-                "distributed_executor_backend='uni' is one rank, and tensor_parallel_size is "
-                f"{self.tensor_parallel_size}; leave one of them out"
-            )
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if self.distributed_executor_backend == "uni" and (value := getattr(self, name)) > 1:
+                raise ValueError(
+                    f"distributed_executor_backend='uni' is one rank, and {name} is {value}; leave one of them out"
+                )
         for name in ("capture_ahead", "capture_sizes", "max_capture_size"):
             if self.enforce_eager and (value := getattr(self, name)):
                 raise ValueError(

@@ -264,10 +264,7 @@ def test_parallelism_that_asks_for_what_is_so_is_taken(settings: dict[str, Any])
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"pipeline_parallel_size": 2},
-            "pipeline_parallel_size 2 is not there: .*tensor_parallel_size.*data_parallel_size",
-        ),
+        ({"distributed_executor_backend": "uni", "pipeline_parallel_size": 2}, "'uni' is one rank, and pipe.* is 2"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be"),
         ({"all2all_backend": "pplx"}, "all2all_backend 'pplx' is not there: .*every rank has all tokens.*leave it out"),
         ({"all2all_backend": "deepep_low_latency"}, "is not there: it sends the tokens of a rank"),

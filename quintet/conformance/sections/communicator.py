@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from quintet.conformance import pipes
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
 from quintet.conformance.close import short
 from quintet.conformance.direct import Runner, random_prompts
@@ -18,6 +19,7 @@ from quintet.conformance.subject import Subject
 from quintet.conformance.tiny import VOCAB, Tiny, variant
 from quintet.ops import bind
 from quintet.platforms.interface import Communicator, Device, Platform
+from quintet.platforms.pipe import Pipe
 from quintet.types import Place
 from quintet.weights import Part, Weight
 
@@ -319,6 +321,30 @@ def shared_out(subject: Subject) -> Iterator[Trial]:
     call, sizes = (_on_a_mesh, [2]) if subject.facts.spmd else (_on_ranks, _sizes(subject))
     for family, size in itertools.product(SHARED, sizes):
         yield Trial(f"{family} on {size} devices", partial(call, subject, family, size), (f"parallel/{size}",))
+
+
+@check("communicator.stages")
+def stages(subject: Subject) -> Iterator[Trial]:
+    for count in (2, 3):
+        for what, work in pipes.WORK.items():
+            yield Trial(f"{what}, over {count} stages", partial(_in_stages, subject, count, work), ("parallel/stages",))
+
+
+def _in_stages(subject: Subject, count: int, work: Callable[[Pipe], None]) -> None:
+    if not subject.facts.processes or subject.facts.devices < count:
+        raise Lacking("pipeline_parallel_size is refused: ranks are no processes, or too few")
+    team = Team(subject, count)
+
+    def of(rank: Rank) -> None:
+        comm = team.platform.connect(Place(rank.rank, count, f"{team.endpoint}-stages", count))
+        if comm.pipe is None:
+            raise Lacking("pipeline_parallel_size is refused: the communicator has no pipe")
+        found, want = (comm.rank, comm.size, comm.pipe.stage, comm.pipe.stages), (0, 1, rank.rank, count)
+        require(found == want, f"rank, size, stage and stages of rank {rank.rank} are {found}, not {want}")
+        work(comm.pipe)
+
+    team.each(of)
+    team.close()
 
 
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)

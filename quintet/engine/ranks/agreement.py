@@ -1,6 +1,7 @@
 """How a step ended on every rank: alike, or for nobody."""
 
 import zlib
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -10,7 +11,8 @@ from quintet.engine.scheduler import Plan
 from quintet.platforms.interface import Channel, DeviceLost
 
 LONGEST = 800  # bytes of an error that other ranks are told
-_LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
+_LEFT = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
+Said = tuple[int, str]  # a digest, and an error or nothing
 
 
 class RankFailed(RuntimeError):
@@ -29,32 +31,41 @@ class Agreement:
         if isinstance(result, DeviceLost):
             return result
         self._steps += 1
-        why = _told(result) if isinstance(result, Exception) else ""
+        why = told(result) if isinstance(result, Exception) else ""
         try:
             notes = self._channel.exchange(msgspec.msgpack.encode((digest(plan, result), why)))
         except DeviceLost as error:
             return error
-        said = [msgspec.msgpack.decode(note, type=tuple[int, str]) for note in notes]
-        errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
-        if not errors and len({each for each, _ in said}) == 1:
-            return result
-        if not errors:
-            plans = ", ".join(f"{each:08x}" for each, _ in said)
-            lost = DeviceLost(f"the ranks' step {self._steps} differs ({plans}): they are no longer one model")
+        lost = judged([msgspec.msgpack.decode(note, type=Said) for note in notes], result, self._steps)
+        if isinstance(lost, DeviceLost):
             self._channel.stop(str(lost))
-            return lost
-        if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
-            return result  # as on one rank
-        rank, why = next((each for each in errors if not each[1].startswith(_LEFT)), errors[0])
-        return RankFailed(f"rank {rank} of {len(said)}: {why}")
+        return lost
 
 
-def digest(plan: Plan, result: StepResult | Exception) -> int:
+def judged(said: Sequence[Said], result: StepResult | Exception, step: int) -> StepResult | Exception:
+    """How the step ended, by what every rank has said: with the result, if none has failed and all planned alike."""
+    errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
+    if not errors and len({each for each, _ in said}) == 1:
+        return result
+    if not errors:
+        plans = ", ".join(f"{each:08x}" for each, _ in said)
+        return DeviceLost(f"the ranks' step {step} differs ({plans}): they are no longer one model")
+    if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
+        return result  # as on one rank
+    rank, why = next((each for each in errors if not each[1].startswith(_LEFT)), errors[0])
+    return RankFailed(f"rank {rank} of {len(said)}: {why}")
+
+
+def digest(plan: Plan, result: StepResult | Exception | None = None) -> int:
     """Of a step's plan and of what was drawn: the same number on every rank."""
     planned = [number for request, count in plan.tokens.items() for number in (request.order, count)]
-    drawn = [] if isinstance(result, Exception) else result.token_ids
-    return zlib.crc32(np.array([plan.num_tokens, *planned, -1, *drawn], np.int64).tobytes())
+    drawn = result.token_ids if isinstance(result, StepResult) else []
+    return crc32([plan.num_tokens, *planned, -1, *drawn])
 
 
-def _told(error: Exception) -> str:
+def crc32(numbers: Sequence[int]) -> int:
+    return zlib.crc32(np.array(numbers, np.int64).tobytes())
+
+
+def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".encode()[:LONGEST].decode(errors="ignore")

@@ -40,9 +40,10 @@ def main() -> int:
     end_with_leader(orders.leader, orders.in_main_thread)
     logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
-    place = Place(orders.rank, orders.size, f"shared://{orders.descriptor}")
+    config = EngineConfig(**orders.engine)
+    place = Place(orders.rank, orders.size, f"shared://{orders.descriptor}", config.pipeline_parallel_size)
     try:
-        prepared = prepare(EngineConfig(**orders.engine), place=place)
+        prepared = prepare(config, place=place)
     except Exception as error:  # rank 0 is told, if it could not say the same itself
         print(f"rank {orders.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return REFUSED

@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -37,10 +37,31 @@ def check_engines(config: EngineConfig, facts: Capabilities) -> None:
         raise ValueError("profiler_config: a trace is of one engine; leave it out, or data_parallel_size")
 
 
-def started(config: EngineConfig, size: int) -> Meeting:
+def check_stages(config: EngineConfig, platform: str, facts: Capabilities) -> None:
+    """ValueError where layers cannot be shared out over stages."""
+    if config.pipeline_parallel_size > 1 and not facts.processes:
+        raise ValueError(
+            f"pipeline_parallel_size must be 1 on platform {platform}, whose ranks are no processes that hand on; "
+            "share each layer out over its devices (tensor_parallel_size)"
+        )
+
+
+def size_of(config: EngineConfig) -> int:
+    """Ranks of one engine."""
+    return config.tensor_parallel_size * config.pipeline_parallel_size
+
+
+def started(config: EngineConfig) -> Meeting:
     """This process is rank 0, and starts the others."""
-    others = Processes(config, size)
-    return Meeting(Place(0, size, others.endpoint), others)
+    others = Processes(config, size_of(config))
+    return Meeting(Place(0, others.size, others.endpoint, config.pipeline_parallel_size), others)
+
+
+def met(config: EngineConfig, place: Place | None, meet: bool) -> Meeting:
+    """This process's rank: `place` says it where rank 0 has started this one; without `meet`, no other is started."""
+    if place is not None or not meet:
+        return Meeting(place or Place(0, size_of(config), stages=config.pipeline_parallel_size))
+    return started(config)
 
 
 @contextlib.contextmanager
@@ -78,7 +99,9 @@ def _check_threads(config: EngineConfig, facts: Capabilities) -> None:
 
 def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[str]:
     """How several ranks run, where the platform does not say it: one whose ranks are processes does."""
-    size = config.tensor_parallel_size
+    size, stage = config.tensor_parallel_size, ranks.workers[0].stage
+    if stage.counts:
+        return [f"{len(stage.counts)} stages: {', '.join(map(str, ends(stage.counts)))}"]
     if size == 1 or facts.processes:
         return []
     if facts.spmd:
@@ -87,9 +110,19 @@ def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[s
     return [f"{size} ranks: threads of this process; communicator: {kind}"]
 
 
+def ends(counts: Sequence[int]) -> list[str]:
+    """Which layers each stage has, and what beside them."""
+    firsts = [sum(counts[:place]) for place in range(len(counts))]
+    told = [f"layers {first} to {first + count - 1}" for first, count in zip(firsts, counts, strict=True)]
+    told[0], told[-1] = f"embeddings and {told[0]}", f"{told[-1]} and the head"
+    return told
+
+
 def least_of_all(plan: MemoryPlan, channel: Channel) -> MemoryPlan:
-    """The plan of the rank that has the fewest pages, where each knows its own."""
+    """As few pages and slots as the rank has that has the fewest, where each knows its own."""
     mine = plan.num_pages, plan.max_model_len, plan.each, plan.num_slots
     notes = channel.exchange(msgspec.msgpack.encode(mine))
-    pages, length, each, slots = min(msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes)
+    said = [msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes]
+    pages, slots = min(each[0] for each in said), min(each[3] for each in said)  # stages have states, or pages
+    length, each = min((each[1], each[2]) for each in said)
     return replace(plan, num_pages=pages, max_model_len=length, each=each, num_slots=slots)

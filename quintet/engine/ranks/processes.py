@@ -84,7 +84,7 @@ class Processes:
         self.endpoint = f"shared://{self._file.fileno()}"
         self._channel: Channel | None = None
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
-        fields, main = plain_fields(config, f"tensor_parallel_size={size}"), in_main_thread()
+        fields, main = plain_fields(config, _asked(config)), in_main_thread()
         orders = [
             Orders(rank, size, self._file.fileno(), torch.get_num_threads(), fields, os.getpid(), main)
             for rank in range(1, size)
@@ -116,6 +116,11 @@ class Processes:
             self._lost = self._lost or f"rank {place + 1} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
+
+
+def _asked(config: EngineConfig) -> str:
+    name = "tensor_parallel_size" if config.pipeline_parallel_size == 1 else "pipeline_parallel_size"
+    return f"{name}={getattr(config, name)}"
 
 
 def plain_fields(config: EngineConfig, why: str) -> dict[str, Any]:

@@ -6,8 +6,6 @@ collectives are kernels, so that a recorded step holds them.
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,20 +13,12 @@ from torch import Tensor
 
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.native import extension, kind_of
+from quintet.platforms.cpu.pipe import naming_the_lost, pipe_of
 from quintet.platforms.host import nameless_file
-from quintet.platforms.interface import Channel, Communicator, DeviceLost
+from quintet.platforms.interface import Alone, Channel, Communicator
 from quintet.types import Place
 
 SHARED, INPROC = "shared://", "inproc://"  # and the number of an open file, or a name
-
-
-@contextmanager
-def naming_the_lost() -> Iterator[None]:
-    """Whatever waits for a rank that is gone: nothing runs on these ranks any more."""
-    try:
-        yield
-    except extension().RankLost as error:
-        raise DeviceLost(str(error)) from None
 
 
 class SharedMemory(Communicator):
@@ -36,7 +26,7 @@ class SharedMemory(Communicator):
 
     def __init__(self, team: Any) -> None:
         self.rank, self.size, self._team = team.rank, team.size, team
-        self.channel = Letters(team)
+        self.channel, self.pipe = Letters(team), pipe_of(team)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x, out = x.contiguous(), empty(x.shape, x.dtype)
@@ -106,11 +96,18 @@ class Letters(Channel):
         return why
 
 
+class OneOfStages(Alone):
+    """The only rank of its stage."""
+
+    def __init__(self, team: Any) -> None:
+        self.channel, self.pipe = Letters(team), pipe_of(team)
+
+
 class Unmet(Communicator):
     """A rank that never meets the others: what it builds can be looked at, and not run."""
 
     def __init__(self, place: Place) -> None:
-        self.rank, self.size = place.rank, place.size
+        self.rank, self.size = place.rank % place.share, place.share
 
     def all_reduce(self, x: Tensor) -> Tensor:
         raise RuntimeError(f"rank {self.rank} of {self.size} has met no other, and computes nothing")
@@ -155,4 +152,5 @@ def joined(place: Place, rooms: Rooms, seconds: float) -> Communicator:
         descriptor = rooms.descriptor(place)
     else:
         raise ValueError(f"endpoint {place.endpoint!r} is neither {SHARED}FILE nor {INPROC}NAME")
-    return SharedMemory(extension().Team(descriptor, place.rank, place.size, seconds))
+    team = extension().Team(descriptor, place.rank, place.size, seconds, place.share)
+    return SharedMemory(team) if place.share > 1 else OneOfStages(team)

@@ -27,8 +27,9 @@ from quintet.platforms.cpu import (
 )
 from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
-from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined, naming_the_lost
+from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.pipe import naming_the_lost
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
 from quintet.platforms.cpu.seats import num_ranks
@@ -149,10 +150,8 @@ class CPU(Platform):
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
-        ranks, first = (
-            num_ranks(self._config),
-            self._config.tensor_parallel_size * _place(self._config),
-        )
+        ranks = num_ranks(self._config)
+        first = ranks // self._config.engines_of_machine * _place(self._config)
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
             bind, where = read_environment().cpu_bind, seats.seat_of(self._config, first + rank)
@@ -303,17 +302,24 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 
 def _sharing(config: EngineConfig) -> list[str]:
     """How ranks and engines run here. ValueError where they cannot."""
-    ranks, engines, all_of_them = config.tensor_parallel_size, config.engines_of_machine, num_ranks(config)
+    stages, engines, all_of_them = config.pipeline_parallel_size, config.engines_of_machine, num_ranks(config)
+    ranks = config.tensor_parallel_size * stages
     if all_of_them == 1:
         return []
+    asked = "tensor_parallel_size" if stages == 1 else "pipeline_parallel_size"
     if ranks > 1 and _extension() is None:
-        raise ValueError(f"tensor_parallel_size must be 1: {NO_RANKS}")
+        raise ValueError(f"{asked} must be 1: {NO_RANKS}")
     if ranks > MOST_RANKS:
-        raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
+        of = f" x tensor_parallel_size {ranks // stages}" if stages > 1 and ranks > stages else ""
+        given = getattr(config, asked)
+        raise ValueError(f"{asked} {given}{of}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
     if ranks > 1:
-        reasons.append(f"{ranks} ranks: a process each, {share}; communicator: shared memory, sums in rank order")
+        staged = f" in {stages} stages" if stages > 1 else ""
+        reasons.append(
+            f"{ranks} ranks{staged}: a process each, {share}; communicator: shared memory, sums in rank order"
+        )
     reasons[-1] += seats.seats_said(config)
     short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
     return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]

@@ -9,7 +9,7 @@ from quintet.platforms.numa import Node, Seat, allowed, nodes, seat
 
 def num_ranks(config: EngineConfig) -> int:
     """Processes that share this machine."""
-    return config.tensor_parallel_size * config.engines_of_machine
+    return config.tensor_parallel_size * config.pipeline_parallel_size * config.engines_of_machine
 
 
 def settled(config: EngineConfig, most: int) -> tuple[EngineConfig, list[str]]:
@@ -18,7 +18,7 @@ def settled(config: EngineConfig, most: int) -> tuple[EngineConfig, list[str]]:
     if config.tensor_parallel_size != AUTO:
         return config, []
     there = nodes()
-    ranks = max(1, min(most, len(there) // config.engines_of_machine))
+    ranks = max(1, min(most, len(there) // (config.engines_of_machine * config.pipeline_parallel_size)))
     why = f"of which this process may use {listed(there)}" if there else "and the system names none"
     engines = f" for {config.engines_of_machine} engines" if config.engines_of_machine > 1 else ""
     reason = f"tensor_parallel_size={ranks}: auto, a rank for each NUMA node{engines}, {why}"

@@ -246,8 +246,10 @@ def _shape(x: Tensor) -> Shape:
 
 def _first_rows(outputs: Outputs, rows: int) -> Outputs:
     """Of each row that was wanted; taps are of all tokens."""
-    logits, hidden, taps = outputs
-    return Outputs(None if logits is None else logits[:rows], None if hidden is None else hidden[:rows], taps)
+    logits, hidden = outputs.logits, outputs.hidden
+    return outputs._replace(
+        logits=None if logits is None else logits[:rows], hidden=None if hidden is None else hidden[:rows]
+    )
 
 
 def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:

@@ -132,7 +132,7 @@ class GPU(Platform):
         if place.size == 1:
             return Alone()
         self._runtime.use(place.rank)
-        store = self._meeting.store(*place)
+        store = self._meeting.store(place.rank, place.size, place.endpoint)
         group = self._group(store, place.rank, place.size)
         if self._config.batch_invariant:
             return GroupCommunicator(group, place.rank, place.size).in_rank_order()

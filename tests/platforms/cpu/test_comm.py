@@ -212,7 +212,7 @@ RANK = """
 import sys
 import numpy as np
 from quintet import _cpu
-team = _cpu.Team(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 1.0)
+team = _cpu.Team(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 1.0, int(sys.argv[3]))
 team.exchange(b"come"), team.exchange(b"loaded")
 x = np.arange(2048, dtype=np.float32) * (team.rank + 1)
 out = np.empty_like(x)

@@ -1,0 +1,82 @@
+"""Layers shared out over stages: each rank builds the whole model, empty, and keeps what its stage has of it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from quintet.layers.mixing import Mixing
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Which one this is, and how many layers each has; one stage has all."""
+
+    index: int = 0
+    counts: tuple[int, ...] = ()  # of layers, by stage; empty: there is one stage
+
+    @property
+    def first(self) -> bool:
+        """Whether it looks tokens up."""
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it makes logits or numbers of what comes out."""
+        return self.index >= len(self.counts) - 1
+
+    @property
+    def layers(self) -> range:
+        """Its own, of those of the model."""
+        start = sum(self.counts[: self.index])
+        return range(start, start + self.counts[self.index])
+
+    def own(self, layers: Sequence[T]) -> Iterator[tuple[int, T | None]]:
+        """Its own layers and their places; behind the model's last, None in a last place."""
+        for place in self.layers if self.counts else range(len(layers)):
+            yield place, layers[place]
+        if self.last:
+            yield len(layers), None
+
+
+def shared_out(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each stage has: equally many, and what is left over one each for the stages from the last but one
+    backwards, since the last has the head as well (as in vLLM)."""
+    if stages > layers:
+        raise ValueError(
+            f"pipeline_parallel_size {stages} is more than the model's {layers} layers; lower it to {layers} or less"
+        )
+    each, left = divmod(layers, stages)
+    found = [each] * stages
+    for place in range(left):
+        found[(stages - 2 - place) % stages] += 1
+    return tuple(found)
+
+
+class Elsewhere(nn.Module):
+    """Stands where another stage has a layer, a table or a norm."""
+
+
+def without(trunk: nn.Module, stage: Stage, before: Iterable[str], layers: str, after: Iterable[str]) -> None:
+    """Leaves in a trunk what the stage has of it; `before` its layers stands what the first has, `after` them what the
+    last has, all by name."""
+    blocks: Any = getattr(trunk, layers)
+    for place in range(len(blocks)):
+        if place not in stage.layers:
+            blocks[place] = Elsewhere()
+    for name in (*(() if stage.first else before), *(() if stage.last else after)):
+        setattr(trunk, name, Elsewhere())
+
+
+def mixings_of(module: nn.Module) -> set[Mixing]:
+    """Those that its layers hold."""
+    found = set()
+    for each in module.modules():
+        for value in vars(each).values():
+            found |= {
+                one for one in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(one, Mixing)
+            }
+    return found
