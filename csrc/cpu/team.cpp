@@ -172,7 +172,7 @@ void Team::publish(Word& word, uint32_t value) {
 
 void* Team::place() { return place_of(rank_, turn_ + 1); }
 
-void Team::arrive() {
+void Team::arrive(long) {
     publish(seat(rank_).arrived, ++turn_);
     for (int other = 0; other < size_; ++other) {
         Seat& theirs = seat(other);

@@ -7,48 +7,30 @@
 
 #include <atomic>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cpu/ranks.h"
+
 namespace quintet::cpu {
 
-constexpr int kMostRanks = 64;
-constexpr long kPlaceBytes = 256L << 10;  // of one part; what is longer comes in pieces, which stay in a core's own cache
-constexpr long kMostNote = 1000;          // bytes of what ranks exchange
-constexpr double kStart = 600;            // seconds; one rank may read weights from a slow disk
 constexpr long kLetterBytes = 64L << 10;  // of a letter's pieces
-
-// A rank is gone, or did not come in time: the team is broken for good.
-struct RankLost : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// A rank has left the step that this one is in, so that this one cannot end it either: exchange() brings them together again.
-struct StepLeft : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 struct TeamMemory;  // how the shared memory is laid out
 
-class Team {
+class Team : public Ranks {
 public:
     // Maps the file, an empty one that all ranks were given. Nobody waits here. `seconds`: how long a rank waits for another,
     // once all have started: until the second exchange it is kStart at least.
     Team(int descriptor, int rank, int size, double seconds);
-    ~Team();
-    Team(const Team&) = delete;
-    Team& operator=(const Team&) = delete;
+    ~Team() override;
 
-    int rank() const { return rank_; }
-    int size() const { return size_; }
-
-    // One collective: own part written to place(), then arrive(), then the others' parts read at part_of(). The next comes
-    // only then.
-    void* place();
-    void arrive();
-    const void* part_of(int rank) const;
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    void* place() override;
+    void arrive(long bytes) override;
+    const void* part_of(int rank) const override;
 
     // What every rank brings, at most kMostNote bytes each. Afterwards all have made the same number of collectives, whatever
     // happened before.

@@ -187,6 +187,7 @@ def _decide(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
         )
     check_elsewhere(config, facts, ranks)
+    ranking.check_alike(config, ranks, whole, None if config.load_format == "dummy" else weights)
     plan = plan_of(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)

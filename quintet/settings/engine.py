@@ -13,6 +13,7 @@ from quintet.settings.lacking import lacking
 from quintet.settings.loading import LoadingOptions
 from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
+from quintet.settings.nodes import NodeOptions
 from quintet.settings.observability import ObservabilityOptions
 from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
 from quintet.settings.pooling import PoolerConfig, PoolingOptions
@@ -32,6 +33,7 @@ class EngineConfig(
     SamplingOptions,
     SchedulingOptions,
     MemoryOptions,
+    NodeOptions,
     DeviceOptions,
     LoadingOptions,
     PoolingOptions,
@@ -74,7 +76,7 @@ class EngineConfig(
         settle(self)
         adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         adopt(self, {"optimization_level": optimization_level})
-        for concern in (ModelOptions, LoadingOptions, DeviceOptions, MemoryOptions, SchedulingOptions):
+        for concern in (ModelOptions, LoadingOptions, DeviceOptions, NodeOptions, MemoryOptions, SchedulingOptions):
             concern._check(self)
         if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):
             raise ValueError(

@@ -68,6 +68,14 @@ class Environment:
         text,
         "COMPOSITE: a GPU's tiles are one device to Level Zero (the xpu platform)",
     )
+    ranks_key: str | None = _variable(
+        "QUINTET_RANKS_KEY", None, text, "the key that ranks on several machines prove to know, the same on all",
+        secret=True,
+    )  # fmt: skip
+    ranks_key_file: str | None = _variable(
+        "QUINTET_RANKS_KEY_FILE", None, text, "a file that holds that key; where there is neither, ranks.key in "
+        "~/.cache/quintet, made for this user alone",
+    )  # fmt: skip
     api_key: str | None = _variable(
         "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
     )

@@ -10,11 +10,14 @@ import msgspec
 
 from quintet.config import EngineConfig
 from quintet.engine.memory import MemoryPlan
+from quintet.engine.ranks.nodes import check_alike, on_this_machine, one_machine
 from quintet.engine.ranks.processes import Processes
 from quintet.engine.runner import Others, Ranks
 from quintet.engine.worker import Worker
 from quintet.platforms.interface import Capabilities, Channel, DeviceLost
 from quintet.types import Place
+
+__all__ = ["Meeting", "check_alike", "check_engines", "closing", "described", "least_of_all", "ranks_of", "started"]
 
 
 class Meeting(NamedTuple):
@@ -26,6 +29,8 @@ class Meeting(NamedTuple):
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """ValueError where several engines cannot share the machine."""
+    if config.nnodes > 1 and not facts.processes:
+        raise ValueError(one_machine(config))
     if config.data_parallel_size == 1:
         return
     if not facts.processes:
@@ -38,8 +43,8 @@ def check_engines(config: EngineConfig, facts: Capabilities) -> None:
 
 
 def started(config: EngineConfig, size: int) -> Meeting:
-    """This process is rank 0, and starts the others."""
-    others = Processes(config, size)
+    """This process is rank 0, and starts the others that are this machine's."""
+    others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
     return Meeting(Place(0, size, others.endpoint), others)
 
 

@@ -20,6 +20,7 @@ from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined, naming_the_lost
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.networked import TCP, networked
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
 from quintet.platforms.cpu.traced import HOW, TorchCalls
@@ -136,14 +137,14 @@ class CPU(Platform):
 
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
-        ranks, first = (
-            _num_ranks(self._config),
-            self._config.tensor_parallel_size * (self._config.data_parallel_rank or 0),
-        )
+        ranks = _num_ranks(self._config)
+        first = self._config.tensor_parallel_size * (self._config.data_parallel_rank or 0)
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
             bind = read_environment().cpu_bind
-            _extension().set_threads(_shared_out(ranks), bind, first + rank, ranks)  # weights are packed by all
+            _extension().set_threads(
+                _shared_out(ranks), bind, (first + rank) % ranks, ranks
+            )  # weights are packed by all
         return CPUDevice(ranks)
 
     def connect(self, place: Place) -> Communicator:
@@ -151,7 +152,9 @@ class CPU(Platform):
             return Alone()
         if _extension() is None:
             raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
-        made = joined(place, self._rooms, self._config.distributed_timeout_seconds)
+        seconds = self._config.distributed_timeout_seconds
+        over_network = place.endpoint.startswith(TCP)
+        made = networked(place, seconds) if over_network else joined(place, self._rooms, seconds)
         if isinstance(made, SharedMemory):
             self._comm, self._threaded = made, place.endpoint.startswith(INPROC)
         return made
@@ -286,7 +289,7 @@ def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
 def _sharing(config: EngineConfig) -> list[str]:
     """How ranks and engines run here. ValueError where they cannot."""
     ranks, engines, all_of_them = config.tensor_parallel_size, config.data_parallel_size, _num_ranks(config)
-    if all_of_them == 1:
+    if ranks * engines == 1:
         return []
     if ranks > 1 and _extension() is None:
         raise ValueError(f"tensor_parallel_size must be 1: {NO_RANKS}")
@@ -294,7 +297,13 @@ def _sharing(config: EngineConfig) -> list[str]:
         raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
-    if ranks > 1:
+    if config.nnodes > 1:
+        where = f"{config.master_addr}:{config.master_port}"
+        reasons.append(
+            f"{ranks} ranks on {config.nnodes} machines: a process each, {share}, that meet at {where}; communicator: "
+            "TCP, sums in rank order"
+        )
+    elif ranks > 1:
         reasons.append(f"{ranks} ranks: a process each, {share}; communicator: shared memory, sums in rank order")
     short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
     return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
@@ -302,7 +311,7 @@ def _sharing(config: EngineConfig) -> list[str]:
 
 def _num_ranks(config: EngineConfig) -> int:
     """Processes that share this machine."""
-    return config.tensor_parallel_size * config.data_parallel_size
+    return config.tensor_parallel_size // config.nnodes * config.data_parallel_size
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
