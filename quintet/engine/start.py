@@ -132,7 +132,7 @@ def prepare(
     Where ranks are processes, it starts the others; `place` says that this is one of those, and where the ranks meet.
     `met`: False if nothing will be launched, so that no process is needed.
     """
-    config = read_environment().apply(config)
+    config = ranking.settled(read_environment().apply(config))
     chosen = chosen or choose(config.device)
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
@@ -140,9 +140,10 @@ def prepare(
     size, folder = config.tensor_parallel_size, resolve_model(config)
     if size == 1 or not chosen.capabilities.processes:
         return _decide(config, chosen, folder, reasons)
-    meeting = (
-        ranking.Meeting(place or Place(0, size)) if place is not None or not met else ranking.started(config, size)
-    )
+    if place is not None or not met:
+        meeting = ranking.Meeting(place or Place(0, size))
+    else:
+        meeting = ranking.started(config, chosen.capabilities, size)
     with ranking.closing(meeting.others):
         return _decide(config, chosen, folder, reasons, meeting)
 
@@ -265,8 +266,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     tables = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
     drafts = None if config.speculative_config is None else Lookup(config.speculative_config)
     scheduler = Scheduler(limits_of(config, plan), tables, drafts)
-    kind = Engine if channel is None or prepared.ranks.others is None else Leader
-    engine = kind(scheduler, runner, overlap, grammars, profiler)
+    engine = ranking.kind_of(prepared.ranks)(scheduler, runner, overlap, grammars, profiler)
     if channel is not None:
         runner.agreed = Agreement(channel)
     if config.calculate_kv_scales:

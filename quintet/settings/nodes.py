@@ -52,7 +52,7 @@ class NodeOptions:
                 f"nnodes {self.nnodes}: engines are of one machine each; start a server on each (data_parallel_size) "
                 "and a balancer before them, or leave data_parallel_size out"
             )
-        if self.distributed_executor_backend not in (None, "mp"):
+        if self.distributed_executor_backend not in (None, "mp", "external_launcher"):
             raise ValueError(
                 f"distributed_executor_backend={self.distributed_executor_backend!r} starts the ranks of all machines "
                 "itself; leave it out, or nnodes"

@@ -9,22 +9,29 @@ from typing import NamedTuple
 import msgspec
 
 from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
 from quintet.engine.memory import MemoryPlan
+from quintet.engine.ranks.launched import EXTERNAL, Launched, Mirrored, place_of, settled
+from quintet.engine.ranks.leader import Leader
 from quintet.engine.ranks.nodes import check_alike, on_this_machine, one_machine
 from quintet.engine.ranks.processes import Processes
+from quintet.engine.ranks.rays import BACKEND, Actors
 from quintet.engine.runner import Others, Ranks
 from quintet.engine.worker import Worker
 from quintet.platforms.interface import Capabilities, Channel, DeviceLost
 from quintet.types import Place
 
-__all__ = ["Meeting", "check_alike", "check_engines", "closing", "described", "least_of_all", "ranks_of", "started"]
+__all__ = [
+    "Meeting", "check_alike", "check_engines", "closing", "described", "kind_of", "least_of_all", "ranks_of", "settled",
+    "started",
+]  # fmt: skip
 
 
 class Meeting(NamedTuple):
     """Which rank this process is, and whom it has started."""
 
     place: Place
-    others: Processes | None = None
+    others: Processes | Launched | Actors | None = None
 
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
@@ -42,8 +49,13 @@ def check_engines(config: EngineConfig, facts: Capabilities) -> None:
         raise ValueError("profiler_config: a trace is of one engine; leave it out, or data_parallel_size")
 
 
-def started(config: EngineConfig, size: int) -> Meeting:
-    """This process is rank 0, and starts the others that are this machine's."""
+def started(config: EngineConfig, facts: Capabilities, size: int) -> Meeting:
+    """This process is rank 0, and starts the others that are this machine's; or somebody else has started all."""
+    if config.distributed_executor_backend == EXTERNAL:
+        return Meeting(place_of(), Launched())
+    if config.distributed_executor_backend == BACKEND:
+        actors = Actors(config, facts, size)
+        return Meeting(actors.place, actors)
     others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
     return Meeting(Place(0, size, others.endpoint), others)
 
@@ -75,10 +87,18 @@ def ranks_of(
     return ranks
 
 
+def kind_of(ranks: Ranks) -> type[Engine]:
+    """What a rank's engine does beside its steps."""
+    if ranks.channel is None or ranks.others is None:
+        return Engine
+    return Mirrored if isinstance(ranks.others, Launched) else Leader
+
+
 def _check_threads(config: EngineConfig, facts: Capabilities) -> None:
-    if config.distributed_executor_backend == "mp" and config.tensor_parallel_size > 1:
+    backend = config.distributed_executor_backend
+    if backend in ("mp", BACKEND, EXTERNAL) and config.tensor_parallel_size > 1:
         what = "one process drives all devices" if facts.spmd else "ranks are threads of one process"
-        raise ValueError(f"distributed_executor_backend='mp': on this platform {what}; leave it out")
+        raise ValueError(f"distributed_executor_backend={backend!r}: on this platform {what}; leave it out")
 
 
 def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[str]:

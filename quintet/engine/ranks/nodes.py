@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from quintet.config import EngineConfig, read_environment
+from quintet.engine.ranks.launched import EXTERNAL
 from quintet.engine.ranks.processes import Processes
 from quintet.engine.runner import Ranks
 from quintet.engine.weight_files import Weights
@@ -77,7 +78,7 @@ def one_machine(config: EngineConfig) -> str:
 def check_alike(config: EngineConfig, ranks: Ranks, hf_config: Any, weights: Weights | None) -> None:
     """ValueError, on all ranks, where one was started with other settings, or has another model at its name."""
     channel, place = ranks.channel, ranks.workers[0].place
-    if channel is None or config.nnodes == 1:
+    if channel is None or (config.nnodes == 1 and config.distributed_executor_backend != EXTERNAL):
         return
     mine = {**_sums(config), "the model's config.json": _sum(hf_config.to_dict())}
     mine["the model's weights"] = 0 if weights is None else _sum([(f.name, f.stat().st_size) for f in weights.files()])

@@ -11,9 +11,8 @@ import torch
 from quintet import __version__
 from quintet.platforms.cpu.comm import SharedMemory
 from quintet.platforms.cpu.native import extension
-from quintet.platforms.network.keys import shared_key
 from quintet.platforms.network.letters import NetworkLetters
-from quintet.platforms.network.rendezvous import TCP, meet
+from quintet.platforms.network.rendezvous import TCP, key_of, meet
 from quintet.types import Place
 
 __all__ = ["TCP", "networked"]
@@ -21,7 +20,7 @@ __all__ = ["TCP", "networked"]
 
 def networked(place: Place, seconds: float) -> SharedMemory:
     """Blocks until all have come; ValueError says who has not, or what they have not alike."""
-    key = shared_key()
+    key = key_of(place.endpoint)
     alike = {"quintet": __version__, "torch": str(torch.__version__), "instruction set": extension().isa()}
     met = meet(place, key, alike, seconds)
     mesh, seal = extension().Mesh(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")

@@ -115,6 +115,7 @@ class CPU(Platform):
             sleep=True,
             batch_invariant=True,
             processes=True,
+            bundle={"CPU": float(threads())},
             placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
@@ -297,7 +298,7 @@ def _sharing(config: EngineConfig) -> list[str]:
         raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
-    if config.nnodes > 1:
+    if config.nnodes > 1 or config.distributed_executor_backend in ("ray", "external_launcher"):
         where = f"{config.master_addr}:{config.master_port}"
         reasons.append(
             f"{ranks} ranks on {config.nnodes} machines: a process each, {share}, that meet at {where}; communicator: "

@@ -60,8 +60,14 @@ class Met:
     wires: dict[int, Wire] = field(default_factory=dict)  # rank 0's to each, or each one's to rank 0
 
 
+def key_of(endpoint: str) -> bytes:
+    """The key of whoever meets there: one that was made for this meeting, or the one that is given to all."""
+    own = parse_qs(urlsplit(endpoint).query).get("key")
+    return own[0].encode() if own else shared_key()
+
+
 def where(endpoint: str) -> tuple[str, int, int | None]:
-    """tcp://HOST:PORT[?listener=NUMBER] -> host, port, the open descriptor on which rank 0 listens."""
+    """tcp://HOST:PORT[?listener=NUMBER&key=KEY] -> host, port, the open descriptor on which rank 0 listens."""
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname, parts.port
@@ -212,7 +218,7 @@ def call_off(endpoint: str, why: str) -> None:
     """For whoever listens at the endpoint, of this user's: a rank will never come. Nothing happens if nobody does."""
     host, port, _ = where(endpoint)
     with contextlib.suppress(OSError, ValueError):
-        key, until = shared_key(), time.monotonic() + GREETING
+        key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
             said = msgspec.msgpack.encode(Hello(CALLED_OFF, 0, 0, {}, why=why))
             greet(connection, key).send(HELLO, said, until)
