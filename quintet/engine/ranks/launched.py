@@ -88,10 +88,9 @@ def place_of() -> Place:
     if not launch.store:
         return Place(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
     limit = datetime.timedelta(seconds=START)
-    store, name = (
-        TCPStore(launch.address, launch.port, is_master=False, timeout=limit),
-        f"quintet/{launch.turn}/{number}",
-    )
+    distributed = importlib.import_module("torch.distributed")
+    store = distributed.TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
+    name = f"quintet/{launch.turn}/{number}"
     if launch.rank:
         return Place(launch.rank, launch.size, f"tcp://{host}:{store.get(name).decode()}")
     listener = listening(launch.address, 0)

@@ -49,6 +49,7 @@ BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # S
 Packing = Callable[[], Mapping[str, Tensor]]
 NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
 MOST_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
+STARTED = {"ray": ", Ray's actors", "external_launcher": ", the launcher's"}  # ranks that are not started by us
 WORTH_THREADS = (
     30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
 )
@@ -298,11 +299,12 @@ def _sharing(config: EngineConfig) -> list[str]:
         raise ValueError(f"tensor_parallel_size {ranks}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
-    if config.nnodes > 1 or config.distributed_executor_backend in ("ray", "external_launcher"):
-        where = f"{config.master_addr}:{config.master_port}"
+    started = STARTED.get(config.distributed_executor_backend or "", "")
+    if config.nnodes > 1 or started:
+        machines = f" on {config.nnodes} machines" if config.nnodes > 1 else ""
+        where = "" if started else f", that meet at {config.master_addr}:{config.master_port}"
         reasons.append(
-            f"{ranks} ranks on {config.nnodes} machines: a process each, {share}, that meet at {where}; communicator: "
-            "TCP, sums in rank order"
+            f"{ranks} ranks{machines}: a process each{started}, {share}{where}; communicator: TCP, sums in rank order"
         )
     elif ranks > 1:
         reasons.append(f"{ranks} ranks: a process each, {share}; communicator: shared memory, sums in rank order")
