@@ -114,6 +114,7 @@ def test_a_machine_that_is_lost_is_named_and_all_end() -> None:
         llm.close()
 
 
+@pytest.mark.slow
 def test_machines_that_were_started_otherwise_say_what_differs() -> None:
     port = free_port()
     with following(*flags(port, 2), "--max-num-seqs", "3") as other:
@@ -123,6 +124,7 @@ def test_machines_that_were_started_otherwise_say_what_differs() -> None:
         assert other.stdout is not None and "max_num_seqs=3 on rank 1" in other.stdout.read()
 
 
+@pytest.mark.slow
 def test_a_rank_of_this_machine_that_dies_while_others_are_awaited_ends_the_start() -> None:
     import psutil
 
@@ -211,7 +213,7 @@ def test_two_hosts_serve_one_model_slowly_too_and_end_when_they_are_cut_apart(wa
         with open(log, "w") as out, following(*words, before=second) as other:
             served = subprocess.Popen([*first, *QUINTET, "serve", *words, "--uds", address], stdout=out, stderr=out)
             try:
-                assert until(lambda: "ready: " in log.read_text() or served.poll() is not None, 120), log.read_text()
+                assert until(lambda: "ready: " in log.read_text() or served.poll() is not None, 240), log.read_text()
                 with httpx.Client(transport=httpx.HTTPTransport(uds=address), timeout=60) as client:
                     assert asked(client) == want
                     if slowed(first[-1], link):
