@@ -109,12 +109,13 @@ class Actors:
         self._closing.set()
         if self._channel is not None:
             self._channel.stop(CLOSED)
-        with contextlib.suppress(Exception):  # a cluster that is gone has nothing left
+        gone = (self._ray.exceptions.RayError, ConnectionError, AttributeError)  # the last: it never began to run
+        with contextlib.suppress(*gone):  # a cluster that is gone has nothing left
             self._ray.wait(self._runs, num_returns=len(self._runs), timeout=_GRACE)
         for actor in self._actors:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*gone):
                 self._ray.kill(actor)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*gone):
             importlib.import_module("ray.util.placement_group").remove_placement_group(self._group)
         if self._begun:
             self._ray.shutdown()
