@@ -39,7 +39,7 @@ void all_reduce(const AllReduceCall& c) {
     for (long start = 0; start < c.count; start += most) {
         const long count = std::min(most, c.count - start);
         copy(c.team->place(), at(c.x, start * size), count * size);
-        c.team->arrive();
+        c.team->arrive(count * size);
         parallel_for(count, kGrain / size, [&](long first, long last) {
             const void* parts[kMostRanks];
             for (int rank = 0; rank < c.team->size(); ++rank) parts[rank] = at(c.team->part_of(rank), first * size);
@@ -53,7 +53,7 @@ void all_gather(const AllGatherCall& c) {
     for (long start = 0; start < whole; start += kPlaceBytes) {
         const long stop = std::min(whole, start + kPlaceBytes);
         copy(c.team->place(), at(c.x, start), stop - start);
-        c.team->arrive();
+        c.team->arrive(stop - start);
         for (long rank = 0; rank < ranks; ++rank) {
             const char* from = at(c.team->part_of(static_cast<int>(rank)), 0);
             by_rows(start, stop, c.bytes, [&](long row, long offset, long bytes) {
@@ -69,7 +69,7 @@ void broadcast(const BroadcastCall& c) {
     for (long start = 0; start < c.bytes; start += kPlaceBytes) {
         const long bytes = std::min(kPlaceBytes, c.bytes - start);
         if (ours) copy(c.team->place(), at(c.x, start), bytes);
-        c.team->arrive();
+        c.team->arrive(bytes);
         if (!ours) copy(at(c.x, start), c.team->part_of(c.root), bytes);
     }
 }

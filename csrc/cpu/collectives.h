@@ -2,12 +2,12 @@
 #pragma once
 
 #include "cpu/kernels/floats.h"
-#include "cpu/team.h"
+#include "cpu/ranks.h"
 
 namespace quintet::cpu {
 
 struct AllReduceCall {
-    Team* team;
+    Ranks* team;
     void* out;  // [count], the sum over the ranks, from the first to the last; may be x
     const void* x;
     long count;
@@ -15,14 +15,14 @@ struct AllReduceCall {
 };
 
 struct AllGatherCall {
-    Team* team;
+    Ranks* team;
     void* out;      // [outer, ranks, bytes]
     const void* x;  // [outer, bytes]
     long outer, bytes;
 };
 
 struct BroadcastCall {
-    Team* team;
+    Ranks* team;
     void* x;  // [bytes], the root's on every rank
     long bytes;
     int root;

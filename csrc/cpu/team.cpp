@@ -217,7 +217,7 @@ void Team::publish(Word& word, uint32_t value) {
 
 void* Team::place() { return place_of(rank_, turn_ + 1); }
 
-void Team::arrive() {
+void Team::arrive(long) {
     publish(seat(rank_).arrived, ++turn_);
     const int first = rank_ - rank();
     for (int other = first; other < first + group_; ++other) {

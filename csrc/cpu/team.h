@@ -7,17 +7,14 @@
 
 #include <atomic>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cpu/ranks.h"
+
 namespace quintet::cpu {
 
-constexpr int kMostRanks = 64;
-constexpr long kPlaceBytes = 256L << 10;  // of one part; what is longer comes in pieces, which stay in a core's own cache
-constexpr long kMostNote = 1000;          // bytes of what ranks exchange
-constexpr double kStart = 600;            // seconds; one rank may read weights from a slow disk
 constexpr long kLetterBytes = 64L << 10;  // of a letter's pieces
 constexpr int kLetters = 34;              // pieces that rank 0 may be ahead of who listens: stages are at different steps
 constexpr int kMostStages = 16;
@@ -27,39 +24,24 @@ constexpr uint64_t kNothing = ~0UL;       // lies on a shelf in the place of wha
 // What a rank puts down for others, by step: who takes it waits until it lies there.
 enum Shelf { kNotes = 0, kGoods = 1 };  // notes are of every rank; goods: what a stage hands on, or the last one has drawn
 
-// A rank is gone, or did not come in time: the team is broken for good.
-struct RankLost : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-// A rank has left the step that this one is in, so that this one cannot end it either: exchange() brings them together again.
-struct StepLeft : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
 struct TeamMemory;  // how the shared memory is laid out
 
-class Team {
+class Team : public Ranks {
 public:
     // Maps the file, an empty one that all ranks were given. Nobody waits here. `seconds`: how long a rank waits for another,
     // once all have started: until the second exchange it is kStart at least. `group`: ranks of a stage, which follow one
     // another and compute together; what is told and exchanged is all ranks'.
     Team(int descriptor, int rank, int size, double seconds, int group);
-    ~Team();
-    Team(const Team&) = delete;
-    Team& operator=(const Team&) = delete;
+    ~Team() override;
 
     // Within the stage.
-    int rank() const { return rank_ % group_; }
-    int size() const { return group_; }
+    int rank() const override { return rank_ % group_; }
+    int size() const override { return group_; }
+    void* place() override;
+    void arrive(long bytes) override;
+    const void* part_of(int rank) const override;
     int stage() const { return rank_ / group_; }
     int stages() const { return size_ / group_; }
-
-    // One collective: own part written to place(), then arrive(), then the others' parts read at part_of(). The next comes
-    // only then.
-    void* place();
-    void arrive();
-    const void* part_of(int rank) const;
 
     // What every rank brings, at most kMostNote bytes each. Afterwards all have made the same number of collectives, whatever
     // happened before.

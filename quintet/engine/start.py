@@ -135,7 +135,7 @@ def prepare(
     Where ranks are processes, it starts the others; `place` says that this is one of those, and where the ranks meet.
     `met`: False if nothing will be launched, so that no process is needed.
     """
-    config = read_environment().apply(config)
+    config = ranking.settled(read_environment().apply(config))
     chosen = chosen or choose(config.device)
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
@@ -144,7 +144,7 @@ def prepare(
     folder = resolve_model(config)
     if ranking.size_of(config) == 1 or not chosen.capabilities.processes:
         return _decide(config, chosen, folder, reasons)
-    meeting = ranking.met(config, place, met)
+    meeting = ranking.met(config, chosen.capabilities, place, met)
     with ranking.closing(meeting.others):
         return _decide(config, chosen, folder, reasons, meeting)
 
@@ -189,6 +189,7 @@ def _decide(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
         )
     check_elsewhere(config, facts, ranks)
+    ranking.check_alike(config, ranks, whole, None if config.load_format == "dummy" else weights)
     plan = plan_of(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
@@ -269,8 +270,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     scheduler = Scheduler(limits_of(config, plan), tables, drafts)
     if pipe is not None:
         runner = Staged(runner, prepared.ranks, pipe)
-    kind = Engine if channel is None or prepared.ranks.others is None else Leader
-    engine = kind(scheduler, runner, overlap, grammars, profiler)
+    engine = ranking.kind_of(prepared.ranks)(scheduler, runner, overlap, grammars, profiler)
     if pipe is not None:
         engine.staged, engine.ahead = True, pipe.stages - 1
     elif channel is not None:

@@ -3,7 +3,7 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,9 +71,11 @@ class Capabilities:
     sleep: bool = False  # Device.sleep() gives memory back while nobody asks for anything
     batch_invariant: bool = False  # a request's results do not depend on what else is in the batch, bit for bit
     batch_invariant_mode: bool = False  # nor here, if EngineConfig.batch_invariant asks for it
-    # each rank is a process of its own, and they meet at a file that all have open (shared://NUMBER): communicators
-    # have a channel; else ranks are threads of one process
+    # each rank is a process of its own; they meet at a file that all have open (shared://NUMBER), or over the network
+    # (tcp://HOST:PORT): communicators have a channel; else ranks are threads of one process
     processes: bool = False
+    # what all devices here are of a cluster's resources, by Ray's names; ranks that are processes share it
+    bundle: Mapping[str, float] = field(default_factory=lambda: {"GPU": 1.0})
     automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
     placing: str = ""

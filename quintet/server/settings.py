@@ -55,6 +55,10 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", text, "address to listen on; 0.0.0.0 lets other machines in", group="server")
     port: int = option(PORT, _port, "port to listen on; 0: one that is free", group="server")
+    headless: bool = option(
+        False, truth, "serve no HTTP: this machine's ranks follow those of machine 0 (--node-rank 1 and up)",
+        group="server",
+    )  # fmt: skip
     uds: str | None = option(
         None, optional(text), "Unix socket to listen on, instead of a port", group="server", metavar="PATH"
     )

@@ -14,17 +14,13 @@ from quintet.settings.compilation import (
 from quintet.settings.option import nested, option
 from quintet.values import count, optional, text, truth
 
-_BACKENDS = {  # vLLM's ways to run several ranks that are not here
-    "ray": "Ray does not start ranks yet; leave it out, and share out one machine (tensor_parallel_size)",
-    "external_launcher": "ranks are not started by others yet; leave it out, and this process starts them",
-}
-
 
 def _backend(value: Any) -> str:
-    if value in _BACKENDS:
-        raise ValueError(f"{value!r} is not there: {_BACKENDS[value]}")
-    if value not in ("mp", "uni"):
-        raise ValueError(f"must be mp (ranks are processes) or uni (one rank), not {value!r}")
+    if value not in ("mp", "uni", "ray", "external_launcher"):
+        raise ValueError(
+            "must be mp (ranks are processes), uni (one rank), ray (its actors) or external_launcher (a script that "
+            f"torchrun starts), not {value!r}"
+        )
     return str(value)
 
 
@@ -72,8 +68,9 @@ class DeviceOptions:
         flags=("-pp",),
     )  # fmt: skip
     distributed_executor_backend: str | None = option(
-        None, optional(_backend), "how several ranks run: mp, processes of this machine, or uni, one rank; if "
-        "not given, the platform's own way", group="device", metavar="NAME",
+        None, optional(_backend), "how several ranks run: mp, processes of this machine, uni, one rank, ray, actors "
+        "of a cluster, or external_launcher, the processes of a script that torchrun starts; if not given, the "
+        "platform's own way", group="device", metavar="NAME",
     )  # fmt: skip
     distributed_timeout_seconds: int = option(
         300, count(), "seconds that ranks which are processes wait for one another, until all are given up",

@@ -15,6 +15,7 @@ from quintet.settings.lacking import lacking
 from quintet.settings.loading import LoadingOptions
 from quintet.settings.memory import MemoryOptions
 from quintet.settings.model import ModelOptions
+from quintet.settings.nodes import NodeOptions
 from quintet.settings.observability import ObservabilityOptions
 from quintet.settings.option import adopt, dotted, gathered, nested, settings, settle
 from quintet.settings.pooling import PoolerConfig, PoolingOptions
@@ -35,6 +36,7 @@ class EngineConfig(
     SchedulingOptions,
     MemoryOptions,
     ExpertOptions,
+    NodeOptions,
     DeviceOptions,
     LoadingOptions,
     PoolingOptions,
@@ -83,7 +85,15 @@ class EngineConfig(
         adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
         adopt(self, {"optimization_level": optimization_level})
         for concern in (
-            *(ModelOptions, LoadingOptions, DeviceOptions, ExpertOptions, MemoryOptions, SchedulingOptions),
+            *(
+                ModelOptions,
+                LoadingOptions,
+                DeviceOptions,
+                NodeOptions,
+                ExpertOptions,
+                MemoryOptions,
+                SchedulingOptions,
+            ),
         ):
             concern._check(self)
         if self.load_format == "bitsandbytes" and self.quantization not in (None, "bitsandbytes"):

@@ -68,6 +68,25 @@ class Environment:
         text,
         "COMPOSITE: a GPU's tiles are one device to Level Zero (the xpu platform)",
     )
+    ranks_key: str | None = _variable(
+        "QUINTET_RANKS_KEY", None, text, "the key that ranks on several machines prove to know, the same on all",
+        secret=True,
+    )  # fmt: skip
+    ranks_key_file: str | None = _variable(
+        "QUINTET_RANKS_KEY_FILE", None, text, "a file that holds that key; where there is neither, ranks.key in "
+        "~/.cache/quintet, made for this user alone",
+    )  # fmt: skip
+    rank: str | None = _variable("RANK", None, text, "which rank this is (distributed_executor_backend)")
+    world_size: str | None = _variable("WORLD_SIZE", None, text, "how many there are: torchrun sets these variables")
+    local_world_size: str | None = _variable("LOCAL_WORLD_SIZE", None, text, "how many of them are this machine's")
+    master_addr: str | None = _variable("MASTER_ADDR", None, text, "address of the machine of rank 0")
+    master_port: str | None = _variable("MASTER_PORT", None, text, "port there")
+    agent_store: str | None = _variable(
+        "TORCHELASTIC_USE_AGENT_STORE", None, text, "True: the launcher listens there, and not rank 0"
+    )
+    restart_count: str | None = _variable(
+        "TORCHELASTIC_RESTART_COUNT", None, text, "how often the launcher has started all ranks anew"
+    )
     api_key: str | None = _variable(
         "QUINTET_API_KEY", None, text, "a key that requests to `quintet serve` must bring", secret=True
     )

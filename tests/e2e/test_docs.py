@@ -58,6 +58,7 @@ OTHERS = {  # what a line of a shell may begin with besides, and why it is not r
     ".venv/bin/python": "writes into the repository",
     "kubectl": "needs a cluster: tests/rules/test_deploy.py renders what is applied",
     "export": "a variable of that shell",
+    "torchrun": "tests/e2e/test_launched.py",
     "curl": "stands for any client: tests/server/http",
 }
 

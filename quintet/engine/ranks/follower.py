@@ -19,7 +19,7 @@ from quintet.engine.grammar import SECONDS, Grammars
 from quintet.engine.hub import resolve_tokenizer
 from quintet.engine.ranks import inbox
 from quintet.engine.ranks.leader import together
-from quintet.engine.ranks.processes import PARENT_GONE, REFUSED
+from quintet.engine.ranks.processes import CLOSED, PARENT_GONE, REFUSED
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.engine.weight_files import weights_of
@@ -41,11 +41,15 @@ def main() -> int:
     logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)
-    place = Place(orders.rank, orders.size, f"shared://{orders.descriptor}", config.pipeline_parallel_size)
+    return follow(config, Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size), orders.aloud)
+
+
+def follow(config: EngineConfig, place: Place, aloud: bool = False) -> int:
+    """Runs this rank until the others end -> the exit code."""
     try:
         prepared = prepare(config, place=place)
     except Exception as error:  # rank 0 is told, if it could not say the same itself
-        print(f"rank {orders.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(f"rank {place.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return REFUSED
     channel = prepared.ranks.channel
     assert channel is not None
@@ -53,10 +57,12 @@ def main() -> int:
         grammars = grammars_of(prepared, COMPILING)
         engine = launch(prepared, progress=False, grammars=grammars)
         Follower(engine, prepared, channel, grammars).run()
-    except DeviceLost as error:
-        logger.debug("%s", error)  # rank 0 says it
+    except DeviceLost as error:  # rank 0 says it
+        if aloud and CLOSED not in str(error):
+            print(f"rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        return 0 if CLOSED in str(error) else 1
     except BaseException as error:
-        channel.stop(f"rank {orders.rank} of {orders.size} broke: {type(error).__name__}: {error}")
+        channel.stop(f"rank {place.rank} of {place.size} broke: {type(error).__name__}: {error}")
         return REFUSED
     return 1
 

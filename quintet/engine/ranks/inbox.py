@@ -62,11 +62,12 @@ class Orders(msgspec.Struct):
 
     rank: int
     size: int
-    descriptor: int  # of the file that all share
+    endpoint: str  # where all meet
     threads: int  # that torch was given
     engine: dict[str, Any]  # EngineConfig's fields
     leader: int  # its process
     in_main_thread: bool  # whether the thread that started this process ends with its own
+    aloud: bool = False  # whether it says why it ends: where rank 0 is another machine's
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -25,6 +25,7 @@ class Leader(Engine):
     """What was added or aborted goes out with the next step. Ctrl-C waits for a step's end: the others are in it."""
 
     _channel: Channel | None = None
+    _name = "rank 0"
 
     def lead(self, channel: Channel) -> None:
         """From now on; what was done before, every rank did by itself."""
@@ -102,7 +103,7 @@ class Leader(Engine):
             except DeviceLost:
                 raise
             except BaseException as error:  # a step that no rank can end: the others would wait for it
-                self._channel.stop(f"rank 0 broke: {type(error).__name__}: {error}")
+                self._channel.stop(f"{self._name} broke: {type(error).__name__}: {error}")
                 raise
 
     def sleep(self, level: int = ASIDE) -> int:

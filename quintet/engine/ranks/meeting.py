@@ -9,23 +9,35 @@ from typing import NamedTuple
 import msgspec
 
 from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
 from quintet.engine.memory import MemoryPlan
+from quintet.engine.ranks.launched import EXTERNAL, Launched, Mirrored, place_of, settled
+from quintet.engine.ranks.leader import Leader
+from quintet.engine.ranks.nodes import check_alike, on_this_machine, one_machine
 from quintet.engine.ranks.processes import Processes
+from quintet.engine.ranks.rays import BACKEND, Actors
 from quintet.engine.runner import Others, Ranks
 from quintet.engine.worker import Worker
 from quintet.platforms.interface import Capabilities, Channel, DeviceLost
 from quintet.types import Place
+
+__all__ = [
+    "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "kind_of", "least_of_all", "met",
+    "ranks_of", "settled", "size_of",
+]  # fmt: skip
 
 
 class Meeting(NamedTuple):
     """Which rank this process is, and whom it has started."""
 
     place: Place
-    others: Processes | None = None
+    others: Processes | Launched | Actors | None = None
 
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """ValueError where several engines cannot share the machine."""
+    if config.nnodes > 1 and not facts.processes:
+        raise ValueError(one_machine(config))
     if config.engines_of_machine == 1:
         return
     if not facts.processes:
@@ -39,10 +51,17 @@ def check_engines(config: EngineConfig, facts: Capabilities) -> None:
 
 def check_stages(config: EngineConfig, platform: str, facts: Capabilities) -> None:
     """ValueError where layers cannot be shared out over stages."""
-    if config.pipeline_parallel_size > 1 and not facts.processes:
+    if config.pipeline_parallel_size == 1:
+        return
+    if not facts.processes:
         raise ValueError(
             f"pipeline_parallel_size must be 1 on platform {platform}, whose ranks are no processes that hand on; "
             "share each layer out over its devices (tensor_parallel_size)"
+        )
+    if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
+        raise ValueError(
+            "pipeline_parallel_size must be 1 where ranks meet over a network (nnodes, external_launcher, ray): stages "
+            "hand on through shared memory; share each layer out (tensor_parallel_size)"
         )
 
 
@@ -51,17 +70,22 @@ def size_of(config: EngineConfig) -> int:
     return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
-def started(config: EngineConfig) -> Meeting:
-    """This process is rank 0, and starts the others."""
-    others = Processes(config, size_of(config))
-    return Meeting(Place(0, others.size, others.endpoint, config.pipeline_parallel_size), others)
-
-
-def met(config: EngineConfig, place: Place | None, meet: bool) -> Meeting:
+def met(config: EngineConfig, facts: Capabilities, place: Place | None, meet: bool) -> Meeting:
     """This process's rank: `place` says it where rank 0 has started this one; without `meet`, no other is started."""
     if place is not None or not meet:
         return Meeting(place or Place(0, size_of(config), stages=config.pipeline_parallel_size))
-    return started(config)
+    return _started(config, facts, size_of(config))
+
+
+def _started(config: EngineConfig, facts: Capabilities, size: int) -> Meeting:
+    """This process is rank 0, and starts the others that are this machine's; or something else has started all."""
+    if config.distributed_executor_backend == EXTERNAL:
+        return Meeting(place_of(), Launched())
+    if config.distributed_executor_backend == BACKEND:
+        actors = Actors(config, facts, size)
+        return Meeting(actors.place, actors)
+    others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
+    return Meeting(Place(0, size, others.endpoint, config.pipeline_parallel_size), others)
 
 
 @contextlib.contextmanager
@@ -91,10 +115,18 @@ def ranks_of(
     return ranks
 
 
+def kind_of(ranks: Ranks) -> type[Engine]:
+    """What a rank's engine does beside its steps."""
+    if ranks.channel is None or ranks.others is None:
+        return Engine
+    return Mirrored if isinstance(ranks.others, Launched) else Leader
+
+
 def _check_threads(config: EngineConfig, facts: Capabilities) -> None:
-    if config.distributed_executor_backend == "mp" and config.tensor_parallel_size > 1:
+    backend = config.distributed_executor_backend
+    if backend in ("mp", BACKEND, EXTERNAL) and config.tensor_parallel_size > 1:
         what = "one process drives all devices" if facts.spmd else "ranks are threads of one process"
-        raise ValueError(f"distributed_executor_backend='mp': on this platform {what}; leave it out")
+        raise ValueError(f"distributed_executor_backend={backend!r}: on this platform {what}; leave it out")
 
 
 def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[str]:

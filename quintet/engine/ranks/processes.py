@@ -18,10 +18,12 @@ from quintet.engine.ranks.inbox import Orders
 from quintet.interpreter import running
 from quintet.platforms.host import nameless_file
 from quintet.platforms.interface import Channel
+from quintet.platforms.network.rendezvous import TCP, call_off
 from quintet.platforms.numa import standing
 
 FOLLOWER = "quintet.engine.ranks.follower"
 PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has told why
+CLOSED = "rank 0 has closed its engine"  # why ranks of other machines end, where nothing is wrong
 _GRACE = 5.0  # seconds that a rank has to end
 
 
@@ -76,18 +78,33 @@ class Children:
 
 
 class Processes:
-    """Ranks 1 and up."""
+    """Ranks 1 and up, or those of them that are this machine's."""
 
-    def __init__(self, config: EngineConfig, size: int) -> None:
-        """`config` as the platform settled it. ValueError if it holds what another process cannot be given."""
+    def __init__(
+        self, config: EngineConfig, size: int, ranks: range | None = None, endpoint: str = "", aloud: bool = False
+    ) -> None:
+        """`config` as the platform settled it; `ranks`: which of `size` are started here, to meet the others at the
+        endpoint; `aloud`: the first of them says why they end. ValueError if `config` holds what another process cannot
+        be given."""
         self.size, self._file = size, nameless_file()
-        self.endpoint = f"shared://{self._file.fileno()}"
+        self.endpoint = endpoint or f"shared://{self._file.fileno()}"
+        self._ranks = range(1, size) if ranks is None else ranks
         self._channel: Channel | None = None
+        self._codes, self._first = list[int](), threading.Event()  # of those that have ended
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
         fields, main = plain_fields(config, _asked(config)), in_main_thread()
         orders = [
-            Orders(rank, size, self._file.fileno(), torch.get_num_threads(), fields, os.getpid(), main)
-            for rank in range(1, size)
+            Orders(
+                rank,
+                size,
+                self.endpoint,
+                torch.get_num_threads(),
+                fields,
+                os.getpid(),
+                main,
+                aloud and rank == self._ranks[0],
+            )
+            for rank in self._ranks
         ]
         inherit = [(self._file.fileno(),)] * len(orders)
         self._children = Children(FOLLOWER, [line(each) for each in orders], inherit, self._ended)
@@ -96,6 +113,15 @@ class Processes:
     def pids(self) -> list[int]:
         """Of ranks 1 and up."""
         return self._children.pids
+
+    def wait(self) -> int:
+        """Until one has ended, and the others had the time to -> its exit code."""
+        self._first.wait()
+        code = self._codes[0]
+        for place in range(len(self._ranks)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._children.wait(place, _GRACE)
+        return code
 
     def attach(self, channel: Channel) -> None:
         """From now on whoever waits hears of a rank's end."""
@@ -107,15 +133,21 @@ class Processes:
     def close(self) -> None:
         """Ends all of them; waits until they have ended."""
         self._closing.set()
+        if self._channel is not None and len(self._ranks) < self.size - 1:
+            self._channel.stop(CLOSED)  # the others' machines hear of it
         self._children.close()
 
     def _ended(self, place: int, code: int) -> None:
+        self._codes.append(code)
+        self._first.set()
         if self._closing.is_set():
             return
         with self._lock:
-            self._lost = self._lost or f"rank {place + 1} of {self.size} has ended: {how(code)}"
+            self._lost = self._lost or f"rank {self._ranks[place]} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
+            elif self.endpoint.startswith(TCP):
+                call_off(self.endpoint, self._lost)
 
 
 def _asked(config: EngineConfig) -> str:

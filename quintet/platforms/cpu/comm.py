@@ -24,9 +24,10 @@ SHARED, INPROC = "shared://", "inproc://"  # and the number of an open file, or 
 class SharedMemory(Communicator):
     """Collectives of a team. `all_gather` takes any type, sums float32, bfloat16 and float16."""
 
-    def __init__(self, team: Any) -> None:
+    def __init__(self, team: Any, channel: Channel | None = None) -> None:
+        """`channel`: where it is not the team's own."""
         self.rank, self.size, self._team = team.rank, team.size, team
-        self.channel, self.pipe = Letters(team), pipe_of(team)
+        self.channel, self.pipe = (Letters(team), pipe_of(team)) if channel is None else (channel, None)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x, out = x.contiguous(), empty(x.shape, x.dtype)

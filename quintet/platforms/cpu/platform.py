@@ -29,6 +29,7 @@ from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined
 from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.networked import TCP, networked
 from quintet.platforms.cpu.pipe import naming_the_lost
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -60,6 +61,7 @@ BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # S
 Packing = Callable[[], Mapping[str, Tensor]]
 NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
 MOST_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
+STARTED = {"ray": ", Ray's actors", "external_launcher": ", the launcher's"}  # ranks that are not started by us
 WORTH_THREADS = (
     30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
 )
@@ -127,6 +129,7 @@ class CPU(Platform):
             sleep=True,
             batch_invariant=True,
             processes=True,
+            bundle={"CPU": float(threads())},
             placing=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
@@ -154,8 +157,8 @@ class CPU(Platform):
         first = ranks // self._config.engines_of_machine * _place(self._config)
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
-            bind, where = read_environment().cpu_bind, seats.seat_of(self._config, first + rank)
-            self._threads, place = _shared_out(ranks), (first + rank, ranks)
+            bind, where = read_environment().cpu_bind, seats.seat_of(self._config, (first + rank) % ranks)
+            self._threads, place = _shared_out(ranks), ((first + rank) % ranks, ranks)
             if where is not None:
                 sit(where)  # before the workers are there, whom it takes along
                 self._threads, place = seats.threads_at(where, self._config, _granted()), where[1:]
@@ -167,7 +170,9 @@ class CPU(Platform):
             return Alone()
         if _extension() is None:
             raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
-        made = joined(place, self._rooms, self._config.distributed_timeout_seconds)
+        seconds = self._config.distributed_timeout_seconds
+        over_network = place.endpoint.startswith(TCP)
+        made = networked(place, seconds) if over_network else joined(place, self._rooms, seconds)
         if isinstance(made, SharedMemory):
             self._comm, self._threaded = made, place.endpoint.startswith(INPROC)
         return made
@@ -304,7 +309,7 @@ def _sharing(config: EngineConfig) -> list[str]:
     """How ranks and engines run here. ValueError where they cannot."""
     stages, engines, all_of_them = config.pipeline_parallel_size, config.engines_of_machine, num_ranks(config)
     ranks = config.tensor_parallel_size * stages
-    if all_of_them == 1:
+    if ranks * engines == 1:
         return []
     asked = "tensor_parallel_size" if stages == 1 else "pipeline_parallel_size"
     if ranks > 1 and _extension() is None:
@@ -315,7 +320,14 @@ def _sharing(config: EngineConfig) -> list[str]:
         raise ValueError(f"{asked} {given}{of}: at most {MOST_RANKS} ranks share a host's memory; lower it")
     share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
-    if ranks > 1:
+    started = STARTED.get(config.distributed_executor_backend or "", "")
+    if config.nnodes > 1 or started:
+        machines = f" on {config.nnodes} machines" if config.nnodes > 1 else ""
+        where = "" if started else f", that meet at {config.master_addr}:{config.master_port}"
+        reasons.append(
+            f"{ranks} ranks{machines}: a process each{started}, {share}{where}; communicator: TCP, sums in rank order"
+        )
+    elif ranks > 1:
         staged = f" in {stages} stages" if stages > 1 else ""
         reasons.append(
             f"{ranks} ranks{staged}: a process each, {share}; communicator: shared memory, sums in rank order"

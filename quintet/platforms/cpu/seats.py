@@ -9,7 +9,9 @@ from quintet.platforms.numa import Node, Seat, allowed, nodes, seat
 
 def num_ranks(config: EngineConfig) -> int:
     """Processes that share this machine."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size * config.engines_of_machine
+    return (
+        max(1, config.tensor_parallel_size // config.nnodes) * config.pipeline_parallel_size * config.engines_of_machine
+    )
 
 
 def settled(config: EngineConfig, most: int) -> tuple[EngineConfig, list[str]]:

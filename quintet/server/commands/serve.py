@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
     served, loaded = _settings(arguments)
     install_for_server(dataclasses.asdict(served))
+    if served.headless or loaded.node_rank:
+        return _follow(served, loaded)
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
     served = fit_files(served)
@@ -47,6 +49,20 @@ def run(arguments: argparse.Namespace) -> int:
     check_certificate(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener, arguments.wording).run()
+
+
+def _follow(served: ServerConfig, loaded: EngineConfig) -> int:
+    """A machine beside machine 0."""
+    if not loaded.node_rank:
+        raise ValueError(
+            "--headless: machine 0 takes the requests, by HTTP; leave it out here, and give the others --node-rank 1 "
+            "and up, with --nnodes"
+        )
+    if not served.headless:
+        logger.info("machine %d of %d serves no HTTP: machine 0 does", loaded.node_rank, loaded.nnodes)
+    from quintet.engine.ranks.nodes import follow
+
+    return follow(loaded)
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:

@@ -1,0 +1,110 @@
+"""Ranks of several machines: those of this one are started, and all make sure that they were started alike."""
+
+import dataclasses
+import json
+import logging
+import zlib
+from typing import Any
+
+import msgspec
+
+from quintet.config import EngineConfig, read_environment
+from quintet.engine.ranks.launched import EXTERNAL
+from quintet.engine.ranks.processes import Processes
+from quintet.engine.runner import Ranks
+from quintet.engine.weight_files import Weights
+from quintet.platforms import choose
+
+logger = logging.getLogger(__name__)
+
+# what may differ from machine to machine: where files are, and what memory there is, of which the least counts
+OWN = frozenset({
+    "model", "tokenizer", "hf_config_path", "download_dir", "compilation_cache_dir", "node_rank", "master_addr",
+    "kv_cache_memory_bytes", "num_pages", "gpu_memory_utilization", "hf_token", "profiler_config", "kv_events_config",
+})  # fmt: skip
+NAMED = 4  # settings that are named, where more differ
+
+
+def endpoint_of(config: EngineConfig) -> str:
+    """Where ranks of several machines meet."""
+    host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
+    return f"tcp://{host}:{config.master_port}"
+
+
+def ranks_here(config: EngineConfig, size: int) -> range:
+    """The ranks of this machine."""
+    each = size // config.nnodes
+    return range(config.node_rank * each, (config.node_rank + 1) * each)
+
+
+def on_this_machine(config: EngineConfig, size: int) -> Processes:
+    """All of them but this process, which is rank 0. ValueError on a machine that follows."""
+    if config.node_rank:
+        raise ValueError(
+            f"node_rank {config.node_rank} follows machine 0, and takes no requests: start it by quintet serve "
+            "--headless, with the same settings"
+        )
+    here = ranks_here(config, size)
+    return Processes(config, size, here[1:], endpoint_of(config))
+
+
+def follow(config: EngineConfig) -> int:
+    """What a machine beside machine 0 does: its ranks follow rank 0 until they end -> the exit code, 0 if rank 0 has
+    closed its engine."""
+    config = read_environment().apply(config)
+    chosen = choose(config.device)
+    chosen.configure(config)  # or why not
+    size = config.tensor_parallel_size
+    if not chosen.capabilities.processes:
+        raise ValueError(one_machine(config))
+    here = ranks_here(config, size)
+    others = Processes(config, size, here, endpoint_of(config), aloud=True)
+    logger.info("ranks %d to %d of %d: they follow rank 0 at %s", here[0], here[-1], size, endpoint_of(config))
+    try:
+        return others.wait()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        others.close()
+
+
+def one_machine(config: EngineConfig) -> str:
+    return (
+        f"nnodes {config.nnodes}: ranks are of one machine on this platform; start a server on each machine, and a "
+        "balancer before them, or use device='cpu'"
+    )
+
+
+def check_alike(config: EngineConfig, ranks: Ranks, hf_config: Any, weights: Weights | None) -> None:
+    """ValueError, on all ranks, where one was started with other settings, or has another model at its name."""
+    channel, place = ranks.channel, ranks.workers[0].place
+    if channel is None or (config.nnodes == 1 and config.distributed_executor_backend != EXTERNAL):
+        return
+    mine = {**_sums(config), "the model's config.json": _sum(hf_config.to_dict())}
+    mine["the model's weights"] = 0 if weights is None else _sum([(f.name, f.stat().st_size) for f in weights.files()])
+    notes = channel.exchange(b"".join(each.to_bytes(4, "little") for each in mine.values()))
+    first = notes[0]
+    other = next((rank for rank, note in enumerate(notes) if note != first), None)
+    if other is None:
+        return
+    theirs = notes[other]
+    differ = [name for i, name in enumerate(mine) if first[4 * i : 4 * i + 4] != theirs[4 * i : 4 * i + 4]]
+    shown = [f"{name}={getattr(config, name)!r}" if hasattr(config, name) else name for name in differ[:NAMED]]
+    why = (
+        f"rank {other} was started with other settings than rank 0, which must be the same: {', '.join(shown)} on rank "
+        f"{place.rank}"
+    )
+    channel.stop(why)
+    raise ValueError(why)
+
+
+def _sums(config: EngineConfig) -> dict[str, int]:
+    return {each.name: _sum(getattr(config, each.name)) for each in dataclasses.fields(config) if each.name not in OWN}
+
+
+def _sum(value: Any) -> int:
+    """The same for what is written the same."""
+    try:
+        return zlib.crc32(msgspec.json.encode(value, order="sorted"))
+    except TypeError:
+        return zlib.crc32(json.dumps(value, sort_keys=True, default=str).encode())

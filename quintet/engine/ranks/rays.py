@@ -1,0 +1,161 @@
+"""Ranks that Ray starts: actors beside this process, wherever the cluster has room, which it meets by TCP."""
+
+import contextlib
+import importlib
+import logging
+import secrets
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from quintet.config import EngineConfig, unchanged_environment
+from quintet.engine.ranks.processes import CLOSED, plain_fields
+from quintet.platforms.interface import Capabilities, Channel
+from quintet.platforms.network.rendezvous import call_off, listening
+from quintet.types import Place
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "ray"
+ROOM = 120.0  # seconds for the cluster to have room: an autoscaler may start a machine
+_LOOK = 1.0  # seconds between two looks at the actors
+_GRACE = 5.0  # seconds that they have to end
+
+
+def library() -> Any:
+    """Ray; ValueError where it is not installed."""
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise ValueError(
+            f"distributed_executor_backend={BACKEND!r} needs Ray, which is not installed; pip install 'quintet[ray]', "
+            "or leave it out"
+        ) from None
+
+
+def bundle_of(facts: Capabilities, size: int) -> dict[str, float]:
+    """What a rank takes of the cluster: a device, or where ranks share a machine its share of that, one at least."""
+    share = size if facts.processes else 1
+    return {name: max(1.0, amount // share) for name, amount in facts.bundle.items()}
+
+
+class Actors:
+    """Ranks 1 and up."""
+
+    def __init__(self, config: EngineConfig, facts: Capabilities, size: int) -> None:
+        """ValueError: no Ray, no room, or settings that cannot be given to other processes."""
+        self._ray, self.size = library(), size
+        fields = plain_fields(config, f"distributed_executor_backend={BACKEND!r}")
+        self._begun = not self._ray.is_initialized()
+        if self._begun:
+            with unchanged_environment():
+                self._ray.init(logging_level=logging.WARNING, log_to_driver=False)
+        host, util = self._ray.util.get_node_ip_address(), importlib.import_module("ray.util.placement_group")
+        listener = listening(host, 0)
+        self.endpoint = f"tcp://{host}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"  # of this meeting alone
+        self._channel: Channel | None = None
+        self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
+        self._actors: list[Any] = []
+        self._group = util.placement_group([bundle_of(facts, size)] * (size - 1), strategy="PACK")
+        try:
+            self._room(facts)
+            self._start(fields, bundle_of(facts, size))
+        except BaseException:
+            listener.close()
+            self.close()
+            raise
+        self.place = Place(0, size, f"{self.endpoint}&listener={listener.detach()}")
+        threading.Thread(target=_watch, args=(weakref.ref(self), self._runs), name="quintet-ray", daemon=True).start()
+
+    pids: list[int] = []  # the cluster's
+
+    def _room(self, facts: Capabilities) -> None:
+        try:
+            self._ray.get(self._group.ready(), timeout=ROOM)
+        except self._ray.exceptions.GetTimeoutError:
+            raise ValueError(
+                f"the Ray cluster has no room for {self.size - 1} ranks of {bundle_of(facts, self.size)} beside this "
+                f"process after {ROOM:g} s; lower tensor_parallel_size, or add machines (ray status)"
+            ) from None
+
+    def _start(self, fields: dict[str, Any], bundle: dict[str, float]) -> None:
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        beside = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+        made = self._ray.remote(RankActor)
+        for rank in range(1, self.size):
+            where = strategies.PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank - 1)
+            options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "resources": beside}
+            self._actors.append(made.options(**options, scheduling_strategy=where, max_restarts=0).remote())
+        threads = torch.get_num_threads()
+        self._runs = [
+            actor.follow.remote(fields, (rank, self.size, self.endpoint), threads)
+            for rank, actor in enumerate(self._actors, 1)
+        ]
+
+    def attach(self, channel: Channel) -> None:
+        """From now on whoever waits hears of a rank's end."""
+        with self._lock:
+            self._channel = channel
+            if self._lost:
+                channel.stop(self._lost)
+
+    def close(self) -> None:
+        """Nothing is left in the cluster; nor of it, if it was started here."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._channel is not None:
+            self._channel.stop(CLOSED)
+        gone = (self._ray.exceptions.RayError, ConnectionError, AttributeError)  # the last: it never began to run
+        with contextlib.suppress(*gone):  # a cluster that is gone has nothing left
+            self._ray.wait(self._runs, num_returns=len(self._runs), timeout=_GRACE)
+        for actor in self._actors:
+            with contextlib.suppress(*gone):
+                self._ray.kill(actor)
+        with contextlib.suppress(*gone):
+            importlib.import_module("ray.util.placement_group").remove_placement_group(self._group)
+        if self._begun:
+            self._ray.shutdown()
+
+    def _look(self) -> bool:
+        """Whether to go on."""
+        if self._closing.is_set():
+            return False
+        done, _ = self._ray.wait(self._runs, num_returns=1, timeout=_LOOK)
+        if not done or self._closing.is_set():
+            return not self._closing.is_set()
+        rank = self._runs.index(done[0]) + 1
+        try:
+            how = f"it ended with code {self._ray.get(done[0])}"
+        except self._ray.exceptions.RayError as error:
+            how = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        with self._lock:
+            self._lost = f"rank {rank} of {self.size} has ended: {how}"
+            if self._channel is not None:
+                self._channel.stop(self._lost)
+            else:
+                call_off(self.endpoint, self._lost)
+        return False
+
+
+def _watch(actors: "weakref.ref[Actors]", runs: list[Any]) -> None:
+    while True:
+        mine = actors()
+        if mine is None or not mine._look():
+            return
+        del mine
+        time.sleep(_LOOK / 10)
+
+
+class RankActor:
+    """The process of one rank, as Ray starts it."""
+
+    def follow(self, fields: dict[str, Any], place: tuple[int, int, str], threads: int) -> int:
+        """Until rank 0 is gone -> the exit code of a process in its place."""
+        torch.set_num_threads(threads)
+        from quintet.engine.ranks.follower import follow
+
+        return follow(EngineConfig(**fields), Place(*place))

@@ -1,0 +1,247 @@
+"""Ranks of several machines: they say what one process says, are named when they are lost, and end together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quintet import LLM, SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.explain import explain
+from tests.helpers.processes import gone
+from tests.helpers.serving import until
+
+pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
+
+PROMPTS = ["Once upon a time", "The dog and the cat", "One day"]
+QUINTET = (sys.executable, "-m", "quintet.server.cli")
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTET_RANKS_KEY", "of these tests alone")
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+def flags(port: int, ranks: int, address: str = "127.0.0.1") -> list[str]:
+    return [
+        "bundled", "--device", "cpu", "--nnodes", "2", "--tensor-parallel-size", str(ranks), "--kv-cache-memory-bytes",
+        "16M", "--max-model-len", "256", "--master-addr", address, "--master-port", str(port),
+    ]  # fmt: skip
+
+
+@contextmanager
+def following(*words: str, before: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[str]"]:
+    """A machine beside machine 0; none of its processes is left behind."""
+    said = (*before, *QUINTET, "serve", *words, "--headless", "--node-rank", "1")
+    process = subprocess.Popen(
+        said, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def engine(**settings: Any) -> LLM:
+    return LLM("bundled", device="cpu", kv_cache_memory_bytes="16M", max_model_len=256, use_tqdm=False, **settings)
+
+
+def led(port: int, ranks: int, **settings: Any) -> LLM:
+    return engine(nnodes=2, tensor_parallel_size=ranks, master_port=port, **settings)
+
+
+def answers(llm: LLM) -> list[str]:
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    return [each.outputs[0].text for each in llm.generate(PROMPTS, greedy, use_tqdm=False)]
+
+
+@pytest.fixture(scope="module")
+def want() -> list[str]:
+    with engine() as alone:
+        return answers(alone)
+
+
+def test_two_machines_live_as_one(want: list[str]) -> None:
+    """With two ranks on each: steps that are recorded, that fail on one rank, what all do together, and the end."""
+    port = free_port()
+    with following(*flags(port, 4)) as other:
+        with led(port, 4) as llm:
+            assert any("4 ranks on 2 machines" in each for each in llm._client.prepared.reasons)
+            assert [answers(llm) for _ in range(3)] == [want] * 3
+            worker = llm._client.prepared.ranks.workers[0]
+            run = worker.run
+
+            def broken(*arguments: Any) -> Any:
+                worker.run = run  # type: ignore[method-assign]
+                raise MemoryError("no room for activations")
+
+            worker.run = broken  # type: ignore[method-assign,assignment]
+            prompts: Any = [{"prompt_token_ids": [5, 6, 7]}]
+            [output] = llm.generate(prompts, use_tqdm=False)
+            assert output.outputs[0].error == "RankFailed: rank 0 of 4: MemoryError: no room for activations"
+            assert answers(llm) == want
+            llm.sleep(2)
+            llm.wake_up()
+            assert answers(llm) == want
+        assert other.wait(30) == 0  # rank 0 has closed its engine
+
+
+def test_a_machine_that_is_lost_is_named_and_all_end() -> None:
+    port = free_port()
+    with following(*flags(port, 2)) as other:
+        llm = led(port, 2)
+        answers(llm)
+        other.send_signal(signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="rank 1 of 2 is lost: its connection was closed"):
+            for _ in range(200):
+                answers(llm)
+        llm.close()
+
+
+@pytest.mark.slow
+def test_machines_that_were_started_otherwise_say_what_differs() -> None:
+    port = free_port()
+    with following(*flags(port, 2), "--max-num-seqs", "3") as other:
+        with pytest.raises(ValueError, match=r"rank 1 was started with other settings .*: max_num_seqs=\d+ on rank 0"):
+            led(port, 2)
+        assert other.wait(30)
+        assert other.stdout is not None and "max_num_seqs=3 on rank 1" in other.stdout.read()
+
+
+@pytest.mark.slow
+def test_a_rank_of_this_machine_that_dies_while_others_are_awaited_ends_the_start() -> None:
+    import psutil
+
+    before, found = {each.pid for each in psutil.Process().children()}, list[BaseException]()
+
+    def start() -> None:
+        try:
+            led(free_port(), 4).close()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+
+    def children() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if each.pid not in before]
+
+    assert until(lambda: bool(children()), 30)
+    children()[0].kill()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert isinstance(found[0], ValueError) and "rank 1 of 4 has ended: it was killed by SIGKILL" in str(found[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"nnodes": 2, "tensor_parallel_size": 3}, "cannot be shared out over 2 machines"),
+        ({"nnodes": 2, "node_rank": 2, "tensor_parallel_size": 2}, "node_rank 2 is none of 2 machines"),
+        ({"nnodes": 2, "node_rank": 1, "tensor_parallel_size": 2}, "start it by quintet serve --headless"),
+        ({"nnodes": 2, "data_parallel_size": 2, "tensor_parallel_size": 2}, "engines are of one machine each"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "device": "null"}, "ranks are of one machine on this platform"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "master_addr": "192.0.2.1"}, "rank 0 cannot listen on 192.0.2.1"),
+    ],
+)
+def test_what_cannot_be_says_why(settings: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        LLM("bundled", **{"device": "cpu", "use_tqdm": False, **settings})
+
+
+def test_headless_is_for_the_other_machines() -> None:
+    done = subprocess.run([*QUINTET, "serve", "bundled", "--headless"], capture_output=True, text=True, timeout=120)
+    assert done.returncode and "machine 0 takes the requests" in done.stderr
+
+
+def test_explain_says_how_the_machines_meet_and_waits_for_none() -> None:
+    page = str(explain(EngineConfig(model="bundled", device="cpu", tensor_parallel_size=4, nnodes=2)))
+    assert "4 ranks on 2 machines: a process each" in page
+    assert "that meet at 127.0.0.1:29501; communicator: TCP, sums in rank order" in page
+
+
+# --------------------------------------------------------------------------- two hosts, made of network namespaces
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(("ip", *words), check=True, capture_output=True, text=True, timeout=30).stdout
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
+    """How a command is run on each of them, and the address of the first. Skips where the system does not let us."""
+    first, second = (f"quintet-{os.getpid()}-{each}" for each in "ab")
+    here, there = (f"q{os.getpid() % 100000}{each}" for each in "ab")
+    try:
+        ip("netns", "add", first)
+        ip("netns", "add", second)
+        ip("link", "add", here, "netns", first, "type", "veth", "peer", "name", there, "netns", second)
+        for space, link, address in ((first, here, "10.213.7.1"), (second, there, "10.213.7.2")):
+            ip("-n", space, "addr", "add", f"{address}/24", "dev", link)
+            ip("-n", space, "link", "set", link, "up")
+            ip("-n", space, "link", "set", "lo", "up")
+        yield ("ip", "netns", "exec", first), ("ip", "netns", "exec", second), here
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', '') or error}")
+    finally:
+        for each in (first, second):
+            subprocess.run(("ip", "netns", "del", each), capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
+def test_two_hosts_serve_one_model_slowly_too_and_end_when_they_are_cut_apart(want: list[str], tmp_path: Path) -> None:
+    with two_hosts() as (first, second, link):
+        words = [*flags(29555, 2, "10.213.7.1"), "--distributed-timeout-seconds", "4"]
+        log, address = tmp_path / "node-0.log", str(tmp_path / "served")
+        with open(log, "w") as out, following(*words, before=second) as other:
+            served = subprocess.Popen([*first, *QUINTET, "serve", *words, "--uds", address], stdout=out, stderr=out)
+            try:
+                assert until(lambda: "ready: " in log.read_text() or served.poll() is not None, 240), log.read_text()
+                with httpx.Client(transport=httpx.HTTPTransport(uds=address), timeout=60) as client:
+                    assert asked(client) == want
+                    if slowed(first[-1], link):
+                        assert asked(client) == want
+                    ip("-n", first[-1], "link", "set", link, "down")
+                    with pytest.raises((httpx.HTTPError, AssertionError)):
+                        asked(client)
+                assert served.wait(60) == 1 and other.wait(60) == 1
+                assert "rank 1 of 2" in log.read_text()
+                assert other.stdout is not None and "rank 0 of 2" in other.stdout.read()
+            finally:
+                served.kill()
+                served.wait()
+    assert until(lambda: gone(served.pid, other.pid), 10)
+
+
+def slowed(space: str, link: str) -> bool:
+    """Whether what goes over the link now takes 5 ms more, and each sum with it: not every system can."""
+    words = ("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", link, "root", "netem", "delay", "5ms")
+    return subprocess.run(words, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+def asked(client: httpx.Client) -> list[str]:
+    """What answers() asks of an LLM, by HTTP."""
+    found = []
+    for prompt in PROMPTS:
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+        answer = client.post("http://quintet/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        found.append(answer.json()["choices"][0]["text"])
+    return found
