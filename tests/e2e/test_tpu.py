@@ -32,8 +32,19 @@ def assert_same_tokens(tiny: Tiny, devices: int, **settings: Any) -> None:
     assert got.greedy(PROMPTS, 5) == wanted.greedy(PROMPTS, 5)
 
 
-# the conformance kit holds the first of each family against transformers
-LATER = [(f, name) for f, name in VARIANTS if name != next(iter(FAMILIES[f]))]
+# the conformance kit holds the first of each family against transformers, and the CPU's tests hold all; what is left
+# to see here is how layers are compiled, and many families are of the same layers
+APART = (
+    "gemma2", "gemma3n_text", "gpt2", "granitemoehybrid", "lfm2", "llama", "llama4_text", "mixtral", "opt",
+    "qwen3_next",
+)  # fmt: skip
+
+
+def of_apart(family: str, *more: str) -> Any:
+    return pytest.param(family, *more, marks=[] if family in APART else pytest.mark.sweep)
+
+
+LATER = [of_apart(f, name) for f, name in VARIANTS if name != next(iter(FAMILIES[f]))]
 
 
 @pytest.mark.parametrize(("family", "name"), LATER)
@@ -53,7 +64,7 @@ DIVISIBLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", map(of_apart, FAMILIES))
 def test_on_eight_devices_what_does_not_divide_is_kept_whole(family: str) -> None:
     assert_same_tokens(variant(family, next(iter(FAMILIES[family]))), 8)
 
