@@ -111,7 +111,7 @@ def test_prompts_go_on_from_states_that_are_kept() -> None:
 
 
 def test_the_plan_counts_states() -> None:
-    arrangement = Arrangement((Keeping(),), (PAGE,), (STATE,))
+    arrangement = Arrangement((Keeping(),), (PAGE,), (STATE,), stateful=True)
     assert (arrangement.page_bytes, arrangement.slot_bytes) == (1024, 1024)
     footprint = Footprint(Estimate(0, 0), arrangement, 128, 64)
     memory = Memory(1 << 30, 1 << 30, 0)
@@ -125,7 +125,7 @@ def test_the_plan_counts_states() -> None:
     assert (tight.num_slots, tight.num_requests) == (12, 5)
     crowded = plan_memory(config.replace(kv_cache_memory_bytes=13 * 1024), footprint, memory)
     assert (crowded.num_slots, crowded.num_pages) == (4, 9), "states leave room for one request's pages"
-    alone = plan_memory(config, replace(footprint, arrangement=Arrangement((), (), (STATE,))), memory)
+    alone = plan_memory(config, replace(footprint, arrangement=Arrangement((), (), (STATE,), stateful=True)), memory)
     assert alone.num_slots == 13 and alone.each == 0
     with pytest.raises(ValueError, match="KV cache needs 9 pages"):
         plan_memory(config.replace(kv_cache_memory_bytes=8 * 1024), footprint, memory)

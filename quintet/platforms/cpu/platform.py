@@ -154,7 +154,7 @@ class CPU(Platform):
     def open(self, rank: int) -> Device:
         _granted()  # before any step changes it
         ranks = num_ranks(self._config)
-        first = ranks // self._config.engines_of_machine * _place(self._config)
+        first = ranks // self._config.engines_of_machine * seats.number_of(self._config)
         if _extension() is not None:
             _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
             bind, where = read_environment().cpu_bind, seats.seat_of(self._config, (first + rank) % ranks)
@@ -335,11 +335,6 @@ def _sharing(config: EngineConfig) -> list[str]:
     reasons[-1] += seats.seats_said(config)
     short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
     return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
-
-
-def _place(config: EngineConfig) -> int:
-    """Of this engine among those of the machine."""
-    return ((config.data_parallel_rank or 0) - config.data_parallel_start_rank) % config.engines_of_machine
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:

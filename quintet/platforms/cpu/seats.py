@@ -14,6 +14,11 @@ def num_ranks(config: EngineConfig) -> int:
     )
 
 
+def number_of(config: EngineConfig) -> int:
+    """Of an engine among those of the machine."""
+    return ((config.data_parallel_rank or 0) - config.data_parallel_start_rank) % config.engines_of_machine
+
+
 def settled(config: EngineConfig, most: int) -> tuple[EngineConfig, list[str]]:
     """Where nobody says how many ranks (of `most`): one for each memory node that this process may use; of several
     engines, each has its share of the nodes."""
