@@ -33,7 +33,7 @@ def test_it_conforms() -> None:
     assert stages and all(
         "pipeline_parallel_size is refused" in each.detail for each in stages
     )  # its ranks are threads
-    proven = {feature for each in results for feature in each.features}
+    proven = {feature for each in results if each.outcome is Outcome.PASSED for feature in each.features}
     assert proven == {"parallel/2", "parallel/3"}
 
 

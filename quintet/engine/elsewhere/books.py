@@ -56,7 +56,7 @@ class Arrival:
     pages: list[int]  # taken for what comes, by place in the load
     digests: list[bytes]  # of these
     here: int  # tokens that were in the cache
-    began: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)  # when something came, or it began
     failed: str = ""  # why some did not come
 
 
@@ -172,7 +172,7 @@ class Elsewhere:
         ended = []
         for request, arrival in list(self._arrivals.items()):
             self._write(request, arrival)
-            late = time.monotonic() - arrival.began > self._patience
+            late = time.monotonic() - arrival.heard > self._patience
             if late and not arrival.load.done:
                 self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
                 arrival.load.cancel()
@@ -194,6 +194,7 @@ class Elsewhere:
             self._fail(arrival, len(arrived.failed), next(iter(arrived.failed.values())))
         if not arrived.places:
             return
+        arrival.heard = time.monotonic()
         pages = [arrival.pages[place] for place in arrived.places]
         if not self._copied(partial(self.copies.write, pages, arrived.rows)):
             self._fail(arrival, len(pages), "they could not be copied to the device")
