@@ -67,11 +67,16 @@ class ExpertOptions:
         EPLBConfig, EPLBConfig(), 'how, such as {"step_interval": 1000, "num_redundant_experts": 2}', group="device",
     )  # fmt: skip
 
-    def _check(self) -> None:
+    def _check(self: Any) -> None:
         if self.enable_eplb and not self.enable_expert_parallel:
             raise ValueError(
                 "enable_eplb moves whole experts between ranks, and enable_expert_parallel is off: every rank has a "
                 "share of each; give both, or neither"
+            )
+        if self.enable_eplb and self.pipeline_parallel_size > 1:
+            raise ValueError(
+                "enable_eplb: all ranks have to count the same loads, and those of other stages see other layers; leave "
+                "it out, or set pipeline_parallel_size=1"
             )
         if self.eplb_config.num_redundant_experts and not self.enable_eplb:
             raise ValueError(

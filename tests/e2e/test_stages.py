@@ -14,7 +14,7 @@ import pytest
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
 from quintet.engine.explain import explain
@@ -97,6 +97,14 @@ def test_stages_of_several_ranks_and_engines_of_stages(sizes: dict[str, int]) ->
     tiny = make("llama", WIDE)
     with engine(tiny) as alone, staged(tiny, 2, **sizes) as several:
         assert [answers(several) for _ in range(2)] == [answers(alone) for _ in range(2)]
+
+
+@pytest.mark.slow
+def test_stages_whose_ranks_keep_whole_experts() -> None:
+    """What a checkpoint holds for layers of other stages is other ranks' as well."""
+    tiny = make("mixtral", {**FAMILIES["mixtral"]["plain"], "num_hidden_layers": 4})
+    with engine(tiny) as alone, staged(tiny, 2, tensor_parallel_size=2, enable_expert_parallel=True) as several:
+        assert answers(several) == answers(alone)
 
 
 def test_three_stages_live_as_one(tmp_path: Path) -> None:

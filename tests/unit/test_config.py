@@ -271,6 +271,10 @@ def test_parallelism_that_asks_for_what_is_so_is_taken(settings: dict[str, Any])
         ({"all2all_backend": "magic"}, "must be allgather_reducescatter or naive"),
         ({"expert_placement_strategy": "magic"}, "must be one of linear, round_robin"),
         ({"enable_eplb": True}, "enable_eplb moves whole experts .*enable_expert_parallel is off"),
+        (
+            {"enable_eplb": True, "enable_expert_parallel": True, "pipeline_parallel_size": 2},
+            "enable_eplb: .* other stages see other layers; leave it out",
+        ),
         ({"eplb_config": {"num_redundant_experts": 2}}, "copies are kept for enable_eplb, which is off"),
         ({"eplb_config": {"use_async": True}}, "eplb_config.use_async is not there: experts move between two steps"),
         ({"distributed_executor_backend": "magic"}, "must be mp .*, uni .*, ray .* or external_launcher"),
