@@ -75,8 +75,8 @@ class ExpertOptions:
             )
         if self.enable_eplb and self.pipeline_parallel_size > 1:
             raise ValueError(
-                "enable_eplb: all ranks have to count the same loads, and those of other stages see other layers; leave "
-                "it out, or set pipeline_parallel_size=1"
+                "enable_eplb: all ranks have to count the same loads, and those of other stages see other layers; "
+                "leave it out, or set pipeline_parallel_size=1"
             )
         if self.eplb_config.num_redundant_experts and not self.enable_eplb:
             raise ValueError(

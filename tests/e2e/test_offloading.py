@@ -275,13 +275,37 @@ def test_models_without_pages_of_their_own_are_refused(family: str, message: str
         prepare(config)
 
 
-def test_ranks_that_are_processes_are_refused() -> None:
-    """Pages would come to each at a moment of its own, and then they would not plan alike."""
+@pytest.mark.parametrize("sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=str)
+def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[str, int]) -> None:
+    """All know the same pages at the same step, or they would not plan alike, and the engine would end."""
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
-    with pytest.raises(ValueError, match="kv_offloading_size: ranks that are processes.*tensor_parallel_size=1"):
+    tiny, prompts = FORMS["llama"][0], {f"p{seed}": prompt(seed, LENGTH) for seed in range(4)}
+    with LLM(
+        str(tiny.folder), device="cpu", skip_tokenizer_init=True, num_pages=20, max_model_len=LENGTH + 32,
+        dtype="float32", kv_offloading_size="4M", use_tqdm=False, **sizes,
+    ) as llm:  # fmt: skip
+        ids = [{"prompt_token_ids": each} for each in prompts.values()]
+        first, again = (
+            [list(each.outputs[0].token_ids) for each in llm.generate(ids, GREEDY, use_tqdm=False)] for _ in range(2)
+        )
+        told = llm._client.engine.stats()
+    assert first == again == list(tokens(served(tiny), **prompts).values())
+    assert told.pages_loaded > 24 and told.pages_failed == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"kv_offloading_size": 1, "kv_offloading_folder": "pages"}, "kv_offloading_folder: ranks that are processes"),
+        ({"kv_transfer_config": {"kv_connector": "TCPConnector", "kv_role": "kv_both"}}, "kv_transfer_config: ranks"),
+    ],
+)
+def test_what_comes_to_each_rank_at_its_own_moment_is_refused(settings: dict[str, Any], says: str) -> None:
+    pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
+    with pytest.raises(ValueError, match=f"{says}.*tensor_parallel_size=1"):
         LLM(
             str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, tensor_parallel_size=2,
-            num_pages=20, max_model_len=LENGTH + 32, kv_offloading_size=1,
+            num_pages=20, max_model_len=LENGTH + 32, **settings,
         )  # fmt: skip
 
 

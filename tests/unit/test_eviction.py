@@ -130,7 +130,7 @@ def test_who_is_spared_stays_and_who_finds_no_room_is_not_kept(name: str) -> Non
 
 @given(TRACES, st.sampled_from(sorted(ORDERS)), st.sets(st.integers(0, 12), max_size=2))
 def test_host_memory_gives_back_what_was_put_in(trace: list[int], name: str, spared: set[int]) -> None:
-    host = HostMemory(5 * 4 * 3, 3, name)
+    host = HostMemory(5, 3, name)
     assert host.capacity == 5
     for number in trace:
         row = torch.full((3,), number, dtype=torch.int32).numpy()

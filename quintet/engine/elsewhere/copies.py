@@ -31,16 +31,12 @@ class Copies:
                 start += -(-words // ALIGNED) * ALIGNED
             self._places.append(of_rank)
         self.words = start  # of a row
+        self.at_once = max(1, AT_ONCE // max(self.nbytes, 1))  # pages that are copied between two steps
 
     @property
     def nbytes(self) -> int:
         """Of a row."""
         return WORD * self.words
-
-    @property
-    def at_once(self) -> int:
-        """Pages that are copied between two steps."""
-        return max(1, AT_ONCE // max(self.nbytes, 1))
 
     def read(self, pages: Sequence[int]) -> Callable[[], Rows]:
         """Starts to copy the pages as they will be when all that was started has run; calling the result waits."""
@@ -61,9 +57,8 @@ class Copies:
         ids = self._padded(pages)
         if len(ids) > len(pages):
             rows = np.concatenate([rows, np.zeros((len(ids) - len(pages), self.words), np.int32)])
-        self._ranks.each(
-            lambda worker: _write(worker, ids, [rows[:, place] for place in self._places[worker.place.rank]])
-        )
+        places = dict(zip(self._ranks.workers, self._places, strict=True))
+        self._ranks.each(lambda worker: _write(worker, ids, [rows[:, place] for place in places[worker]]))
 
     def _padded(self, pages: Sequence[int]) -> Array:
         count = len(pages)

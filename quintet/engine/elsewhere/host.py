@@ -11,8 +11,8 @@ from quintet.engine.elsewhere.eviction import ORDERS, Spared
 class HostMemory:
     """Rows by key. It is taken from the system as it fills, and never grows beyond its size."""
 
-    def __init__(self, nbytes: int, words: int, order: str) -> None:
-        count = nbytes // max(4 * words, 1)
+    def __init__(self, count: int, words: int, order: str) -> None:
+        """count: of rows."""
         self._rows = np.empty((count, words), np.int32)
         self._order = ORDERS[order](count)
         self._places: dict[bytes, int] = {}

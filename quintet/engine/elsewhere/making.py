@@ -2,10 +2,12 @@
 
 import hashlib
 import logging
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 
 from quintet.config import EngineConfig
@@ -41,10 +43,7 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
     if config.kv_offloading_size is None and config.kv_transfer_config.kv_connector is None:
         return
     if ranks.channel is not None:
-        raise ValueError(
-            f"{name}: ranks that are processes plan alike, and pages would come to each at a moment of its own; leave "
-            "it out, or set tensor_parallel_size=1"
-        )
+        _check_alike(config)
     arrangement = ranks.workers[0].arrangement
     if arrangement.states:
         raise ValueError(
@@ -61,6 +60,19 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
         raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
+def _check_alike(config: EngineConfig) -> None:
+    """ValueError where pages would come to ranks that are processes at a moment of each one's own: they plan alike."""
+    for name in ("kv_offloading_folder", "kv_transfer_config"):
+        if name == "kv_offloading_folder" and config.kv_offloading_folder is None:
+            continue
+        if name == "kv_transfer_config" and config.kv_transfer_config.kv_connector is None:
+            continue
+        raise ValueError(
+            f"{name}: ranks that are processes plan alike, and pages would come to each at a moment of its own; leave "
+            "it out (kv_offloading_size alone keeps pages in host memory), or set tensor_parallel_size=1"
+        )
+
+
 def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) -> Elsewhere | None:
     """None where nothing was asked for. ValueError says why it cannot be."""
     config, ranks = prepared.config, prepared.ranks
@@ -68,21 +80,29 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     if config.kv_offloading_size is None and not meets:
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
-    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies)
+    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks)
     transfer = None
     if meets:
         known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
         transfer = make_transfer(config, known, copies, tables, places.changed)
     identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
-    return Elsewhere(places, copies, tables, identity, PATIENCE, policy == "fail", transfer)
+    patience = PATIENCE if ranks.channel is None else math.inf  # ranks look at no clock
+    return Elsewhere(places, copies, tables, identity, patience, policy == "fail", transfer)
 
 
-def _tiers(config: EngineConfig, copies: Copies) -> Tiers:
-    """Host memory, and perhaps a folder."""
+def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks) -> Tiers:
+    """Host memory, and perhaps a folder. Where ranks are processes each has its part of every page in its share of the
+    memory: all keep as many, and copy as many at once, so that all know the same pages at the same step."""
     size, order = int(float(config.kv_offloading_size or 0) * GIB), config.kv_offloading_policy
     _check_memory(size)
-    host = HostMemory(size, copies.words, order)
+    count = size // max(copies.nbytes, 1)
+    if ranks.channel is not None:
+        count //= ranks.workers[0].place.size
+        notes = ranks.channel.exchange(msgspec.msgpack.encode((count, copies.at_once)))
+        said = [msgspec.msgpack.decode(note, type=tuple[int, int]) for note in notes]
+        count, copies.at_once = min(each for each, _ in said), min(each for _, each in said)
+    host = HostMemory(count, copies.words, order)
     if not host.capacity:
         raise ValueError(
             f"kv_offloading_size={size / GIB:g}: a page takes {copies.nbytes / 2**20:.2f} MiB, and none fits; raise it"
