@@ -9,6 +9,7 @@ from quintet.names import refuse_unknown
 from quintet.settings.describe import documented
 from quintet.settings.device import DeviceOptions
 from quintet.settings.experts import ExpertOptions
+from quintet.settings.kv_connectors import apart
 from quintet.settings.kv_events import KVEventsConfig
 from quintet.settings.kv_transfer import KVTransferConfig
 from quintet.settings.lacking import lacking
@@ -121,7 +122,7 @@ class EngineConfig(
 
 def named(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the names of EngineConfig's fields. ValueError: an unknown name, or a setting that is given twice."""
-    return _by_field(gathered(dotted(EngineConfig, kwargs)))
+    return apart(_by_field(gathered(dotted(EngineConfig, kwargs))))
 
 
 def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,6 @@ FOREIGN = {
     "MooncakeStoreConnector": f"Mooncake's store is not spoken here; use kv_offloading_size, or {TCP}",
     "SharedStorageConnector": _FOLDER,
     "ExampleConnector": _FOLDER,
-    "OffloadingConnector": "use kv_offloading_size (and kv_offloading_folder), which goes with any kv_transfer_config",
-    "MultiConnector": "one connector is for other engines; kv_offloading_size may be set beside it",
     "DecodeBenchConnector": "it fills the cache with numbers that no model computed; leave it out",
 }
 _PRODUCES, _CONSUMES, _BOTH = "kv_producer", "kv_consumer", "kv_both"
@@ -91,9 +89,10 @@ class KVTransferConfig(Nested):
     kv_connector: str | None = option(
         None,
         optional(_connector),
-        "how pages travel: TCPConnector, or SharedMemoryConnector on one machine",
+        "how pages travel: TCPConnector, or SharedMemoryConnector on one machine; vLLM's OffloadingConnector and "
+        "MultiConnector are taken",
         group="memory",
-        choices=CONNECTORS,
+        metavar="NAME",
     )
     kv_role: str | None = option(
         None, optional(one_of(_PRODUCES, _CONSUMES, _BOTH)), "whether pages are given (kv_producer), taken "

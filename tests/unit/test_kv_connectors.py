@@ -1,0 +1,71 @@
+"""vLLM's connectors that are settings of ours."""
+
+import json
+from typing import Any
+
+import pytest
+
+from quintet.config import EngineConfig
+
+GIB = 2**30
+OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+TCP = {"kv_connector": "TCPConnector", "kv_role": "kv_producer"}
+
+
+def offloading(**extras: Any) -> dict[str, Any]:
+    return {**OFFLOADING, "kv_connector_extra_config": {"cpu_bytes_to_use": 2 * GIB, **extras}}
+
+
+def several(*connectors: Any, **more: Any) -> dict[str, Any]:
+    extras = {"connectors": list(connectors)}
+    return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": extras, **more}
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_an_offloading_connector_is_host_memory(as_text: bool) -> None:
+    asked = offloading(block_size=64, eviction_policy="arc")
+    config = EngineConfig.from_kwargs(kv_transfer_config=json.dumps(asked) if as_text else asked)
+    assert (config.kv_offloading_size, config.kv_offloading_policy, config.kv_offloading_folder) == (2.0, "arc", None)
+    assert config.kv_transfer_config.kv_connector is None
+    assert config.replace(max_num_seqs=3).kv_offloading_size == 2.0
+
+
+def test_its_second_tier_is_the_folder() -> None:
+    tier = {"type": "fs", "root_dir": "pages", "max_bytes": 3e9}
+    asked = offloading(spec_name="TieringOffloadingSpec", cpu_bytes_to_use=1e9, secondary_tiers=[tier])
+    config = EngineConfig.from_kwargs(kv_transfer_config=asked)
+    assert config.kv_offloading_folder == "pages" and config.kv_offloading_folder_size == 3e9 / GIB
+    assert config.kv_offloading_size == 1e9 / GIB
+
+
+def test_several_connectors_are_each_what_they_are_alone() -> None:
+    asked = several(TCP, offloading(), engine_id="first")
+    config = EngineConfig.from_kwargs(kv_transfer_config=asked)
+    alone = EngineConfig.from_kwargs(kv_transfer_config={**TCP, "engine_id": "first"}, kv_offloading_size=2)
+    assert config == alone and config.kv_transfer_config.gives
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "says"),
+    [
+        (OFFLOADING, {}, r"extra_config.cpu_bytes_to_use must be given: bytes"),
+        (offloading(cpu_bytes_to_use=-1), {}, "cpu_bytes_to_use must be"),
+        (offloading(num_cpu_blocks=10), {}, "num_cpu_blocks is not there: .*cpu_bytes_to_use"),
+        (offloading(blok_size=10), {}, "blok_size is not known of OffloadingConnector; it has cpu_bytes_to_use"),
+        (offloading(eviction_policy="fifo"), {}, "eviction_policy must be one of lru, arc"),
+        (offloading(spec_name="NPUOffloadingSpec"), {}, "spec_name must be CPUOffloadingSpec or Tiering"),
+        (offloading(secondary_tiers=[{"type": "s3"}]), {}, "secondary_tiers must be a folder"),
+        (offloading(secondary_tiers=[{"type": "fs"}]), {}, "root_dir must be given"),
+        (offloading(secondary_tiers=[{}, {}]), {}, "there is one folder"),
+        ({**offloading(), "kv_role": "kv_producer"}, {}, "kv_role of an OffloadingConnector is kv_both"),
+        (offloading(), {"kv_offloading_size": 1}, "OffloadingConnector is kv_offloading_size, which is given as well"),
+        (several(), {}, "connectors must be a list of connectors"),
+        (several("TCPConnector"), {}, "kv_transfer_config must be a JSON object"),
+        (several(several(TCP)), {}, "a MultiConnector within another"),
+        (several(TCP, {**TCP, "kv_connector": "SharedMemoryConnector"}), {}, "TCPConnector and SharedMemoryConnector"),
+        (several({**TCP, "kv_connector": "NixlConnector"}), {}, "NixlConnector cannot be used"),
+    ],
+)
+def test_what_cannot_be_says_why(asked: Any, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        EngineConfig.from_kwargs(kv_transfer_config=asked, **more)
