@@ -31,6 +31,20 @@ LACKING: Mapping[str, str] = {
         "engines of several machines do not speak to each other: each machine has a server of its own "
         "(data_parallel_hybrid_lb), and something before them balances; leave it out",
     ),
+    **dict.fromkeys(
+        ("decode_context_parallel_size", "prefill_context_parallel_size", "dcp_kv_cache_interleave_size"),
+        "every rank keeps its heads' pages for all positions; leave it out, and where the cache is too large for a "
+        "device share layers out over stages (pipeline_parallel_size)",
+    ),
+    **dict.fromkeys(
+        ("enable_dbo", "ubatch_size", "dbo_decode_token_threshold", "dbo_prefill_token_threshold"),
+        "no token travels to another rank's experts, so that two batches have nothing to overlap; leave it out",
+    ),
+    "disable_custom_all_reduce": "the platform chooses how sums are taken, and `quintet explain` says it; leave it out",
+    "max_parallel_loading_workers": "each rank reads its own part of the weights; leave it out",
+    "numa_bind": "ranks stay at their memory nodes by themselves (tensor_parallel_size='auto' has one for each); leave "
+    "it out, and set QUINTET_CPU_BIND=0 where the system is to move them",
+    "worker_extension_cls": "workers run no code of a caller's; a platform package decides how they run",
     "worker_cls": "a platform package decides how it runs; see quintet/platforms/interface.py",
     "enable_lora": _NOT_YET,
     "max_loras": _NOT_YET,
