@@ -11,9 +11,13 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
+from quintet.config import EngineConfig
 from quintet.engine.ranks.launched import Launch, launched
 from quintet.engine.ranks.rays import bundle_of
+from quintet.engine.start import prepare
+from quintet.platforms import Chosen
 from quintet.platforms.interface import Capabilities
+from tests.helpers.loopback import LoopbackPlatform
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -31,7 +35,7 @@ llm = LLM("bundled", device="cpu", kv_cache_memory_bytes="16M", max_model_len=25
           distributed_executor_backend="external_launcher", tensor_parallel_size=2)
 greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 def say(*words):
-    print(rank, *words, flush=True)
+    sys.stdout.write(" ".join(map(str, (rank, *words))) + "\\n")  # one piece: both write to one pipe, unbuffered
 [output] = llm.generate("Once upon a time", greedy, use_tqdm=False)
 say("first", output.outputs[0].text)
 for _ in llm.stream("One day", SamplingParams(max_tokens=40, ignore_eos=True)):
@@ -106,9 +110,16 @@ def test_settings_that_are_not_the_launchers_are_refused(
 
 
 def test_a_platform_whose_ranks_are_threads_says_so() -> None:
-    for backend in ("ray", "mp"):
-        with pytest.raises(ValueError, match=f"distributed_executor_backend='{backend}': on this platform"):
-            LLM("bundled", device="null", tensor_parallel_size=2, distributed_executor_backend=backend, use_tqdm=False)
+    facts = LoopbackPlatform.probe()
+    assert isinstance(facts, Capabilities)
+    for settings, says in (
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray': on this platform"),
+        ({"distributed_executor_backend": "mp"}, "distributed_executor_backend='mp': on this platform"),
+        ({"nnodes": 2}, "ranks are of one machine on this platform"),
+    ):
+        config = EngineConfig.from_kwargs(model="bundled", tensor_parallel_size=2, **settings)
+        with pytest.raises(ValueError, match=says):
+            prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
 
 
 def test_bundles_are_what_a_rank_takes() -> None:

@@ -23,7 +23,7 @@ from tests.helpers.serving import PATIENCE, Server, until
 
 WORDS = "a the cat dog sat ran on under mat table what where who is it".split()
 SIZES = {"vocab_size": 4 + len(WORDS), "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 72, "max_position_embeddings": 48, "initializer_range": 0.2}  # fmt: skip
+         "intermediate_size": 72, "max_position_embeddings": 512, "initializer_range": 0.2}  # fmt: skip
 TEXTS = ["the cat sat on the mat", "a dog ran", "who is it"]
 
 
@@ -92,8 +92,8 @@ def test_a_ranking_by_cosine(bert: tuple[Path, Any, Any], embedder: Server) -> N
 def test_what_it_does_not_do(embedder: Server) -> None:
     answer = httpx.post(f"{embedder.url}/v1/completions", json={"prompt": "a"}, timeout=PATIENCE)
     assert answer.status_code == 400 and "/v1/embeddings" in answer.json()["error"]["message"]
-    answer = httpx.post(f"{embedder.url}/v1/embeddings", json={"input": ["a", "cat " * 90]}, timeout=PATIENCE)
-    assert answer.status_code == 400 and "input[1] has 92 tokens" in answer.json()["error"]["message"]
+    answer = httpx.post(f"{embedder.url}/v1/embeddings", json={"input": ["a", "cat " * 600]}, timeout=PATIENCE)
+    assert answer.status_code == 400 and "input[1] has 602 tokens" in answer.json()["error"]["message"]
 
 
 def test_what_is_counted(embedder: Server) -> None:
@@ -154,7 +154,7 @@ def test_a_batch_file(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: P
 
 def test_a_batch_file_with_a_bad_line(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: Path) -> None:
     """A refusal is that line's answer: the others have their numbers."""
-    bodies = [{"input": TEXTS}, {"input": ["a", "cat " * 90]}, {"input": TEXTS[1], "dimensions": 3}, {"input": "a"}]
+    bodies = [{"input": TEXTS}, {"input": ["a", "cat " * 600]}, {"input": TEXTS[1], "dimensions": 3}, {"input": "a"}]
     lines = [
         {"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": body}
         for at, body in enumerate(bodies)
@@ -172,7 +172,7 @@ def test_a_batch_file_with_a_bad_line(bert: tuple[Path, Any, Any], embedder: Ser
     assert {name: each["status_code"] for name, each in answers.items()} == {
         "0": 200, "1": 400, "2": 400, "3": 200, "score": 200, "counts": 400
     }  # fmt: skip
-    assert "input[1] has 92 tokens" in answers["1"]["body"]["error"]["message"]
+    assert "input[1] has 602 tokens" in answers["1"]["body"]["error"]["message"]
     assert len(answers["0"]["body"]["data"]) == 3 and answers["score"]["body"]["data"][0]["score"] > 0.9999
 
 
@@ -186,7 +186,7 @@ def running(server: Server) -> float:
     )
 
 
-MANY = [" ".join((WORDS * 3)[at % 15 : at % 15 + 30]) for at in range(2048)]
+MANY = [" ".join((WORDS * 30)[at % 15 : at % 15 + 400]) for at in range(2048)]  # seconds of work, wherever it runs
 
 
 def test_a_small_call_ends_before_a_large_one_that_came_first(embedder: Server) -> None:
