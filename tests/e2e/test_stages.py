@@ -80,8 +80,12 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MATRIX)
+ALIKE = ("qwen3", "gemma2, windows", "qwen3_moe", "mamba2", "gptq", "a cache in fp8 whose scales are computed")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sweep if name in ALIKE else pytest.mark.slow) for name in MATRIX]
+)
 def test_stages_say_what_one_process_says_to_the_bit(name: str) -> None:
     made, settings = MATRIX[name]
     tiny, settings = made(), {**SMALL, **settings}

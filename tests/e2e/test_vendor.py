@@ -110,7 +110,7 @@ def test_it_keeps_the_contract(vendor: Environment, tmp_path: Path) -> None:
     assert report["platform"] == "acme" and len(report["results"]) > 300
 
 
-@pytest.mark.slow
+@pytest.mark.sweep  # tests/contract has the kit find faults in every run
 def test_the_kit_finds_every_fault_and_names_its_clause(vendor: Environment) -> None:
     table = vendor.said("-m", "acme.conformance")
     caught = [line.split()[0] for line in table.splitlines() if not line.startswith(" ")]

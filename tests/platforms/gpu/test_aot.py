@@ -48,7 +48,7 @@ def test_each_kernel_compiles_spills_nothing_and_fits() -> None:
 
 
 @needs_triton
-@pytest.mark.slow
+@pytest.mark.sweep  # each kernel once is in every run, above
 @pytest.mark.timeout(900)
 def test_every_usual_variant_compiles_spills_nothing_and_fits() -> None:
     assert not complaints()
