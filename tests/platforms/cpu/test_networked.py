@@ -179,7 +179,7 @@ def test_a_connection_that_ends_is_a_rank_that_is_lost_on_all() -> None:
 
     first, second, _ = on_each(3, work)
     for error in (first, second):
-        assert isinstance(error, DeviceLost) and "rank 2 of 3 is lost: its connection was closed" in str(error)
+        assert isinstance(error, DeviceLost) and "rank 2 of 3 is lost: " in str(error)
 
 
 def test_a_stop_ends_every_wait_with_its_reason() -> None:
