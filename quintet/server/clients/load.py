@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from quintet.names import refuse_unknown
 from quintet.server.clients import errors
+from quintet.server.clients.json_lines import read_lines
 from quintet.server.clients.measure import Outcome, Stream
 from quintet.server.http_stream import Broken, Connections, NotHttp
 
@@ -90,17 +90,7 @@ def _prompt(prompt: Any, source: Source) -> dict[str, Any]:
 
 def read_dataset(file: str) -> list[dict[str, Any]]:
     """Lines of {"prompt": ..., "output_len": ...} or {"messages": [...], "output_len": ...}; output_len may lack."""
-    entries = []
-    with Path(file).open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    entries.append(_entry(json.loads(line)))
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{file}, line {number}: {error}") from None
-    if not entries:
-        raise ValueError(f"{file} holds no prompts")
-    return entries
+    return read_lines(file, _entry, "holds no prompts")
 
 
 def _entry(entry: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quintet.names import refuse_unknown
+from quintet.server.clients.json_lines import read_lines
 
 BLOCK = 512  # tokens that one of hash_ids stands for, as in Mooncake's published traces
 _KEYS = (
@@ -59,16 +60,7 @@ def _drawn(seed: str, count: int, vocab_size: int) -> tuple[int, ...]:
 def read_trace(file: str) -> list[Entry]:
     """Lines of JSON, in the order of their arrival: `input_length` and `output_length` in tokens; `arrival` in seconds,
     or Mooncake's `timestamp` in milliseconds; perhaps `hash_ids`, or `group` and `shared_length`, and `priority`."""
-    entries = []
-    with Path(file).open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    entries.append(_entry(json.loads(line)))
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{file}, line {number}: {error}") from None
-    if not entries:
-        raise ValueError(f"{file} holds no requests; put one on each line")
+    entries = read_lines(file, _entry, "holds no requests; put one on each line")
     return sorted(entries, key=lambda entry: entry.arrival)
 
 

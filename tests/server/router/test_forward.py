@@ -168,6 +168,7 @@ async def test_a_client_that_leaves_before_an_answer_ends_its_request() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: router.backend(fake).in_flight == 0)
         await until(ended.is_set)
+        assert len(fake.calls) == 1, "it was sent to nobody a second time"
 
 
 async def test_metrics_and_signs() -> None:
