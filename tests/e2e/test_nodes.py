@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.explain import explain
-from tests.helpers.processes import gone
+from tests.helpers.processes import gone, killed_while_it_starts
 from tests.helpers.serving import until
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
@@ -126,27 +125,8 @@ def test_machines_that_were_started_otherwise_say_what_differs() -> None:
 
 @pytest.mark.slow
 def test_a_rank_of_this_machine_that_dies_while_others_are_awaited_ends_the_start() -> None:
-    import psutil
-
-    before, found = {each.pid for each in psutil.Process().children()}, list[BaseException]()
-
-    def start() -> None:
-        try:
-            led(free_port(), 4).close()
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-
-    def children() -> list[psutil.Process]:
-        return [each for each in psutil.Process().children() if each.pid not in before]
-
-    assert until(lambda: bool(children()), 30)
-    children()[0].kill()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert isinstance(found[0], ValueError) and "rank 1 of 4 has ended: it was killed by SIGKILL" in str(found[0])
+    error = killed_while_it_starts(lambda: led(free_port(), 4).close())
+    assert isinstance(error, ValueError) and "rank 1 of 4 has ended: it was killed by SIGKILL" in str(error)
 
 
 @pytest.mark.parametrize(

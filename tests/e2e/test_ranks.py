@@ -29,7 +29,7 @@ from quintet.engine.grammar_text import grammar_text
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
 from tests.helpers.packed import gptq
-from tests.helpers.processes import gone, outlives_ctrl_c
+from tests.helpers.processes import gone, killed_while_it_starts, outlives_ctrl_c
 from tests.helpers.serving import Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
@@ -348,26 +348,8 @@ def test_whichever_rank_is_killed_whenever_nothing_hangs_and_nothing_is_left() -
 
 
 def test_a_rank_that_is_killed_while_it_starts_ends_the_start() -> None:
-    tiny, found = variant("llama", "plain"), list[BaseException]()
-    before = {each.pid for each in psutil.Process().children()}
-
-    def start() -> None:
-        try:
-            ranked(tiny, 2).close()
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-
-    def children() -> list[psutil.Process]:
-        return [each for each in psutil.Process().children() if each.pid not in before]
-
-    assert until(lambda: bool(children()), 30)
-    children()[0].kill()
-    thread.join(60)
-    assert not thread.is_alive()
-    [error] = found
+    tiny = variant("llama", "plain")
+    error = killed_while_it_starts(lambda: ranked(tiny, 2).close())
     assert isinstance(error, ValueError) and "rank 1 of 2 has ended: it was killed by SIGKILL" in str(error)
 
 

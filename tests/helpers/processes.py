@@ -2,7 +2,9 @@
 
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -26,3 +28,27 @@ def outlives_ctrl_c(process: "subprocess.Popen[str]", processes: list[int]) -> N
         process.kill()
         process.wait()
     assert until(lambda: gone(*processes), 10)
+
+
+def killed_while_it_starts(start: Callable[[], object]) -> BaseException:
+    """Kills the first process that `start`, which runs in a thread, has begun -> what came of it."""
+    before, found = {each.pid for each in psutil.Process().children()}, list[BaseException]()
+
+    def run() -> None:
+        try:
+            start()
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def children() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if each.pid not in before]
+
+    assert until(lambda: bool(children()), 30)
+    children()[0].kill()
+    thread.join(60)
+    assert not thread.is_alive()
+    [error] = found
+    return error
