@@ -21,7 +21,7 @@ constexpr size_t kLine = 64;  // bytes in a cache line
 const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
-        case Isa::amx:
+        case Isa::amx: return kAttentionAmx;
         case Isa::avx512_bf16: return kAttentionAvx512Bf16;
         case Isa::avx512: return kAttentionAvx512;
         case Isa::avx2: return kAttentionAvx2;

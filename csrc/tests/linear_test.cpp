@@ -49,8 +49,7 @@ void product_is_exact(cpu::LinearType type, long tokens, long inputs, long outpu
     }
 }
 
-// AMX's tiles, emulated: they never ran on a processor that has them. Against the loops of AVX512, whose dot product adds up
-// in nearly the same order.
+// AMX's tiles, emulated as tiles.h does, against the loops of AVX512, whose dot product adds up in nearly the same order.
 void tiles_multiply_as_vectors_do(long rows, long inputs, long columns) {
 #if defined(__x86_64__)
     const Numbers x(rows * inputs, cpu::kLinearBfloat16, 1), bias(columns, cpu::kLinearBfloat16, 3);

@@ -101,6 +101,7 @@ extern const AttentionKernels kAttentionBaseline;
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
 extern const AttentionKernels kAttentionAvx512Bf16;
+extern const AttentionKernels kAttentionAmx;
 #endif
 
 }  // namespace quintet::cpu

@@ -8,7 +8,8 @@
 // Where QUINTET_DOT is defined, kLanes is 16, add_across() adds (0 + 2) + (1 + 3) in each quarter of the lanes and the
 // quarters as (0 + 1) + (2 + 3), and there are: Pairs (of Bfloat16, one in each lane), load_pairs(at), store_pairs(at,
 // Pairs), splat_pair(at), splat_ones(), dot(Floats, Pairs, Pairs), narrow_both(Floats low, Floats high), interleave(),
-// turn(), all_finite(), coarse_exp_of(), largest_quickly() and sum_quickly().
+// turn(), all_finite(), coarse_exp_of(), largest_quickly() and sum_quickly(). Where QUINTET_TILES is defined, too, these
+// products are left to AMX's tiles.
 //
 // No product stands beside a sum but in fma(): a compiler may join the two in one copy of a loop and not in another.
 #pragma once
@@ -19,6 +20,9 @@
 #include "cpu/kernels/attention_weights.h"
 #if defined(QUINTET_DOT)
 #include "cpu/kernels/attention_pairs.h"
+#endif
+#if defined(QUINTET_TILES)
+#include "cpu/kernels/attention_tiles.h"
 #endif
 #include "cpu/kernels/attention_whole.h"
 
@@ -234,7 +238,11 @@ __attribute__((noinline)) void go_through(const AttentionCall& call, const Atten
         s.start = start;
         if constexpr (kPaired<E>) {
             if (paired<E>(call.head_dim)) {
+#if defined(QUINTET_TILES)
+                take_tiles(call, rows, width, block.k, block.v, span, ahead, s);
+#else
                 take_pairs(call, rows, width, block.k, block.v, span, ahead, s);
+#endif
                 continue;
             }
         }

