@@ -17,7 +17,7 @@ from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.explain import explain
 from tests.helpers.processes import gone, killed_while_it_starts
-from tests.helpers.serving import until
+from tests.helpers.serving import LONG, Server, until
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -111,6 +111,21 @@ def test_a_machine_that_is_lost_is_named_and_all_end() -> None:
             for _ in range(200):
                 answers(llm)
         llm.close()
+
+
+def test_a_server_that_is_told_to_end_ends_the_other_machine_in_good_order() -> None:
+    words = flags(free_port(), 2)
+    with following(*words) as other, Server(*words) as server:
+        with httpx.stream(
+            "POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 200}, timeout=60
+        ) as asked:
+            assert next(asked.iter_lines())
+            assert server.stop() == 0
+        assert other.wait(30) == 0
+        assert other.stdout is not None
+        said = other.stdout.read()
+        assert "rank 0 has closed its engine: the ranks of this machine end" in said and "Traceback" not in said
+        assert "Traceback" not in server.output and not server.leftovers()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import msgspec
 
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.ranks.launched import EXTERNAL
-from quintet.engine.ranks.processes import Processes
+from quintet.engine.ranks.processes import CLOSED, Processes
 from quintet.engine.runner import Ranks
 from quintet.engine.weight_files import Weights
 from quintet.platforms import choose
@@ -61,7 +61,10 @@ def follow(config: EngineConfig) -> int:
     others = Processes(config, size, here, endpoint_of(config), aloud=True)
     logger.info("ranks %d to %d of %d: they follow rank 0 at %s", here[0], here[-1], size, endpoint_of(config))
     try:
-        return others.wait()
+        code = others.wait()
+        if not code:
+            logger.info("%s: the ranks of this machine end, too", CLOSED)
+        return code
     except KeyboardInterrupt:
         return 130
     finally:

@@ -214,14 +214,16 @@ class _First:
         )
 
 
-def call_off(endpoint: str, why: str) -> None:
-    """For whoever listens at the endpoint, of this user's: a rank will never come. Nothing happens if nobody does."""
+def call_off(endpoint: str, why: str) -> bool:
+    """For whoever listens at the endpoint, of this user's: a rank will never come. Whether somebody has heard it."""
     host, port, _ = where(endpoint)
     with contextlib.suppress(OSError, ValueError):
         key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
             said = msgspec.msgpack.encode(Hello(CALLED_OFF, 0, 0, {}, why=why))
             greet(connection, key).send(HELLO, said, until)
+            return True
+    return False
 
 
 def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:

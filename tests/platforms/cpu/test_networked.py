@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from quintet.engine.ranks import processes
 from quintet.platforms.cpu.comm import Rooms, joined, naming_the_lost
 from quintet.platforms.cpu.networked import networked
 from quintet.platforms.interface import DeviceLost
@@ -251,6 +252,28 @@ def test_ranks_that_do_not_come_are_named_and_a_meeting_can_be_called_off(monkey
     first, second = places(3)[:2]
     error, _ = at_once([lambda: meeting(first), lambda: rendezvous.call_off(second.endpoint, "rank 2 was killed")])
     assert str(error) == "rank 2 was killed"
+
+
+def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that dies first is told of again: nobody would wait for it for ten minutes."""
+    monkeypatch.setenv("QUINTET_RANKS_KEY", "a key of these")
+    descriptor, port = listener()
+    os.close(descriptor)
+    endpoint, tried = f"tcp://127.0.0.1:{port}", threading.Event()
+
+    def call_off(*what: str) -> bool:
+        heard = rendezvous.call_off(*what)
+        tried.set()
+        return heard
+
+    monkeypatch.setattr(processes, "call_off", call_off)
+
+    def late() -> Any:
+        assert tried.wait(30)
+        return meeting(Place(0, 2, endpoint))
+
+    error, _ = at_once([late, lambda: processes.called_off(endpoint, "rank 1 was killed", lambda: False)])
+    assert str(error) == "rank 1 was killed"
 
 
 def test_a_frame_that_was_changed_or_is_too_long_is_refused() -> None:
