@@ -39,7 +39,8 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
         orders = msgspec.json.decode(pipe.readline(), type=inbox.Orders)
     end_with_leader(orders.leader, orders.in_main_thread)
-    logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
+    level = logging.WARNING if orders.aloud else logging.ERROR  # what rank 0 says as well, if it is this machine's
+    logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)
     place = Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size)

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # what may differ from machine to machine: where files are, and what memory there is, of which the least counts
 OWN = frozenset({
     "model", "tokenizer", "hf_config_path", "download_dir", "compilation_cache_dir", "node_rank", "master_addr",
+    "join_timeout_seconds",
     "kv_cache_memory_bytes", "num_pages", "gpu_memory_utilization", "hf_token", "profiler_config", "kv_events_config",
 })  # fmt: skip
 NAMED = 4  # settings that are named, where more differ
