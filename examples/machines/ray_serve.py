@@ -27,8 +27,10 @@ class Completions:
 
 
 if __name__ == "__main__":
+    serve.start(proxy_location="Disabled")  # the handle asks it: nothing listens
     handle = serve.run(Completions.bind("bundled"), route_prefix=None)
-    asked = [handle.remote(prompt, temperature=0, max_tokens=16) for prompt in ("Once upon a time", "The dog")]
-    for answer in asked:
-        print(answer.result())
+    prompts = ("Once upon a time", "The dog")
+    asked = [handle.remote(prompt, temperature=0, max_tokens=16) for prompt in prompts]
+    for prompt, answer in zip(prompts, asked, strict=True):
+        print(prompt + answer.result())
     serve.shutdown()

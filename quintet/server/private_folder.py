@@ -2,13 +2,20 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
 _PREFIX, _LOCK = "quintet-", "lock"
+_NAME = len("quintet-12345678/engine1234567")  # characters of the longest path below the folder for temporary files
+_MOST = (107 if sys.platform == "linux" else 103) - 1 - _NAME  # bytes of that: a socket's path has room for no more
+_SHORT = "/tmp"
 
 
 class PrivateFolder:
@@ -16,8 +23,9 @@ class PrivateFolder:
     however the process ends. Children do not hold it."""
 
     def __init__(self) -> None:
+        """ValueError: there is no folder whose path is short enough."""
         sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parent()))
         made = self.path / "new"  # locked before it has the name that sweepers look for
         self._held = made.open("wb")
         fcntl.flock(self._held, fcntl.LOCK_EX)
@@ -34,9 +42,31 @@ class PrivateFolder:
         self.remove()
 
 
+def _parent() -> str:
+    """The folder for temporary files, if a socket's path may begin with it."""
+    asked = tempfile.gettempdir()
+    length = len(os.fsencode(asked))
+    if length <= _MOST:
+        return asked
+    if not os.access(_SHORT, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"the folder for temporary files, {asked}, has a path of {length} bytes, and sockets in it have room for "
+            f"{_MOST}; set TMPDIR to a shorter one ({_SHORT} cannot be written)"
+        )
+    logger.info(
+        "the path of TMPDIR, %d bytes, leaves sockets no room (%d at most): they lie in %s", length, _MOST, _SHORT
+    )
+    return _SHORT
+
+
 def sweep() -> None:
     """Removes the folders of processes that are surely dead: this user's, with a lock that nobody holds."""
-    for each in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for parent in {tempfile.gettempdir(), _SHORT}:
+        _sweep(Path(parent))
+
+
+def _sweep(parent: Path) -> None:
+    for each in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), open(each / _LOCK, "r+b", opener=_no_link) as lock:
             if _is_ours(each, lock.fileno()):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while it is held

@@ -76,6 +76,10 @@ class DeviceOptions:
         300, count(), "seconds that ranks which are processes wait for one another, until all are given up",
         group="device", metavar="SECONDS",
     )  # fmt: skip
+    join_timeout_seconds: int = option(
+        600, count(), "seconds that the ranks of several machines, of torchrun or of Ray have to come; torch's "
+        "join_timeout", group="device", metavar="SECONDS",
+    )  # fmt: skip
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
     capture_ahead: bool = option(
         False, truth, "capture steps of every size before serving, on platforms that do; else each when it first comes",

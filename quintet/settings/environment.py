@@ -77,6 +77,7 @@ class Environment:
         "~/.cache/quintet, made for this user alone",
     )  # fmt: skip
     rank: str | None = _variable("RANK", None, text, "which rank this is (distributed_executor_backend)")
+    ray_address: str | None = _variable("RAY_ADDRESS", None, text, "the Ray cluster to join, which Ray reads itself")
     world_size: str | None = _variable("WORLD_SIZE", None, text, "how many there are: torchrun sets these variables")
     local_world_size: str | None = _variable("LOCAL_WORLD_SIZE", None, text, "how many of them are this machine's")
     master_addr: str | None = _variable("MASTER_ADDR", None, text, "address of the machine of rank 0")

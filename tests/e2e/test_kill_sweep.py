@@ -7,6 +7,7 @@ seed-17-"` plays one again.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,15 +69,16 @@ class Moment:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files of all processes go; what is in shared memory is looked at, too."""
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files of all processes go, sockets too, for which pytest's own paths may be too long; what is in
+    shared memory is looked at, too."""
     expected(), offline_answers()  # what they leave is this process's
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="swept-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = set(os.listdir("/dev/shm"))
     yield folder
+    shutil.rmtree(folder)
     left = {each for each in set(os.listdir("/dev/shm")) - before if "quintet" in each}
     assert not left, f"left in /dev/shm: {left}"
 

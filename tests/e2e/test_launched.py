@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.ranks.launched import Launch, launched
-from quintet.engine.ranks.rays import bundle_of
+from quintet.engine.ranks.rays import bundle_of, cluster
 from quintet.engine.start import prepare
 from quintet.platforms import Chosen
 from quintet.platforms.interface import Capabilities
 from tests.helpers.loopback import LoopbackPlatform
+from tests.helpers.processes import gone
+from tests.helpers.serving import Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -137,28 +140,75 @@ def test_without_ray_the_remedy_is_said() -> None:
         LLM("bundled", **SMALL, tensor_parallel_size=2, distributed_executor_backend="ray")
 
 
+needs_ray = pytest.mark.skipif(not THERE, reason="needs Ray: pip install 'quintet[ray]'")
+
+
+@needs_ray
+def test_a_ray_cluster_that_does_not_answer_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ray itself would wait for minutes, and end the process."""
+    here = importlib.import_module("ray.util").get_node_ip_address()
+    with socket.socket() as nobody:
+        nobody.bind((here, 0))
+        address = f"{here}:{nobody.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}, which RAY_ADDRESS says"):
+            cluster()
+        monkeypatch.delenv("RAY_ADDRESS")
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)  # what one that was killed leaves
+        assert cluster() is None and f"at {address}, does not answer" in caplog.text
+        nobody.listen()
+        assert cluster() == address
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not THERE, reason="needs Ray: pip install 'quintet[ray]'")
-def test_rays_actors_say_what_one_process_says_and_a_lost_one_is_named() -> None:
+@needs_ray
+@pytest.mark.parametrize("how", ["ray.kill", "SIGKILL"])
+def test_rays_actors_say_what_one_process_says_and_a_lost_one_is_named(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     with LLM("bundled", **SMALL) as alone:
         want = [each.outputs[0].text for each in alone.generate(["Once upon a time", "The dog"], GREEDY)]
     ray: Any = importlib.import_module("ray")
     llm = LLM("bundled", **SMALL, tensor_parallel_size=2, distributed_executor_backend="ray")
     assert [each.outputs[0].text for each in llm.generate(["Once upon a time", "The dog"], GREEDY)] == want
+    of_ray = psutil.Process().children(recursive=True)
+    [actor] = [each for each in of_ray if "RankActor" in " ".join(each.cmdline())]
     others: Any = llm._client.prepared.ranks.others
-    ray.kill(others._actors[0])
-    with pytest.raises(RuntimeError, match="rank 1 of 2 (is lost|has ended)"):
+    if how == "ray.kill":
+        ray.kill(others._actors[0])
+    else:
+        actor.kill()
+    with pytest.raises(
+        RuntimeError, match=rf"rank 1 of 2 (is lost|has ended: its actor died \(process {actor.pid} on )"
+    ):
         for _ in range(1000):
             llm.generate("Once upon a time", GREEDY)
     llm.close()
     assert not ray.is_initialized()
-    assert not [each for each in psutil.Process().children(recursive=True) if "ray" in each.name()]
+    assert until(lambda: gone(*(each.pid for each in of_ray)), 30), [each for each in of_ray if each.is_running()]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not THERE, reason="needs Ray: pip install 'quintet[ray]'")
+@needs_ray
+def test_a_server_with_rays_actors_ends_in_good_order_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    flags = ("-tp", "2", "--distributed-executor-backend", "ray", "--kv-cache-memory-bytes", "16M")
+    with Server("bundled", "--device", "cpu", "--max-model-len", "256", *flags) as server:
+        assert server.complete().status_code == 200
+        assert any("RankActor" in " ".join(words_of(each)) for each in server.children())
+        assert server.stop() == 0 and not server.leftovers(20) and "Traceback" not in server.output
+
+
+@pytest.mark.slow
+@needs_ray
 @pytest.mark.parametrize(("name", "needs"), [("ray_data.py", "pyarrow"), ("ray_serve.py", "starlette")])
-def test_examples_for_ray_run(name: str, needs: str) -> None:
+def test_examples_for_ray_run(name: str, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(needs)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and "Once upon a time" in done.stdout, done.stderr[-2000:]

@@ -1,13 +1,11 @@
 """Ranks of several machines: they say what one process says, are named when they are lost, and end together."""
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,8 +14,8 @@ import pytest
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.explain import explain
-from tests.helpers.processes import gone, killed_while_it_starts
-from tests.helpers.serving import until
+from tests.helpers.processes import killed_while_it_starts
+from tests.helpers.serving import LONG, Server
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -113,6 +111,21 @@ def test_a_machine_that_is_lost_is_named_and_all_end() -> None:
         llm.close()
 
 
+def test_a_server_that_is_told_to_end_ends_the_other_machine_in_good_order() -> None:
+    words = flags(free_port(), 2)
+    with following(*words) as other, Server(*words) as server:
+        with httpx.stream(
+            "POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 200}, timeout=60
+        ) as asked:
+            assert next(asked.iter_lines())
+            assert server.stop() == 0
+        assert other.wait(30) == 0
+        assert other.stdout is not None
+        said = other.stdout.read()
+        assert "rank 0 has closed its engine: the ranks of this machine end" in said and "Traceback" not in said
+        assert "Traceback" not in server.output and not server.leftovers()
+
+
 @pytest.mark.slow
 def test_machines_that_were_started_otherwise_say_what_differs() -> None:
     port = free_port()
@@ -153,74 +166,3 @@ def test_explain_says_how_the_machines_meet_and_waits_for_none() -> None:
     page = str(explain(EngineConfig(model="bundled", device="cpu", tensor_parallel_size=4, nnodes=2)))
     assert "4 ranks on 2 machines: a process each" in page
     assert "that meet at 127.0.0.1:29501; communicator: TCP, sums in rank order" in page
-
-
-# --------------------------------------------------------------------------- two hosts, made of network namespaces
-
-
-def ip(*words: str) -> str:
-    return subprocess.run(("ip", *words), check=True, capture_output=True, text=True, timeout=30).stdout
-
-
-@contextmanager
-def two_hosts() -> Iterator[tuple[tuple[str, ...], tuple[str, ...], str]]:
-    """How a command is run on each of them, and the address of the first. Skips where the system does not let us."""
-    first, second = (f"quintet-{os.getpid()}-{each}" for each in "ab")
-    here, there = (f"q{os.getpid() % 100000}{each}" for each in "ab")
-    try:
-        ip("netns", "add", first)
-        ip("netns", "add", second)
-        ip("link", "add", here, "netns", first, "type", "veth", "peer", "name", there, "netns", second)
-        for space, link, address in ((first, here, "10.213.7.1"), (second, there, "10.213.7.2")):
-            ip("-n", space, "addr", "add", f"{address}/24", "dev", link)
-            ip("-n", space, "link", "set", link, "up")
-            ip("-n", space, "link", "set", "lo", "up")
-        yield ("ip", "netns", "exec", first), ("ip", "netns", "exec", second), here
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces can be made here: {getattr(error, 'stderr', '') or error}")
-    finally:
-        for each in (first, second):
-            subprocess.run(("ip", "netns", "del", each), capture_output=True, check=False)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make")
-def test_two_hosts_serve_one_model_slowly_too_and_end_when_they_are_cut_apart(want: list[str], tmp_path: Path) -> None:
-    with two_hosts() as (first, second, link):
-        words = [*flags(29555, 2, "10.213.7.1"), "--distributed-timeout-seconds", "4"]
-        log, address = tmp_path / "node-0.log", str(tmp_path / "served")
-        with open(log, "w") as out, following(*words, before=second) as other:
-            served = subprocess.Popen([*first, *QUINTET, "serve", *words, "--uds", address], stdout=out, stderr=out)
-            try:
-                assert until(lambda: "ready: " in log.read_text() or served.poll() is not None, 240), log.read_text()
-                with httpx.Client(transport=httpx.HTTPTransport(uds=address), timeout=60) as client:
-                    assert asked(client) == want
-                    if slowed(first[-1], link):
-                        assert asked(client) == want
-                    ip("-n", first[-1], "link", "set", link, "down")
-                    with pytest.raises((httpx.HTTPError, AssertionError)):
-                        asked(client)
-                assert served.wait(60) == 1 and other.wait(60) == 1
-                assert "rank 1 of 2" in log.read_text()
-                assert other.stdout is not None and "rank 0 of 2" in other.stdout.read()
-            finally:
-                served.kill()
-                served.wait()
-    assert until(lambda: gone(served.pid, other.pid), 10)
-
-
-def slowed(space: str, link: str) -> bool:
-    """Whether what goes over the link now takes 5 ms more, and each sum with it: not every system can."""
-    words = ("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", link, "root", "netem", "delay", "5ms")
-    return subprocess.run(words, capture_output=True, check=False, timeout=30).returncode == 0
-
-
-def asked(client: httpx.Client) -> list[str]:
-    """What answers() asks of an LLM, by HTTP."""
-    found = []
-    for prompt in PROMPTS:
-        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
-        answer = client.post("http://quintet/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        found.append(answer.json()["choices"][0]["text"])
-    return found

@@ -36,13 +36,14 @@ def until(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
 class Server:
     """with Server("--max-model-len", "256") as server: httpx.get(server.url + "/health")"""
 
-    def __init__(self, *flags: str, wait: bool = True) -> None:
+    def __init__(self, *flags: str, wait: bool = True, before: tuple[str, ...] = ()) -> None:
+        """`before`: words of a command that runs it, such as on another host."""
         descriptor, name = tempfile.mkstemp(prefix="quintet-serve-", suffix=".log")
         self.log = Path(name)
         port = () if "--uds" in flags else ("--port", "0")
         with open(descriptor, "wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quintet.server.cli", "serve", *flags, *port],
+                [*before, sys.executable, "-m", "quintet.server.cli", "serve", *flags, *port],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.url = ""

@@ -1,7 +1,9 @@
 """What killed servers left in the temporary folder goes at the next start, and nothing else does."""
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -79,3 +81,35 @@ def test_another_users_folder_stays(temporary: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     sweep()
     assert folder.exists()
+
+
+def test_a_path_that_is_too_long_for_sockets_is_left_for_a_shorter_one(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    long = temporary / ("a" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with PrivateFolder() as folder:
+        assert folder.parent == Path("/tmp") and folder.stat().st_mode & 0o777 == 0o700
+        assert "leaves sockets no room (76 at most): they lie in /tmp" in caplog.text or sys.platform != "linux"
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"{folder}/engine1234567")
+    assert not folder.exists() and not list(long.iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"sockets in it have room for \d+; set TMPDIR to a shorter one"):
+        PrivateFolder()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how long a path may be is the system's to say")
+def test_a_path_that_just_fits_is_taken(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = Path(tempfile.mkdtemp(prefix="q", dir="/tmp"))
+    try:
+        fits = fits / ("a" * (76 - len(f"{fits}/")))
+        fits.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(fits))
+        with PrivateFolder() as folder, socket.socket(socket.AF_UNIX) as made:
+            assert folder.parent == fits
+            made.bind(f"{folder}/engine1234567")
+    finally:
+        shutil.rmtree(fits.parent)

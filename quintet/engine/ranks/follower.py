@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -38,18 +39,25 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
         orders = msgspec.json.decode(pipe.readline(), type=inbox.Orders)
     end_with_leader(orders.leader, orders.in_main_thread)
-    logging.basicConfig(level=logging.ERROR, format=f"rank {orders.rank}: %(name)s: %(message)s")
+    level = logging.WARNING if orders.aloud else logging.ERROR  # what rank 0 says as well, if it is this machine's
+    logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)
-    return follow(config, Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size), orders.aloud)
+    place = Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size)
+
+    def say(why: str) -> None:
+        print(f"rank {place.rank}: {why}", file=sys.stderr, flush=True)
+
+    return follow(config, place, say, orders.aloud)
 
 
-def follow(config: EngineConfig, place: Place, aloud: bool = False) -> int:
-    """Runs this rank until the others end -> the exit code."""
+def follow(config: EngineConfig, place: Place, say: Callable[[str], object], aloud: bool = False) -> int:
+    """Runs this rank until the others end -> the exit code. Told to `say`: why it does not start, and where `aloud`,
+    why it ends."""
     try:
         prepared = prepare(config, place=place)
     except Exception as error:  # rank 0 is told, if it could not say the same itself
-        print(f"rank {place.rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        say(f"{type(error).__name__}: {error}")
         return REFUSED
     channel = prepared.ranks.channel
     assert channel is not None
@@ -59,7 +67,7 @@ def follow(config: EngineConfig, place: Place, aloud: bool = False) -> int:
         Follower(engine, prepared, channel, grammars).run()
     except DeviceLost as error:  # rank 0 says it
         if aloud and CLOSED not in str(error):
-            print(f"rank {place.rank}: {error}", file=sys.stderr, flush=True)
+            say(str(error))
         return 0 if CLOSED in str(error) else 1
     except BaseException as error:
         channel.stop(f"rank {place.rank} of {place.size} broke: {type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from quintet.engine.ranks import inbox
 from quintet.engine.ranks.leader import Leader
 from quintet.engine.request import Admitted
 from quintet.platforms.interface import Channel, DeviceLost
-from quintet.platforms.network.rendezvous import START, listening
+from quintet.platforms.network.rendezvous import listening
 from quintet.types import Place
 
 EXTERNAL = "external_launcher"
@@ -80,14 +80,14 @@ def _number(name: str, value: str | None) -> int:
     return int(value)
 
 
-def place_of() -> Place:
+def place_of(seconds: float) -> Place:
     """Where this process is one of how many, and where they meet: rank 0 says its port in the launcher's store, where
-    there is one, or else listens itself at the launcher's."""
+    there is one, in so many seconds, or else listens itself at the launcher's."""
     launch, number = launched(), next(_count)
     host = f"[{launch.address}]" if ":" in launch.address else launch.address
     if not launch.store:
         return Place(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
-    limit = datetime.timedelta(seconds=START)
+    limit = datetime.timedelta(seconds=seconds)
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
     name = f"quintet/{launch.turn}/{number}"

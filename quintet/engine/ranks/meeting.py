@@ -80,7 +80,7 @@ def met(config: EngineConfig, facts: Capabilities, place: Place | None, meet: bo
 def _started(config: EngineConfig, facts: Capabilities, size: int) -> Meeting:
     """This process is rank 0, and starts the others that are this machine's; or something else has started all."""
     if config.distributed_executor_backend == EXTERNAL:
-        return Meeting(place_of(), Launched())
+        return Meeting(place_of(config.join_timeout_seconds), Launched())
     if config.distributed_executor_backend == BACKEND:
         actors = Actors(config, facts, size)
         return Meeting(actors.place, actors)

@@ -10,7 +10,7 @@ import msgspec
 
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.ranks.launched import EXTERNAL
-from quintet.engine.ranks.processes import Processes
+from quintet.engine.ranks.processes import CLOSED, Processes
 from quintet.engine.runner import Ranks
 from quintet.engine.weight_files import Weights
 from quintet.platforms import choose
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 # what may differ from machine to machine: where files are, and what memory there is, of which the least counts
 OWN = frozenset({
     "model", "tokenizer", "hf_config_path", "download_dir", "compilation_cache_dir", "node_rank", "master_addr",
+    "join_timeout_seconds",
     "kv_cache_memory_bytes", "num_pages", "gpu_memory_utilization", "hf_token", "profiler_config", "kv_events_config",
 })  # fmt: skip
 NAMED = 4  # settings that are named, where more differ
@@ -61,7 +62,10 @@ def follow(config: EngineConfig) -> int:
     others = Processes(config, size, here, endpoint_of(config), aloud=True)
     logger.info("ranks %d to %d of %d: they follow rank 0 at %s", here[0], here[-1], size, endpoint_of(config))
     try:
-        return others.wait()
+        code = others.wait()
+        if not code:
+            logger.info("%s: the ranks of this machine end, too", CLOSED)
+        return code
     except KeyboardInterrupt:
         return 130
     finally:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ FOLLOWER = "quintet.engine.ranks.follower"
 PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has told why
 CLOSED = "rank 0 has closed its engine"  # why ranks of other machines end, where nothing is wrong
 _GRACE = 5.0  # seconds that a rank has to end
+_AGAIN = 0.2  # seconds between two attempts to tell of one's end
 
 
 class Children:
@@ -146,8 +148,12 @@ class Processes:
             self._lost = self._lost or f"rank {self._ranks[place]} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
-            elif self.endpoint.startswith(TCP):
-                call_off(self.endpoint, self._lost)
+        if self._channel is None and self.endpoint.startswith(TCP):
+            called_off(self.endpoint, self._lost, self._need_not_tell)
+
+    def _need_not_tell(self) -> bool:
+        """Whoever waits hears of it otherwise, or is another machine's: it may have met others by then."""
+        return self._channel is not None or self._closing.is_set() or self._ranks.start > 1
 
 
 def _asked(config: EngineConfig) -> str:
@@ -166,6 +172,13 @@ def plain_fields(config: EngineConfig, why: str) -> dict[str, Any]:
             "module:name"
         ) from None
     return fields
+
+
+def called_off(endpoint: str, why: str, done: Callable[[], bool]) -> None:
+    """Until whoever gathers the ranks there has heard why one of them will not come, which may not listen yet; or until
+    `done` says that it need not."""
+    while not call_off(endpoint, why) and not done():
+        time.sleep(_AGAIN)
 
 
 def line(orders: Any) -> bytes:

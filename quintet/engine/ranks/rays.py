@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import secrets
+import socket
 import threading
 import time
 import weakref
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch
 
-from quintet.config import EngineConfig, unchanged_environment
-from quintet.engine.ranks.processes import CLOSED, plain_fields
+from quintet.config import EngineConfig, read_environment, unchanged_environment
+from quintet.engine.ranks.processes import CLOSED, called_off, plain_fields
 from quintet.platforms.interface import Capabilities, Channel
-from quintet.platforms.network.rendezvous import call_off, listening
+from quintet.platforms.network.rendezvous import listening
 from quintet.types import Place
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ BACKEND = "ray"
 ROOM = 120.0  # seconds for the cluster to have room: an autoscaler may start a machine
 _LOOK = 1.0  # seconds between two looks at the actors
 _GRACE = 5.0  # seconds that they have to end
+_ANSWER = 5.0  # seconds that a cluster has to answer
 
 
 def library() -> Any:
@@ -34,6 +36,48 @@ def library() -> Any:
             f"distributed_executor_backend={BACKEND!r} needs Ray, which is not installed; pip install 'quintet[ray]', "
             "or leave it out"
         ) from None
+
+
+def begin(ray: Any) -> None:
+    """Joins the cluster that Ray would join, or begins one of this machine. ValueError: RAY_ADDRESS is nobody's.
+
+    Ray itself waits for minutes at the address of a cluster that was killed, and then ends the process.
+    """
+    address = cluster()
+    with unchanged_environment():
+        if address is None:
+            ray.init("local", include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
+        else:
+            logger.info("joining the Ray cluster at %s", address)
+            ray.init(logging_level=logging.WARNING, log_to_driver=False)
+
+
+def cluster() -> str | None:
+    """The address of a cluster that answers; None: there is none."""
+    said = read_environment().ray_address
+    try:
+        address = importlib.import_module("ray._private.services").canonicalize_bootstrap_address(None)
+    except ConnectionError:  # "auto", and none was ever begun
+        address = None
+    if address is None:
+        if said == "auto":
+            raise ValueError("RAY_ADDRESS is auto, and no Ray cluster runs here; ray start --head begins one")
+        return None
+    host, _, port = str(address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        if said not in (None, "", "auto"):
+            raise ValueError(
+                f"no Ray cluster answers at {address}, which RAY_ADDRESS says ({why}); start it, or leave RAY_ADDRESS "
+                "out, and one of this machine is begun"
+            ) from None
+        logger.warning(
+            "the Ray cluster that was last begun here, at %s, does not answer (%s); it is not joined", address, why
+        )
+        return None
+    return str(address)
 
 
 def bundle_of(facts: Capabilities, size: int) -> dict[str, float]:
@@ -51,8 +95,7 @@ class Actors:
         fields = plain_fields(config, f"distributed_executor_backend={BACKEND!r}")
         self._begun = not self._ray.is_initialized()
         if self._begun:
-            with unchanged_environment():
-                self._ray.init(logging_level=logging.WARNING, log_to_driver=False)
+            begin(self._ray)
         host, util = self._ray.util.get_node_ip_address(), importlib.import_module("ray.util.placement_group")
         listener = listening(host, 0)
         self.endpoint = f"tcp://{host}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"  # of this meeting alone
@@ -127,18 +170,27 @@ class Actors:
         done, _ = self._ray.wait(self._runs, num_returns=1, timeout=_LOOK)
         if not done or self._closing.is_set():
             return not self._closing.is_set()
-        rank = self._runs.index(done[0]) + 1
-        try:
-            how = f"it ended with code {self._ray.get(done[0])}"
-        except self._ray.exceptions.RayError as error:
-            how = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        done, _ = self._ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
+        ends = {self._runs.index(run) + 1: self._how(run) for run in done}
+        rank = next((rank for rank, (died, _) in ends.items() if died), min(ends))  # the others end because of it
         with self._lock:
-            self._lost = f"rank {rank} of {self.size} has ended: {how}"
+            self._lost = f"rank {rank} of {self.size} has ended: {ends[rank][1]}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
-            else:
-                call_off(self.endpoint, self._lost)
+        if self._channel is None:
+            called_off(self.endpoint, self._lost, lambda: self._channel is not None or self._closing.is_set())
         return False
+
+    def _how(self, run: Any) -> tuple[bool, str]:
+        """Whether a rank died, and how it ended."""
+        try:
+            code, why = self._ray.get(run)
+            return False, why or f"it exited with code {code}"
+        except self._ray.exceptions.ActorDiedError as error:
+            said = dict(line.strip().split(": ", 1) for line in str(error).splitlines() if line.startswith("\t"))
+            return True, f"its actor died (process {said.get('pid', 'unknown')} on {said.get('ip', 'unknown')})"
+        except self._ray.exceptions.RayError as error:
+            return True, f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def _watch(actors: "weakref.ref[Actors]", runs: list[Any]) -> None:
@@ -153,9 +205,10 @@ def _watch(actors: "weakref.ref[Actors]", runs: list[Any]) -> None:
 class RankActor:
     """The process of one rank, as Ray starts it."""
 
-    def follow(self, fields: dict[str, Any], place: tuple[int, int, str], threads: int) -> int:
-        """Until rank 0 is gone -> the exit code of a process in its place."""
+    def follow(self, fields: dict[str, Any], place: tuple[int, int, str], threads: int) -> tuple[int, str]:
+        """Until rank 0 is gone -> the exit code of a process in its place, and why it ends."""
         torch.set_num_threads(threads)
         from quintet.engine.ranks.follower import follow
 
-        return follow(EngineConfig(**fields), Place(*place))
+        said: list[str] = []
+        return follow(EngineConfig(**fields), Place(*place), said.append), "; ".join(said)

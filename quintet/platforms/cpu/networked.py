@@ -12,17 +12,17 @@ from quintet import __version__
 from quintet.platforms.cpu.comm import SharedMemory
 from quintet.platforms.cpu.native import extension
 from quintet.platforms.network.letters import NetworkLetters
-from quintet.platforms.network.rendezvous import TCP, key_of, meet
+from quintet.platforms.network.rendezvous import TCP, Terms, key_of, meet
 from quintet.types import Place
 
-__all__ = ["TCP", "networked"]
+__all__ = ["TCP", "Terms", "networked"]
 
 
-def networked(place: Place, seconds: float) -> SharedMemory:
+def networked(place: Place, terms: Terms) -> SharedMemory:
     """Blocks until all have come; ValueError says who has not, or what they have not alike."""
     key = key_of(place.endpoint)
     alike = {"quintet": __version__, "torch": str(torch.__version__), "instruction set": extension().isa()}
-    met = meet(place, key, alike, seconds)
+    met, seconds = meet(place, key, alike, terms), terms.seconds
     mesh, seal = extension().Mesh(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
     letters = NetworkLetters(mesh, place, met.wires, seal, seconds, extension().RankLost)
     return SharedMemory(mesh, letters)

@@ -29,7 +29,7 @@ from quintet.platforms.cpu import linear as native_linear
 from quintet.platforms.cpu.attention import SPLIT
 from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined
 from quintet.platforms.cpu.features import describe
-from quintet.platforms.cpu.networked import TCP, networked
+from quintet.platforms.cpu.networked import TCP, Terms, networked
 from quintet.platforms.cpu.pipe import naming_the_lost
 from quintet.platforms.cpu.quantized_moe import packer_of
 from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
@@ -172,7 +172,8 @@ class CPU(Platform):
             raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
         seconds = self._config.distributed_timeout_seconds
         over_network = place.endpoint.startswith(TCP)
-        made = networked(place, seconds) if over_network else joined(place, self._rooms, seconds)
+        terms = Terms(seconds, self._config.join_timeout_seconds, self._config.nnodes)
+        made = networked(place, terms) if over_network else joined(place, self._rooms, seconds)
         if isinstance(made, SharedMemory):
             self._comm, self._threaded = made, place.endpoint.startswith(INPROC)
         return made

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -25,10 +25,12 @@ from quintet.types import Place
 logger = logging.getLogger(__name__)
 
 TCP = "tcp://"
-START = 600.0  # seconds for all to come: a node may still be downloading the model
+START = 600.0  # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
+SOON, AGAIN = 10.0, 30.0  # seconds until it is said for whom all wait, and until it is said again
 AT_ONCE = 32  # strangers that are asked who they are at a time
 RETRY = 0.2  # seconds between two attempts to reach who does not listen yet
 HELLO, WELCOME, REFUSED = 1, 2, 3  # kinds of frames
+COME = "start all nodes, with the same settings, and see that they reach that address (join_timeout_seconds: how long)"
 REMEDY = "set QUINTET_RANKS_KEY, or QUINTET_RANKS_KEY_FILE, to the same on all machines"
 
 
@@ -49,6 +51,14 @@ CALLED_OFF = -1  # in the place of a rank: nobody needs to wait for the others a
 class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     session: bytes  # a name that only these ranks know
     places: list[tuple[str, int]]  # where each listens
+
+
+class Terms(NamedTuple):
+    """What a meeting is held by."""
+
+    seconds: float  # that ranks will wait for each other
+    start: float = START  # that all have to come
+    nodes: int = 1  # machines with as many ranks each; 1: nobody says where they run
 
 
 @dataclass
@@ -95,13 +105,27 @@ def listening(host: str, port: int, backlog: int = 128) -> socket.socket:
     return made
 
 
-def meet(place: Place, key: bytes, alike: dict[str, str], seconds: float, start: float = START) -> Met:
-    """Blocks until all ranks have come. `alike`: what must be the same on all; `seconds`: they will wait for each
-    other. ValueError says who did not come, or what differs."""
-    until = time.monotonic() + start
-    return _First(place, key, alike, seconds).gather(until) if place.rank == 0 else _joined(
-        place, key, alike, seconds, until
-    )  # fmt: skip
+def meet(place: Place, key: bytes, alike: dict[str, str], terms: Terms) -> Met:
+    """Blocks until all ranks have come. `alike`: what must be the same on all. ValueError says who did not come, or
+    what differs."""
+    if place.rank == 0:
+        return _First(place, key, alike, terms).gather()
+    return _joined(place, key, alike, terms.seconds, time.monotonic() + terms.start)
+
+
+class _Waiting:
+    """Says now and then for whom all wait."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = self._began + SOON
+
+    def say(self, what: str, until: float) -> None:
+        """`until`: when nobody waits any more."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + AGAIN
+            logger.warning("%s after %.0f s; waiting for %.0f s more", what, now - self._began, max(0.0, until - now))
 
 
 class _Door:
@@ -110,7 +134,7 @@ class _Door:
     def __init__(self, listener: socket.socket, key: bytes, seconds: float) -> None:
         self._listener, self._key, self._seconds = listener, key, seconds
         self._come: queue.Queue[tuple[Wire, Hello]] = queue.Queue()
-        self._asked = threading.BoundedSemaphore(AT_ONCE)
+        self._asked, self._waiting = threading.BoundedSemaphore(AT_ONCE), _Waiting()
 
     def next(self, until: float, waits: Callable[[], str]) -> tuple[Wire, Hello]:
         """Whoever comes next; ValueError with `waits()` if nobody does in time."""
@@ -123,7 +147,8 @@ class _Door:
                 raise ValueError(hello.why)
             why = waits()
             if time.monotonic() > until:
-                raise ValueError(why)
+                raise ValueError(f"{why} in time; {COME}")
+            self._waiting.say(why, until)
             ready = waited_for(self._listener.fileno(), select.POLLIN, 0.05)
             if ready and self._asked.acquire(blocking=False):
                 with contextlib.suppress(OSError):
@@ -151,17 +176,18 @@ class _Door:
 class _First:
     """Rank 0."""
 
-    def __init__(self, place: Place, key: bytes, alike: dict[str, str], seconds: float) -> None:
+    def __init__(self, place: Place, key: bytes, alike: dict[str, str], terms: Terms) -> None:
         host, port, descriptor = where(place.endpoint)
         self._listener = listening(host, port) if descriptor is None else socket.socket(fileno=descriptor)
         self._place, self._alike, self._at = place, alike, f"{host}:{port}"
-        self._door = _Door(self._listener, key, seconds)
+        self._door, self._terms = _Door(self._listener, key, terms.seconds), terms
         self._wires: dict[int, Wire] = {}
         self._ports: dict[int, int] = {}
         self._session = os.urandom(16)
         self._sockets = [-1] * place.size
 
-    def gather(self, until: float) -> Met:
+    def gather(self) -> Met:
+        until = time.monotonic() + self._terms.start
         try:
             while len(self._wires) < self._place.size - 1:
                 self._take(*self._door.next(until, self._missing))
@@ -207,21 +233,31 @@ class _First:
         ]:
             logger.warning("rank %d of %d has gone again before all had come", rank, self._place.size)
             self._wires.pop(rank).close()
-        missing = [str(r) for r in range(1, self._place.size) if r not in self._wires]
-        return (
-            f"ranks {', '.join(missing) or 'of some machine'} of {self._place.size} did not come to {self._at} in time"
-            "; start all nodes, with the same settings, and see that they reach that address"
-        )
+        missing = [rank for rank in range(1, self._place.size) if rank not in self._wires]
+        return f"{self._named(missing)} did not come to {self._at}"
+
+    def _named(self, ranks: list[int]) -> str:
+        """Ranks, and on which machine they are."""
+        size, each = self._place.size, self._place.size // self._terms.nodes
+        if not ranks:
+            return f"ranks of {size}, of some machine,"
+        said = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {size}"
+        nodes = sorted({rank // each for rank in ranks})
+        if self._terms.nodes == 1:
+            return said
+        return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))} of {self._terms.nodes} ({said})"
 
 
-def call_off(endpoint: str, why: str) -> None:
-    """For whoever listens at the endpoint, of this user's: a rank will never come. Nothing happens if nobody does."""
+def call_off(endpoint: str, why: str) -> bool:
+    """For whoever listens at the endpoint, of this user's: a rank will never come. Whether somebody has heard it."""
     host, port, _ = where(endpoint)
     with contextlib.suppress(OSError, ValueError):
         key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
             said = msgspec.msgpack.encode(Hello(CALLED_OFF, 0, 0, {}, why=why))
             greet(connection, key).send(HELLO, said, until)
+            return True
+    return False
 
 
 def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
@@ -258,7 +294,7 @@ def _joined(place: Place, key: bytes, alike: dict[str, str], seconds: float, unt
             sockets[rank] = wire.release()
         door, late = (
             _Door(listener, key, seconds),
-            f"rank {place.rank} of {place.size}: others did not come in time",
+            f"others did not come to rank {place.rank} of {place.size}",
         )
         while any(sockets[rank] < 0 for rank in range(place.rank + 1, place.size)):
             _take_for_tensors(*door.next(until, lambda: late), welcome.session, place.rank, sockets)
@@ -272,7 +308,7 @@ def _joined(place: Place, key: bytes, alike: dict[str, str], seconds: float, unt
 
 def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> Wire:
     """Tried until somebody listens there."""
-    why = ""
+    why, waiting = "", _Waiting()
     while time.monotonic() < until:
         connection: socket.socket | None = None
         try:
@@ -286,9 +322,10 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
         except OSError as error:
             if connection is not None:
                 connection.close()
-            why = str(error.strerror or error)
+            why = f"rank 0 was not reached at {host}:{port} ({error.strerror or error})"
+            waiting.say(why, until)
             time.sleep(RETRY)
-    raise ValueError(f"rank 0 was not reached at {host}:{port} in time ({why}); start node 0, and see to the network")
+    raise ValueError(f"{why} in time; start node 0, and see to the network")
 
 
 def _welcomed(first: Wire, until: float) -> Welcome:

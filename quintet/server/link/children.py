@@ -95,7 +95,7 @@ class Child:
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the latter: it was let go
             self._process.stdin.write(word)
             self._process.stdin.flush()
 

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import logging
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import resolve_tokenizer
+from quintet.engine.runner import Others
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta
@@ -31,8 +33,8 @@ IDLE = 1000  # milliseconds that an idle engine waits for a message before it lo
 
 def main() -> int:
     """Runs until it is killed or its parent dies. REFUSED: the engine did not start, 1: it broke."""
-    orders = read_orders()
-    follow_parent()
+    orders, farewell = read_orders(), Farewell()
+    follow_parent(farewell)
     folder, workers = Path(orders.folder), range(orders.num_workers)
     context = zmq.Context(io_threads=1)
     config = EngineConfig(**orders.engine)
@@ -45,6 +47,7 @@ def main() -> int:
         serves = served(prepared)
         grammars = _grammars(serves)
         engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
+        farewell.others = prepared.ranks.others
     except (ValueError, OSError, MemoryError) as error:  # what the user can mend
         said = orders.wording(str(error) or type(error).__name__)
         print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
@@ -57,9 +60,30 @@ def main() -> int:
             core.then = grammars.warm
         core.run()
     except Exception:
+        farewell.wait()
         logger.exception("the engine broke")
         return 1
     return 0
+
+
+class Farewell:
+    """What the engine does when the server has ended in good order: ranks elsewhere hear of it, and end as well."""
+
+    def __init__(self) -> None:
+        self.others: Others | None = None  # once they have started
+        self._said = threading.Event()
+
+    def __call__(self, why: str) -> None:
+        """From a thread. A step that is under way is left."""
+        self._said.set()
+        if self.others is not None:
+            self.others.close()
+        os._exit(0)
+
+    def wait(self) -> None:
+        """Does not return if it was said: what breaks then is no failure."""
+        if self._said.is_set():
+            threading.Event().wait()
 
 
 def served(prepared: Prepared) -> Served:

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 import signal
 import socket
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 _LOOK = 0.5  # seconds between two looks at the engine's pulse
 _LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
 _HASTE = 3.0  # seconds that they have when all end at once: of these, callers get one
+_FAREWELL = 15.0  # seconds that engines have to end ranks that are elsewhere
 _SOONEST = 1.0  # seconds before an API process that died is started again
 
 
@@ -47,6 +49,7 @@ class Supervisor:
             server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
             wording=wording or Wording(),
         )
+        self._failed: str | None = None  # why the server ends
         self._engines: list[Child] = []  # one, as a rule
         try:
             for number, config in enumerate(each_engine(engine)):
@@ -57,7 +60,6 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             raise
         self._others: dict[int, Child] = {}  # API processes besides this one
-        self._failed: str | None = None  # why the server ends
         self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
         self._signal = "told to end"  # by which signal, if it was one
         self._told = False  # to end, while nothing else listens to that
@@ -207,26 +209,29 @@ class Supervisor:
             child.ask_to_end(why)
 
     def _hurry(self, *_: object) -> None:
-        """Told to end while it waits for the others: they end at once."""
-        for child in self._others.values():
+        """Told to end while it waits for the others: all end at once."""
+        for child in (*self._others.values(), *self._engines):
             child.let_go()
 
     def _close(self) -> None:
         """Ends every process, and leaves nothing in the file system."""
         for each in ENDING:
             signal.signal(each, self._hurry)
-        self._hurry()
+        for child in self._others.values():
+            child.let_go()
         for child in self._others.values():
             child.close()
         self._end_engines()
         self._clear_up()
 
     def _end_engines(self) -> None:
-        """All at once: none waits for another's end."""
+        """All at once: none waits for another's end. In good order, they let ranks of other machines know first."""
+        orderly = self._failed is None
         for each in self._engines:
-            each.let_go()
+            (each.ask_to_end if orderly else each.let_go)()
+        end = time.monotonic() + (_FAREWELL if orderly else 0.0)
         for each in self._engines:
-            each.close()
+            each.close(max(0.0, end - time.monotonic()))
 
     def _clear_up(self) -> None:
         self._folder.remove()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from quintet.engine.ranks import processes
 from quintet.platforms.cpu.comm import Rooms, joined, naming_the_lost
 from quintet.platforms.cpu.networked import networked
 from quintet.platforms.interface import DeviceLost
@@ -22,6 +23,7 @@ from tests.platforms.cpu.test_comm import SHAPES, given
 
 _cpu = pytest.importorskip("quintet._cpu")
 T = TypeVar("T")
+KEY = b"a key of these"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +65,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[T | BaseException]:
     def run(place: Place) -> T:
-        return work(networked(place, seconds))
+        return work(networked(place, rendezvous.Terms(seconds)))
 
     return at_once([lambda place=place: run(place) for place in places(size)])  # type: ignore[misc]
 
@@ -198,9 +200,9 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 
 
 def meeting(
-    place: Place, key: bytes = b"a key of these", alike: dict[str, str] | None = None, start: float = 10
+    place: Place, key: bytes = KEY, alike: dict[str, str] | None = None, start: float = 10, nodes: int = 1
 ) -> Any:
-    met = rendezvous.meet(place, key, alike or {"torch": "2"}, 5, start)
+    met = rendezvous.meet(place, key, alike or {"torch": "2"}, rendezvous.Terms(5, start, nodes))
     for each in met.wires.values():
         each.close()
     for descriptor in met.sockets:
@@ -245,12 +247,52 @@ def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
 def test_ranks_that_do_not_come_are_named_and_a_meeting_can_be_called_off(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = places(3)[:2]
     found = at_once([lambda: meeting(first, start=0.5), lambda: meeting(second, start=5)])
-    assert "ranks 2 of 3 did not come to 127.0.0.1:" in str(found[0])
+    assert "rank 2 of 3 did not come to 127.0.0.1:" in str(found[0])
     assert isinstance(found[1], ValueError) and "rank 0 has ended before all had come" in str(found[1])
     monkeypatch.setenv("QUINTET_RANKS_KEY", "a key of these")
     first, second = places(3)[:2]
     error, _ = at_once([lambda: meeting(first), lambda: rendezvous.call_off(second.endpoint, "rank 2 was killed")])
     assert str(error) == "rank 2 was killed"
+
+
+def test_who_waits_says_for_which_machine_and_where_it_is_awaited(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "SOON", 0.1)
+    monkeypatch.setattr(rendezvous, "AGAIN", 0.3)
+    first, second = places(4)[:2]
+    host = second.endpoint.removeprefix("tcp://")
+    error, _ = at_once([
+        lambda: meeting(first, start=1.5, nodes=2), lambda: pytest.raises(ValueError, meeting, second, start=5).value
+    ])  # fmt: skip
+    missing = f"node 1 of 2 (ranks 2, 3 of 4) did not come to {host}"
+    assert str(error).startswith(f"{missing} in time; start all nodes")
+    assert caplog.text.count(f"{missing} after ") > 1 and "; waiting for 1 s more" in caplog.text
+    with pytest.raises(ValueError, match=rf"rank 0 was not reached at {host} \(.+\) in time; start node 0"):
+        meeting(second, start=1)
+    assert f"rank 0 was not reached at {host} (" in caplog.text
+
+
+def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that dies first is told of again: nobody would wait for it for ten minutes."""
+    monkeypatch.setenv("QUINTET_RANKS_KEY", "a key of these")
+    descriptor, port = listener()
+    os.close(descriptor)
+    endpoint, tried = f"tcp://127.0.0.1:{port}", threading.Event()
+
+    def call_off(*what: str) -> bool:
+        heard = rendezvous.call_off(*what)
+        tried.set()
+        return heard
+
+    monkeypatch.setattr(processes, "call_off", call_off)
+
+    def late() -> Any:
+        assert tried.wait(30)
+        return meeting(Place(0, 2, endpoint))
+
+    error, _ = at_once([late, lambda: processes.called_off(endpoint, "rank 1 was killed", lambda: False)])
+    assert str(error) == "rank 1 was killed"
 
 
 def test_a_frame_that_was_changed_or_is_too_long_is_refused() -> None:

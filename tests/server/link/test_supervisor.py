@@ -41,10 +41,13 @@ class Pretended:
     def follow(self, _: Any) -> None:
         """It never ends."""
 
+    def ask_to_end(self, why: str = "") -> None:
+        """It goes at once."""
+
     def let_go(self) -> None:
         """Nothing is there."""
 
-    def close(self) -> None:
+    def close(self, seconds: float = 0.0) -> None:
         """Nothing is there."""
 
 

@@ -21,11 +21,12 @@ PROMPTS = ["The sea is", "A router sends", "Tea at", "Once upon a time"]
 class Router:
     """A process."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, before: tuple[str, ...] = ()) -> None:
         self.log = Path(tempfile.mkstemp(prefix="quintet-router-", suffix=".log")[1])
+        port = () if "--uds" in flags else ("--port", "0")
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quintet.server.cli", "router", "--port", "0", *flags],
+                [*before, sys.executable, "-m", "quintet.server.cli", "router", *port, *flags],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         assert until(lambda: _READY.search(self.said) is not None or self.process.poll() is not None), self.said
