@@ -3,8 +3,8 @@
 python -m benchmarks.expert_parallel [--rounds 5] [--out benchmarks/results/expert_parallel.json]
 
 The model is random, 16 experts of 2,048 features in 3 layers, with a router that has no favourites (`even`) or sends
-most tokens to 4 neighbours (`skewed`), which one rank keeps until experts move. Each way is two processes, started before anything is timed; they work in turn, a round each. Ratios are
-taken within a round, and their median is shown.
+most tokens to 4 neighbours (`skewed`), which one rank keeps until experts move. Each way is two processes, started
+before anything is timed; they work in turn, a round each. Ratios are taken within a round, and their median is shown.
 """
 
 import argparse
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "-ep": {"enable_expert_parallel": True},
     "-ep, EPLB": {"enable_expert_parallel": True, **EPLB},
 }
-ROUTERS = {"even": 0.0, "skewed": 4.0}  # how much more a favourite's logit is
+ROUTERS = {"even": 0.0, "skewed": 16.0}  # how much more a favourite's logit is
 EXPERTS, HIDDEN, FAVOURITES = 16, 512, 4
 # requests, tokens of a prompt, of an output
 WORK = {"one request": (1, 16, 48), "a prompt of 512 tokens": (1, 512, 1), "8 requests": (8, 32, 24)}

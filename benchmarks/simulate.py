@@ -1,15 +1,17 @@
 """`quintet bench simulate` beside the real thing: one trace on real servers of 1, 2 and 4 engines, and played.
 
-    python -m benchmarks.simulate [--engines 1 2 4] [--parts costs real play] [--out benchmarks/results/simulate.json]
+    python -m benchmarks.simulate [--engines 1 2 4] [--rounds 3] [--out benchmarks/results/simulate.json]
 
-Costs are measured for each number of engines, since they share the cores of this machine. The parts may be run one by
-one; what they find is kept in benchmarks/checkpoints/simulate.
+Costs are measured for each number of engines, since they share the cores of this machine, and each time just before the
+trace is sent to real servers: where other work comes and goes, errors are of one round, and their middle is told. The
+parts may be run one by one; what they find is kept in benchmarks/checkpoints/simulate.
 """
 
 import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -73,24 +75,30 @@ def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
     run("bench", "serve", "--url", url, "--trace", str(file), "--json", took)
 
 
-def play(engines: int, file: Path) -> float:
-    """Seconds that it took."""
-    began = time.perf_counter()
+def play(engines: int, file: Path) -> None:
     words = ["--costs", str(FOLDER / f"costs-{engines}.json"), "--trace", str(file), "-dp", str(engines)]
     run("bench", "simulate", *words, "--json", str(FOLDER / f"played-{engines}.json"))
-    return time.perf_counter() - began
 
 
 def compared(engines: int) -> dict[str, Any]:
+    """Of one round."""
     found = {name: json.loads((FOLDER / f"{name}-{engines}.json").read_text()) for name in ("real", "played", "costs")}
-    rows: dict[str, Any] = {"engines": engines, "costs_median_error": found["costs"]["measured"]["median_error"]}
-    rows["sharing"] = found["costs"]["sharing"]
-    rows["prefix_cache_hit_rate_played"] = round(found["played"]["prefix_cache_hit_rate"], 4)
-    rows["mean_utilization_played"] = round(found["played"]["mean_utilization"], 3)
-    for figure in FIGURES:
-        took, said = found["real"][figure], found["played"][figure]
-        rows[figure] = {"real": round(took, 2), "played": round(said, 2), "error": round(said / took - 1, 4)}
-    return rows
+    costs, played = found["costs"], found["played"]
+    return {
+        "costs_median_error": costs["measured"]["median_error"],
+        "sharing": costs["sharing"],
+        "latency_ms": round(costs["latency"] * 1e3, 2),
+        "mean_utilization_played": round(played["mean_utilization"], 3),
+        **{name: {"real": round(found["real"][name], 2), "played": round(played[name], 2)} for name in FIGURES},
+    }
+
+
+def summed(engines: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors are of what was played against what was real in the same round."""
+    errors = {name: [each[name]["played"] / each[name]["real"] - 1 for each in rounds] for name in FIGURES}
+    middle = {name: round(statistics.median(each), 4) for name, each in errors.items()}
+    spans = {name: [round(min(each), 4), round(max(each), 4)] for name, each in errors.items()}
+    return {"engines": engines, "median_errors": middle, "least_and_most": spans, "rounds": rounds}
 
 
 def main() -> None:
@@ -98,6 +106,7 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rate", type=float, default=0.6, help="requests per second")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="of a server with these flags that runs already")
     parts = ("costs", "real", "play")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
@@ -105,19 +114,24 @@ def main() -> None:
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder, file = with_tokenizer(checkpoint(args.shape)), trace(args.rate)
-    for engines in args.engines:
-        if "costs" in args.parts:
-            costs(folder, engines)
-        if "real" in args.parts:
-            real(folder, engines, file, args.url)
-        if "play" in args.parts:
-            print(f"{engines} engines: played in {play(engines, file):.1f} s")
+    rounds: dict[int, list[dict[str, Any]]] = {engines: [] for engines in args.engines}
+    for _ in range(args.rounds):
+        for engines in args.engines:
+            if "costs" in args.parts:
+                costs(folder, engines)
+            if "real" in args.parts:
+                real(folder, engines, file, args.url)
+            if "play" in args.parts:
+                play(engines, file)
+                rounds[engines].append(compared(engines))
+                print(engines, json.dumps(rounds[engines][-1]), flush=True)
     if "play" in args.parts:
-        rows = [compared(engines) for engines in args.engines]
+        rows = [summed(engines, rounds[engines]) for engines in args.engines]
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
         content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
         args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        print(json.dumps(rows, indent=2))
+        for row in rows:
+            print(row["engines"], row["median_errors"], row["least_and_most"])
 
 
 if __name__ == "__main__":

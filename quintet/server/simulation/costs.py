@@ -49,7 +49,7 @@ class Shape:
 class Costs:
     """Seconds of a step = what its number of tokens takes (straight lines between the points of `step`, the last one's
     slope behind them) + per_row x rows of logits + per_context x tokens that decoding requests look back on + per_pair
-    x the same of prompts' tokens; all of it x sharing[engines of the machine that compute - 1]."""
+    x the same of prompts' tokens; all of it x sharing[engines of the machine that compute - 1] x one of spread."""
 
     shape: Shape
     step: tuple[tuple[int, float], ...]
@@ -57,6 +57,8 @@ class Costs:
     per_context: float = 0.0
     per_pair: float = 0.0
     sharing: tuple[float, ...] = (1.0,)  # has an entry for each engine of a machine
+    latency: float = 0.0  # seconds from a caller to the engine and back, beside the steps
+    spread: tuple[float, ...] = (1.0,)  # factors by which steps of the same work differ, each as likely; 1 on average
     measured: Mapping[str, Any] = field(default_factory=dict)  # on what
 
     def seconds(self, work: Work, busy: int = 1) -> float:
@@ -91,17 +93,27 @@ def _costs(found: Any) -> Costs:
     for name in ("shape", "step"):
         if name not in found:
             raise ValueError(f"{name} is missing")
-    numbers = {name: _number(found[name], name) for name in ("per_row", "per_context", "per_pair") if name in found}
-    sharing = found.get("sharing", [1.0])
-    if not isinstance(sharing, list) or not sharing:
-        raise ValueError("sharing must be a list with a factor for each engine of a machine, such as [1.0, 1.4]")
-    factors = tuple(_number(each, "sharing") for each in sharing)
-    if min(factors) <= 0:
-        raise ValueError("sharing must be factors over 0")
+    numbers = {name: _number(found[name], name) for name in _SECONDS if name in found}
+    sharing = _factors(found, "sharing", "a factor for each engine of a machine, such as [1.0, 1.4]")
+    spread = _factors(found, "spread", "factors by which steps differ, such as [0.9, 1.1]")
     measured = found.get("measured", {})
     if not isinstance(measured, dict):
         raise ValueError('measured must be an object that says on what, such as {"device": "cpu"}')
-    return Costs(_shape(found["shape"]), _points(found["step"]), **numbers, sharing=factors, measured=measured)
+    shape, points = _shape(found["shape"]), _points(found["step"])
+    return Costs(shape, points, **numbers, sharing=sharing, spread=spread, measured=measured)
+
+
+_SECONDS = ("per_row", "per_context", "per_pair", "latency")
+
+
+def _factors(found: Any, name: str, what: str) -> tuple[float, ...]:
+    given = found.get(name, [1.0])
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{name} must be a list with {what}")
+    factors = tuple(_number(each, name) for each in given)
+    if min(factors) <= 0:
+        raise ValueError(f"{name} must be factors over 0")
+    return factors
 
 
 def _shape(found: Any) -> Shape:
