@@ -1,10 +1,11 @@
 """`quintet bench simulate` beside the real thing: one trace on real servers of 1, 2 and 4 engines, and played.
 
-    python -m benchmarks.simulate [--engines 1 2 4] [--rounds 3] [--out benchmarks/results/simulate.json]
+    python -m benchmarks.simulate [--engines 1 2 4] [--rounds 3] [--rate 0.6] [--out benchmarks/results/simulate.json]
 
-Costs are measured for each number of engines, since they share the cores of this machine, and each time just before the
-trace is sent to real servers: where other work comes and goes, errors are of one round, and their middle is told. The
-parts may be run one by one; what they find is kept in benchmarks/checkpoints/simulate.
+Costs are measured for each number of engines, since they share the cores of this machine, before the trace is sent to
+real servers and after it: where the machine's speed comes and goes, what was real lies between two that were played,
+and is held against their mean. Errors are of one round, and their middle is told. Files are kept in
+benchmarks/checkpoints/simulate.
 """
 
 import argparse
@@ -50,17 +51,8 @@ def run(*words: str) -> None:
 
 
 def costs(folder: Path, engines: int) -> None:
-    run(
-        "bench",
-        "simulate",
-        "--measure",
-        str(folder),
-        "-o",
-        str(FOLDER / f"costs-{engines}.json"),
-        *FLAGS,
-        "-dp",
-        str(engines),
-    )
+    words = ("--measure", str(folder), "-o", str(FOLDER / f"costs-{engines}.json"), *FLAGS, "-dp", str(engines))
+    run("bench", "simulate", *words)
 
 
 def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
@@ -75,27 +67,35 @@ def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
     run("bench", "serve", "--url", url, "--trace", str(file), "--json", took)
 
 
-def play(engines: int, file: Path) -> None:
+def play(engines: int, file: Path) -> dict[str, Any]:
+    """The figures, with the costs of last."""
     words = ["--costs", str(FOLDER / f"costs-{engines}.json"), "--trace", str(file), "-dp", str(engines)]
     run("bench", "simulate", *words, "--json", str(FOLDER / f"played-{engines}.json"))
+    return _read("played", engines)
 
 
-def compared(engines: int) -> dict[str, Any]:
-    """Of one round."""
-    found = {name: json.loads((FOLDER / f"{name}-{engines}.json").read_text()) for name in ("real", "played", "costs")}
-    costs, played = found["costs"], found["played"]
-    return {
-        "costs_median_error": costs["measured"]["median_error"],
-        "sharing": costs["sharing"],
-        "latency_ms": round(costs["latency"] * 1e3, 2),
-        "mean_utilization_played": round(played["mean_utilization"], 3),
-        **{name: {"real": round(found["real"][name], 2), "played": round(played[name], 2)} for name in FIGURES},
-    }
+def _read(name: str, engines: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}-{engines}.json").read_text())
+    return found
+
+
+def compared(engines: int, played: list[dict[str, Any]]) -> dict[str, Any]:
+    """One round: what was played before and after, and what was real between them."""
+    found, costs = _read("real", engines), _read("costs", engines)
+    rows: dict[str, Any] = {"sharing": costs["sharing"], "latency_ms": round(costs["latency"] * 1e3, 2)}
+    rows["costs_median_error"] = costs["measured"]["median_error"]
+    rows["mean_utilization_played"] = round(statistics.mean(each["mean_utilization"] for each in played), 3)
+    for figure in FIGURES:
+        both = [each[figure] for each in played]
+        middle = statistics.mean(both)
+        error = round(middle / found[figure] - 1, 4)
+        rows[figure] = {"real": round(found[figure], 2), "played": [round(each, 2) for each in both], "error": error}
+    return rows
 
 
 def summed(engines: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Errors are of what was played against what was real in the same round."""
-    errors = {name: [each[name]["played"] / each[name]["real"] - 1 for each in rounds] for name in FIGURES}
+    """Of all rounds."""
+    errors = {name: [each[name]["error"] for each in rounds] for name in FIGURES}
     middle = {name: round(statistics.median(each), 4) for name, each in errors.items()}
     spans = {name: [round(min(each), 4), round(max(each), 4)] for name, each in errors.items()}
     return {"engines": engines, "median_errors": middle, "least_and_most": spans, "rounds": rounds}
@@ -108,30 +108,27 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.6, help="requests per second")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="of a server with these flags that runs already")
-    parts = ("costs", "real", "play")
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/simulate.json"))
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder, file = with_tokenizer(checkpoint(args.shape)), trace(args.rate)
-    rounds: dict[int, list[dict[str, Any]]] = {engines: [] for engines in args.engines}
-    for _ in range(args.rounds):
-        for engines in args.engines:
-            if "costs" in args.parts:
-                costs(folder, engines)
-            if "real" in args.parts:
-                real(folder, engines, file, args.url)
-            if "play" in args.parts:
-                play(engines, file)
-                rounds[engines].append(compared(engines))
-                print(engines, json.dumps(rounds[engines][-1]), flush=True)
-    if "play" in args.parts:
-        rows = [summed(engines, rounds[engines]) for engines in args.engines]
-        head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
-        content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
-        args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        for row in rows:
-            print(row["engines"], row["median_errors"], row["least_and_most"])
+    rows = []
+    for engines in args.engines:
+        rounds: list[dict[str, Any]] = []
+        costs(folder, engines)
+        before = play(engines, file)
+        for _ in range(args.rounds):
+            real(folder, engines, file, args.url)
+            costs(folder, engines)
+            after = play(engines, file)
+            rounds.append(compared(engines, [before, after]))
+            print(engines, json.dumps(rounds[-1]), flush=True)
+            before = after
+        rows.append(summed(engines, rounds))
+        print(engines, rows[-1]["median_errors"], rows[-1]["least_and_most"], flush=True)
+    head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
+    content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
+    args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Measures what steps cost here: a real server's, as its callers see them, over a grid of prompts and of requests that
-decode, on all its engines at once."""
+"""Measures what steps cost here: a real server's, as callers see them, over a grid of prompts and decoding requests."""
 
 import statistics
 import time
