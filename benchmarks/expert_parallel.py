@@ -149,6 +149,7 @@ def measure(router: str, folder: Path, rounds: int) -> list[Rate]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--routers", nargs="+", choices=tuple(ROUTERS), default=tuple(ROUTERS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -158,8 +159,8 @@ def main() -> None:
         return
     rates = []
     with tempfile.TemporaryDirectory() as made:
-        for router, favour in ROUTERS.items():
-            make(Path(made) / router, favour)
+        for router in args.routers:
+            make(Path(made) / router, ROUTERS[router])
             rates += measure(router, Path(made) / router, args.rounds)
     if args.out:
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads()}

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from quintet.config import EngineConfig
 from quintet.server import cli
+from quintet.server.http_stream import run
+from quintet.server.simulation.asked import Caller, Server
 from quintet.server.simulation.goals import Goal, fewest
 
 COSTS = {"shape": {"max_model_len": 256, "num_pages": 400, "max_num_seqs": 8}, "step": [[1, 0.01], [256, 0.1]]}
@@ -52,10 +55,20 @@ def test_a_server_of_several_engines_is_measured_while_all_compute(tmp_path: Pat
     assert len(found["sharing"]) == 2 and found["sharing"][0] == 1 <= found["sharing"][1]
 
 
-def test_a_server_that_does_not_start_ends_the_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "simulate", "--measure", "bundled", "-o", str(tmp_path / "x"), "--device", "null"]
-    assert cli.main([*words, "--max-model-len", "64", "--num-pages", "64", "--load-format", "gguf"]) == 1
-    assert not (tmp_path / "x").exists() and capsys.readouterr().err
+def test_a_server_that_does_not_start_ends_the_measuring(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig(model=str(tmp_path / "nowhere"), device="null")
+    server = Server(config)
+
+    async def asked() -> None:
+        async with Caller(server, config, 10):
+            raise AssertionError("it serves")
+
+    try:
+        with pytest.raises(ValueError, match="did not start, or has ended"):
+            run(asked())
+    finally:
+        server.close()
+    assert "nowhere" in capfd.readouterr().err
 
 
 def test_figures_have_the_names_of_bench_serve(tmp_path: Path, costs: str, capsys: pytest.CaptureFixture[str]) -> None:

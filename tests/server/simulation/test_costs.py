@@ -92,6 +92,15 @@ def test_the_spread_keeps_the_mean_and_the_long_steps() -> None:
     assert spread_of([1.0, 3.0]) == (1.0,), "few say nothing"
 
 
+def test_the_fit_of_noisy_samples_is_right_on_the_average() -> None:
+    """Relative to what was measured, 10 and 30 would be best told by 12."""
+    samples = [Sample(Work(tokens, 1, 0, 0), seconds) for tokens in (1, 8) for seconds in (0.010, 0.030)]
+    points, rest = fitted(samples, [1, 8])
+    found = Costs(SHAPE, points, *rest)
+    assert found.seconds(Work(1, 1, 0, 0)) == pytest.approx(0.020, rel=0.02)
+    assert found.seconds(Work(8, 1, 0, 0)) == pytest.approx(0.020, rel=0.02)
+
+
 def test_no_cost_is_below_zero() -> None:
     """Noise alone would make some so."""
     draw = random.Random(1)
