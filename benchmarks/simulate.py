@@ -126,9 +126,9 @@ def main() -> None:
             before = after
         rows.append(summed(engines, rounds))
         print(engines, rows[-1]["median_errors"], rows[-1]["least_and_most"], flush=True)
-    head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
-    content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
-    args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
+        content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
+        args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
