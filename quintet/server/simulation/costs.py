@@ -180,12 +180,14 @@ def fitted(samples: Sequence[Sample], sizes: Sequence[int]) -> tuple[tuple[tuple
             hat = tuple((size, float(place == column)) for place, size in enumerate(sizes))
             matrix[row, column] = _line(hat, work.tokens)
         matrix[row, len(sizes) :] = work[1:]
+    # what each point has more than the one before: a step of more tokens takes no less, whatever noise says
+    matrix[:, : len(sizes)] = np.cumsum(matrix[:, : len(sizes)][:, ::-1], axis=1)[:, ::-1]
     seconds = np.array([each.seconds for each in samples])
     found, said = np.zeros(len(sizes) + 3), seconds
     for _ in range(TURNS):
         found = _relative(matrix, seconds, said, len(sizes))
         said = np.maximum(matrix @ found, seconds.min() / 2)
-    heights = np.maximum.accumulate(found[: len(sizes)])  # a step of more tokens takes no less, whatever noise says
+    heights = np.cumsum(found[: len(sizes)])
     points = tuple((size, float(height)) for size, height in zip(sizes, heights, strict=True))
     return points, [float(each) for each in found[len(sizes) :]]
 
