@@ -29,6 +29,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     },
+    # A tenth of a billion: steps of milliseconds, so that what is measured in turn is measured at nearly the same time.
+    "qwen3-0.1b": {
+        "model_type": "qwen3",
+        "vocab_size": 32768,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
     "llama-3.2-1b": {
         "model_type": "llama",
         "vocab_size": 128256,

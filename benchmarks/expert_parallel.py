@@ -2,9 +2,9 @@
 
 python -m benchmarks.expert_parallel [--rounds 5] [--out benchmarks/results/expert_parallel.json]
 
-The model is random, 16 experts of 512 features in 4 layers, with a router that has no favourites (`even`) or some
-(`skewed`). Each way is two processes, started before anything is timed; they work in turn, a round each. Ratios are
-taken within a round, and their median is shown.
+The model is random, 16 experts of 2,048 features in 3 layers, with a router that has no favourites (`even`) or sends
+most tokens to 4 neighbours (`skewed`), which one rank keeps until experts move. Each way is two processes, started
+before anything is timed; they work in turn, a round each. Ratios are taken within a round, and their median is shown.
 """
 
 import argparse
@@ -21,13 +21,14 @@ from typing import Any
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
 
-EPLB = {"enable_eplb": True, "eplb_config": {"window_size": 40, "step_interval": 40, "num_redundant_experts": 2}}
+EVERY = 100  # steps from one placement to the next: about as many as two rounds of all work
+EPLB = {"enable_eplb": True, "eplb_config": {"window_size": EVERY, "step_interval": EVERY, "num_redundant_experts": 2}}
 WAYS: dict[str, dict[str, Any]] = {
     "cut": {},
     "-ep": {"enable_expert_parallel": True},
     "-ep, EPLB": {"enable_expert_parallel": True, **EPLB},
 }
-ROUTERS = {"even": 0.0, "skewed": 4.0}  # how much more a favourite's logit is
+ROUTERS = {"even": 0.0, "skewed": 16.0}  # how much more a favourite's logit is
 EXPERTS, HIDDEN, FAVOURITES = 16, 512, 4
 # requests, tokens of a prompt, of an output
 WORK = {"one request": (1, 16, 48), "a prompt of 512 tokens": (1, 512, 1), "8 requests": (8, 32, 24)}
@@ -40,8 +41,8 @@ def make(folder: Path, favour: float) -> None:
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
-        "vocab_size": 4096, "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "moe_intermediate_size": 512,
-        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+        "vocab_size": 4096, "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "moe_intermediate_size": 2048,
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
         "num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": True, "max_position_embeddings": 1024,
     }  # fmt: skip
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).bfloat16()
@@ -49,9 +50,10 @@ def make(folder: Path, favour: float) -> None:
         common = torch.randn(HIDDEN).sign()
         model.model.embed_tokens.weight += 0.05 * common * bool(favour)
         for layer in model.model.layers:
-            layer.mlp.gate.weight *= 5
-            for expert in range(FAVOURITES):
-                layer.mlp.gate.weight[expert] += favour * common / HIDDEN
+            gate = layer.mlp.gate.weight
+            gate *= 5
+            gate -= torch.outer(gate.float() @ common, common).to(gate.dtype) / HIDDEN  # no favourites by chance
+            gate[:FAVOURITES] += (favour * common / HIDDEN).to(gate.dtype)
     model.save_pretrained(folder)
 
 
@@ -63,14 +65,20 @@ def serve(way: str, folder: str) -> None:
     llm = LLM(
         folder, device="cpu", skip_tokenizer_init=True, use_tqdm=False, tensor_parallel_size=2, **settings, **WAYS[way]
     )
-    for _ in range(2):  # so that steps are recorded, and experts placed
+    first = 0.0
+    for _ in range(4):  # so that steps are recorded, and experts placed twice
         for name in WORK:
             _seconds(llm, name, SamplingParams)
-    print("ready", flush=True)
+            first = first or _balancedness(llm)
+    print("ready", first, flush=True)
     for line in sys.stdin:
         took = _seconds(llm, line.strip(), SamplingParams)
-        even = next(each.value for each in llm.get_metrics() if each.name == "quintet:expert_balancedness")  # type: ignore[attr-defined]
-        print(took, even, flush=True)
+        print(took, _balancedness(llm), flush=True)
+
+
+def _balancedness(llm: Any) -> float:
+    """Of the last window; 0 where none has ended, or nothing is counted."""
+    return next(float(each.value) for each in llm.get_metrics() if each.name == "quintet:expert_balancedness")
 
 
 def _seconds(llm: Any, name: str, params: Any) -> float:
@@ -89,8 +97,10 @@ class Way:
         words = [sys.executable, "-m", "benchmarks.expert_parallel", f"--way={name}", "--folder", str(folder)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
-        while self._process.stdout.readline() not in ("ready\n", ""):
-            pass
+        said = ["?"]
+        while said and said[0] != "ready":
+            said = self._process.stdout.readline().split()
+        self.first = float(said[1])  # the balancedness of the window before experts first moved
 
     def work(self, name: str) -> tuple[float, float]:
         """Seconds, and the balancedness of the last window."""
@@ -115,7 +125,8 @@ class Rate:
     way: str
     tokens_per_s: float  # the median
     of_cut: float  # times the rate of cut experts in the same round; the median
-    balancedness: float  # of the last window; 0: nothing is counted
+    first_balancedness: float  # of the window before experts first moved; 0: nothing is counted
+    balancedness: float  # of the last window
 
 
 def measure(router: str, folder: Path, rounds: int) -> list[Rate]:
@@ -127,7 +138,8 @@ def measure(router: str, folder: Path, rounds: int) -> list[Rate]:
         for name in ways:
             rate = statistics.median(tokens / each[name][0] for each in took)
             of_cut = statistics.median(each["cut"][0] / each[name][0] for each in took)
-            found.append(Rate(router, work, name, round(rate, 1), round(of_cut, 3), round(took[-1][name][1], 3)))
+            balanced = round(ways[name].first, 3), round(took[-1][name][1], 3)
+            found.append(Rate(router, work, name, round(rate, 1), round(of_cut, 3), *balanced))
             print(found[-1], flush=True)
     for way in ways.values():
         way.close()
@@ -137,6 +149,7 @@ def measure(router: str, folder: Path, rounds: int) -> list[Rate]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--routers", nargs="+", choices=tuple(ROUTERS), default=tuple(ROUTERS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -146,8 +159,8 @@ def main() -> None:
         return
     rates = []
     with tempfile.TemporaryDirectory() as made:
-        for router, favour in ROUTERS.items():
-            make(Path(made) / router, favour)
+        for router in args.routers:
+            make(Path(made) / router, ROUTERS[router])
             rates += measure(router, Path(made) / router, args.rounds)
     if args.out:
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads()}

@@ -59,7 +59,7 @@ def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Once the server has said it."""
     while True:
         for line in log.read_text().splitlines():
-            if line.startswith("ready: "):
+            if "ready: " in line:
                 return line.rsplit(" ", 1)[1]
         if process.poll() is not None:
             raise RuntimeError(log.read_text())

@@ -1,15 +1,18 @@
 """`quintet bench simulate` beside the real thing: one trace on real servers of 1, 2 and 4 engines, and played.
 
-    python -m benchmarks.simulate [--engines 1 2 4] [--parts costs real play] [--out benchmarks/results/simulate.json]
+    python -m benchmarks.simulate [--engines 1 2 4] [--rounds 3] [--rate 0.6] [--out benchmarks/results/simulate.json]
 
-Costs are measured for each number of engines, since they share the cores of this machine. The parts may be run one by
-one; what they find is kept in benchmarks/checkpoints/simulate.
+Costs are measured for each number of engines, since they share the cores of this machine, before the trace is sent to
+real servers and after it: where the machine's speed comes and goes, what was real lies between two that were played,
+and is held against their mean. Errors are of one round, and their middle is told. Files are kept in
+benchmarks/checkpoints/simulate.
 """
 
 import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -48,17 +51,8 @@ def run(*words: str) -> None:
 
 
 def costs(folder: Path, engines: int) -> None:
-    run(
-        "bench",
-        "simulate",
-        "--measure",
-        str(folder),
-        "-o",
-        str(FOLDER / f"costs-{engines}.json"),
-        *FLAGS,
-        "-dp",
-        str(engines),
-    )
+    words = ("--measure", str(folder), "-o", str(FOLDER / f"costs-{engines}.json"), *FLAGS, "-dp", str(engines))
+    run("bench", "simulate", *words)
 
 
 def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
@@ -73,24 +67,38 @@ def real(folder: Path, engines: int, file: Path, url: str | None) -> None:
     run("bench", "serve", "--url", url, "--trace", str(file), "--json", took)
 
 
-def play(engines: int, file: Path) -> float:
-    """Seconds that it took."""
-    began = time.perf_counter()
+def play(engines: int, file: Path) -> dict[str, Any]:
+    """The figures, with the costs of last."""
     words = ["--costs", str(FOLDER / f"costs-{engines}.json"), "--trace", str(file), "-dp", str(engines)]
     run("bench", "simulate", *words, "--json", str(FOLDER / f"played-{engines}.json"))
-    return time.perf_counter() - began
+    return _read("played", engines)
 
 
-def compared(engines: int) -> dict[str, Any]:
-    found = {name: json.loads((FOLDER / f"{name}-{engines}.json").read_text()) for name in ("real", "played", "costs")}
-    rows: dict[str, Any] = {"engines": engines, "costs_median_error": found["costs"]["measured"]["median_error"]}
-    rows["sharing"] = found["costs"]["sharing"]
-    rows["prefix_cache_hit_rate_played"] = round(found["played"]["prefix_cache_hit_rate"], 4)
-    rows["mean_utilization_played"] = round(found["played"]["mean_utilization"], 3)
+def _read(name: str, engines: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}-{engines}.json").read_text())
+    return found
+
+
+def compared(engines: int, played: list[dict[str, Any]]) -> dict[str, Any]:
+    """One round: what was played before and after, and what was real between them."""
+    found, costs = _read("real", engines), _read("costs", engines)
+    rows: dict[str, Any] = {"sharing": costs["sharing"], "latency_ms": round(costs["latency"] * 1e3, 2)}
+    rows["costs_median_error"] = costs["measured"]["median_error"]
+    rows["mean_utilization_played"] = round(statistics.mean(each["mean_utilization"] for each in played), 3)
     for figure in FIGURES:
-        took, said = found["real"][figure], found["played"][figure]
-        rows[figure] = {"real": round(took, 2), "played": round(said, 2), "error": round(said / took - 1, 4)}
+        both = [each[figure] for each in played]
+        middle = statistics.mean(both)
+        error = round(middle / found[figure] - 1, 4)
+        rows[figure] = {"real": round(found[figure], 2), "played": [round(each, 2) for each in both], "error": error}
     return rows
+
+
+def summed(engines: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all rounds."""
+    errors = {name: [each[name]["error"] for each in rounds] for name in FIGURES}
+    middle = {name: round(statistics.median(each), 4) for name, each in errors.items()}
+    spans = {name: [round(min(each), 4), round(max(each), 4)] for name, each in errors.items()}
+    return {"engines": engines, "median_errors": middle, "least_and_most": spans, "rounds": rounds}
 
 
 def main() -> None:
@@ -98,26 +106,29 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--engines", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rate", type=float, default=0.6, help="requests per second")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="of a server with these flags that runs already")
-    parts = ("costs", "real", "play")
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/simulate.json"))
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder, file = with_tokenizer(checkpoint(args.shape)), trace(args.rate)
+    rows = []
     for engines in args.engines:
-        if "costs" in args.parts:
-            costs(folder, engines)
-        if "real" in args.parts:
+        rounds: list[dict[str, Any]] = []
+        costs(folder, engines)
+        before = play(engines, file)
+        for _ in range(args.rounds):
             real(folder, engines, file, args.url)
-        if "play" in args.parts:
-            print(f"{engines} engines: played in {play(engines, file):.1f} s")
-    if "play" in args.parts:
-        rows = [compared(engines) for engines in args.engines]
+            costs(folder, engines)
+            after = play(engines, file)
+            rounds.append(compared(engines, [before, after]))
+            print(engines, json.dumps(rounds[-1]), flush=True)
+            before = after
+        rows.append(summed(engines, rounds))
+        print(engines, rows[-1]["median_errors"], rows[-1]["least_and_most"], flush=True)
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": len(os.sched_getaffinity(0))}
         content = {**head, "shape": args.shape, "rate": args.rate, "requests": REQUESTS, "runs": rows}
         args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        print(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the conformance kit proved about a platform: a small table, read when an engine starts, never made by it.
 
-A platform's package brings one beside the platform's module; what the kit found on this machine comes before it.
+A platform's package brings one beside the platform's module, and the kit keeps what it found on this machine: the
+newer one speaks, so that a new version of a package is not judged by what its forerunner was found to do.
 """
 
 import json
@@ -8,12 +9,13 @@ import logging
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from quintet.kept import kept_folder
 from quintet.platforms import Chosen, Found
-from quintet.platforms.interface import CONTRACT_VERSION, Capabilities
+from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform
 
 FILE = "support.json"  # beside the platform's module
 FORMAT = 1
@@ -37,6 +39,12 @@ class Support:
     date: str
     supported: frozenset[str]
     unsupported: Mapping[str, str]  # feature -> why
+
+    @property
+    def when(self) -> datetime:
+        """Its date; without a zone, UTC's."""
+        said = datetime.fromisoformat(self.date)
+        return said if said.tzinfo else said.replace(tzinfo=timezone.utc)
 
     def text(self) -> str:
         """As JSON, one feature to a line."""
@@ -68,6 +76,7 @@ def _support(plain: Any) -> Support:
     words = (made.platform, made.distribution, made.version, made.quintet, made.detail, made.date, *made.supported)
     if not all(isinstance(word, str) for word in (*words, *made.unsupported, *made.unsupported.values())):
         raise ValueError("a name or a reason in it is no text")
+    made.when  # noqa: B018  ValueError where its date is none
     return made
 
 
@@ -90,21 +99,28 @@ class Evidence:
 
 
 def evidence(platform: Chosen | Found) -> Evidence:
-    """What was found on this machine, with this version and device, or else what the platform's package brings."""
+    """The newer of what was found on this machine, with this version and device, and what the package brings."""
     kind = platform.platform  # the class
     facts = platform.capabilities if isinstance(platform, Chosen) else platform.result
     if kind is None or not isinstance(facts, Capabilities):
         return Evidence(None, f"not available here: {facts}")
-    own = _read_if_there(kept(kind.name))
+    own, shipped = _read_if_there(kept(kind.name)), _shipped(kind)
+    emulated = shipped is not None and shipped.emulated and facts.automatic  # says nothing of a real device
     if own and _holds_here(own, facts, platform):
-        return Evidence(own, f"of this machine, {own.date[:10]}")
-    module = sys.modules[kind.__module__].__file__
-    shipped = _read_if_there(Path(module).with_name(FILE)) if module else None
-    if shipped and shipped.emulated and facts.automatic:
+        if shipped is None or emulated or own.when >= shipped.when:
+            return Evidence(own, f"of this machine, {own.date[:10]}")
+    if emulated:
         return Evidence(None, f"its report is of an emulation; run `quintet conformance --device {kind.name}`")
-    if shipped and shipped.platform == kind.name and shipped.contract == CONTRACT_VERSION:
+    if shipped:
         return Evidence(shipped, f"shipped with the package, {shipped.date[:10]}, {shipped.detail or 'no detail'}")
     return Evidence(None, f"no report; run `quintet conformance --device {kind.name}`")
+
+
+def _shipped(kind: type[Platform]) -> Support | None:
+    """The table beside a platform's module, if it is of that platform, and of the contract that holds here."""
+    module = sys.modules[kind.__module__].__file__
+    found = _read_if_there(Path(module).with_name(FILE)) if module else None
+    return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
 
 
 def kept(platform: str) -> Path:

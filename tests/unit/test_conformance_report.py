@@ -362,6 +362,27 @@ def test_a_package_brings_its_table_and_an_emulation_does_not_speak_for_a_device
     assert support.evidence(real).support is None and "emulation" in support.evidence(real).origin
 
 
+@pytest.mark.parametrize(
+    ("own", "shipped", "speaks"),
+    [
+        ("2026-01-02", "2026-01-03T00:00:00+00:00", "shipped"),
+        ("2026-01-03T00:00:01+00:00", "2026-01-03", "own"),
+        ("2026-01-03T01:00:00+02:00", "2026-01-03T00:00:00+00:00", "shipped"),  # an hour before, whatever its letters
+    ],
+)
+def test_of_two_tables_the_newer_speaks(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, shipped: str, speaks: str
+) -> None:
+    """One that the kit left here before an upgrade does not hide what the new package brings."""
+    tables = {"own": replace(TABLE, date=own), "shipped": replace(TABLE, date=shipped, supported=frozenset({"graphs"}))}
+    tables["own"].write(home / "null.json")
+    tables["shipped"].write(tmp_path / support.FILE)
+    monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(tmp_path / "vendor.py"))
+    assert support.evidence(CHOSEN).support == tables[speaks]
+    real = Chosen(NULL, replace(FACTS, automatic=True), "a test")  # of which an emulation says nothing, how new it is
+    assert support.evidence(real).support == tables["own"]
+
+
 def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
     known = Evidence(TABLE, "a test")
     assert known.doubts("null", ["family/llama"]) == ""
@@ -373,7 +394,10 @@ def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "{}", '{"format": 9}', TABLE.text().replace('"date"', '"dat"'), TABLE.text().replace('"null"', "1")],
+    [
+        *("{", "[]", "{}", '{"format": 9}'),
+        *(TABLE.text().replace(*words) for words in (('"date"', '"dat"'), ('"null"', "1"), ("2026-01-02", "lately"))),
+    ],
 )
 def test_a_broken_table_costs_a_line_and_no_engine(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     home.mkdir(parents=True)

@@ -12,8 +12,15 @@ from quintet.ops.linear import KINDS
 from quintet.ops.registry import Choice, Op, of_kind
 
 MODULES = (
-    *("triton_attention", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm", "triton_quantized"),
-    *("triton_rotary", "triton_sampling", "triton_states", "gathered_attention", "triton_invariant"),
+    *("triton_attention", "triton_dealing", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm"),
+    *(
+        "triton_quantized",
+        "triton_rotary",
+        "triton_sampling",
+        "triton_states",
+        "gathered_attention",
+        "triton_invariant",
+    ),
     "torch_products",
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
@@ -29,7 +36,7 @@ PRIORITY: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("penalize", "bias_tokens", "ban_tokens", "keep_tokens"), ("triton",)),
     **dict.fromkeys(("route", "route_grouped", "route_limited", "grouped_linear"), ("triton",)),
     "experts": ("vendor", "triton"),
-    "biased_experts": ("triton",),
+    **dict.fromkeys(("biased_experts", "local_experts", "count_experts"), ("triton",)),
     **dict.fromkeys(("delta_rule", "selective_scan", "short_conv", "state_space"), ("triton",)),
     **dict.fromkeys((of_kind("linear", kind) for kind in KINDS), ("triton",)),
     **dict.fromkeys(("linear:fp8a8", "linear:w8a8"), ("vendor", "triton")),

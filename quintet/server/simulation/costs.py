@@ -12,6 +12,7 @@ import numpy as np
 
 from quintet.names import refuse_unknown
 
+TURNS = 6  # of a fit, each by errors relative to what the one before it found
 LEAN = 1e-2  # of a fit: the weight of a square, where a sample's is 1
 
 
@@ -49,7 +50,7 @@ class Shape:
 class Costs:
     """Seconds of a step = what its number of tokens takes (straight lines between the points of `step`, the last one's
     slope behind them) + per_row x rows of logits + per_context x tokens that decoding requests look back on + per_pair
-    x the same of prompts' tokens; all of it x sharing[engines of the machine that compute - 1]."""
+    x the same of prompts' tokens; all of it x sharing[engines of the machine that compute - 1] x one of spread."""
 
     shape: Shape
     step: tuple[tuple[int, float], ...]
@@ -57,6 +58,8 @@ class Costs:
     per_context: float = 0.0
     per_pair: float = 0.0
     sharing: tuple[float, ...] = (1.0,)  # has an entry for each engine of a machine
+    latency: float = 0.0  # seconds from a caller to the engine and back, beside the steps
+    spread: tuple[float, ...] = (1.0,)  # factors by which steps of the same work differ, each as likely; 1 on average
     measured: Mapping[str, Any] = field(default_factory=dict)  # on what
 
     def seconds(self, work: Work, busy: int = 1) -> float:
@@ -91,17 +94,27 @@ def _costs(found: Any) -> Costs:
     for name in ("shape", "step"):
         if name not in found:
             raise ValueError(f"{name} is missing")
-    numbers = {name: _number(found[name], name) for name in ("per_row", "per_context", "per_pair") if name in found}
-    sharing = found.get("sharing", [1.0])
-    if not isinstance(sharing, list) or not sharing:
-        raise ValueError("sharing must be a list with a factor for each engine of a machine, such as [1.0, 1.4]")
-    factors = tuple(_number(each, "sharing") for each in sharing)
-    if min(factors) <= 0:
-        raise ValueError("sharing must be factors over 0")
+    numbers = {name: _number(found[name], name) for name in _SECONDS if name in found}
+    sharing = _factors(found, "sharing", "a factor for each engine of a machine, such as [1.0, 1.4]")
+    spread = _factors(found, "spread", "factors by which steps differ, such as [0.9, 1.1]")
     measured = found.get("measured", {})
     if not isinstance(measured, dict):
         raise ValueError('measured must be an object that says on what, such as {"device": "cpu"}')
-    return Costs(_shape(found["shape"]), _points(found["step"]), **numbers, sharing=factors, measured=measured)
+    shape, points = _shape(found["shape"]), _points(found["step"])
+    return Costs(shape, points, **numbers, sharing=sharing, spread=spread, measured=measured)
+
+
+_SECONDS = ("per_row", "per_context", "per_pair", "latency")
+
+
+def _factors(found: Any, name: str, what: str) -> tuple[float, ...]:
+    given = found.get(name, [1.0])
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{name} must be a list with {what}")
+    factors = tuple(_number(each, name) for each in given)
+    if min(factors) <= 0:
+        raise ValueError(f"{name} must be factors over 0")
+    return factors
 
 
 def _shape(found: Any) -> Shape:
@@ -157,21 +170,35 @@ def _line(points: Sequence[tuple[int, float]], tokens: int) -> float:
 
 def fitted(samples: Sequence[Sample], sizes: Sequence[int]) -> tuple[tuple[tuple[int, float], ...], list[float]]:
     """The points of `step` at these numbers of tokens, and per_row, per_context and per_pair, that come nearest to what
-    was measured: least squares of the relative errors, with no number below 0."""
+    was measured: least squares of the relative errors, with no number below 0.
+
+    Errors are relative to what is fitted, not to what was measured: where two samples of the same work are 10 and 20
+    ms, those relative to the samples are least at 12, and a step takes 15 on the average."""
     matrix = np.zeros((len(samples), len(sizes) + 3))
-    for row, (work, seconds) in enumerate(samples):
+    for row, (work, _) in enumerate(samples):
         for column in range(len(sizes)):  # the share that each point has in the line's height
             hat = tuple((size, float(place == column)) for place, size in enumerate(sizes))
             matrix[row, column] = _line(hat, work.tokens)
         matrix[row, len(sizes) :] = work[1:]
-        matrix[row] /= seconds
-    scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)
-    # what the samples do not tell apart is the number of tokens' cost, and none of what was looked back on
-    weights = np.array([0.0] * len(sizes) + [LEAN] * 3)
-    found = _least_squares(matrix / scale, np.ones(len(samples)), weights) / scale
-    heights = np.maximum.accumulate(found[: len(sizes)])  # a step of more tokens takes no less, whatever noise says
-    points = tuple((size, float(seconds)) for size, seconds in zip(sizes, heights, strict=True))
+    # what each point has more than the one before: a step of more tokens takes no less, whatever noise says
+    matrix[:, : len(sizes)] = np.cumsum(matrix[:, : len(sizes)][:, ::-1], axis=1)[:, ::-1]
+    seconds = np.array([each.seconds for each in samples])
+    found, said = np.zeros(len(sizes) + 3), seconds
+    for _ in range(TURNS):
+        found = _relative(matrix, seconds, said, len(sizes))
+        said = np.maximum(matrix @ found, seconds.min() / 2)
+    heights = np.cumsum(found[: len(sizes)])
+    points = tuple((size, float(height)) for size, height in zip(sizes, heights, strict=True))
     return points, [float(each) for each in found[len(sizes) :]]
+
+
+def _relative(matrix: Any, seconds: Any, said: Any, sizes: int) -> Any:
+    """The numbers with the least squares of errors over `said`."""
+    rows = matrix / said[:, None]
+    scale = np.maximum(np.abs(rows).max(axis=0), 1e-30)
+    # what the samples do not tell apart is the number of tokens' cost, and none of what was looked back on
+    weights = np.array([0.0] * sizes + [LEAN] * 3)
+    return _least_squares(rows / scale, seconds / said, weights) / scale
 
 
 def _least_squares(matrix: Any, wanted: Any, weights: Any) -> Any:

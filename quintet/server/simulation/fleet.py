@@ -52,8 +52,8 @@ class Played:
 class _Engine:
     """One of the fleet, and the deltas of the step that runs."""
 
-    def __init__(self, config: EngineConfig, costs: Costs, machine: "_Machine") -> None:
-        self.steps = TimedSteps(costs, machine.count)
+    def __init__(self, config: EngineConfig, costs: Costs, machine: "_Machine", number: int) -> None:
+        self.steps = TimedSteps(costs, machine.count, number)
         self.engine = Engine(scheduler_of(config, costs.shape), self.steps, costs.shape.overlap)
         self.machine = machine
         self.deltas: list[TokenDelta] = []
@@ -88,7 +88,8 @@ class Fleet:
         costs.sharing tells, follow one another."""
         count, size = config.data_parallel_size, len(costs.sharing)
         machines = [_Machine() for _ in range(-(-count // size))]
-        self._engines = [_Engine(config, costs, machines[number // size]) for number in range(count)]
+        self._engines = [_Engine(config, costs, machines[number // size], number) for number in range(count)]
+        self._latency = costs.latency
         self._router = Router(count, config.page_size) if count > 1 else None
         self._told: list[Told] = []
         self._queue: list[tuple[float, int, int]] = []  # (when, what, whose)
@@ -96,7 +97,7 @@ class Fleet:
     def play(self, entries: Sequence[Entry]) -> Played:
         """All requests, from the first arrival to the last token. ValueError: one that an engine would refuse."""
         self._told = [Told(entry) for entry in entries]
-        self._queue = [(entry.arrival, _ARRIVES, number) for number, entry in enumerate(entries)]
+        self._queue = [(entry.arrival + self._latency, _ARRIVES, number) for number, entry in enumerate(entries)]
         heapq.heapify(self._queue)
         while self._queue:
             now, what, number = heapq.heappop(self._queue)

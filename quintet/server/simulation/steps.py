@@ -1,5 +1,6 @@
 """The stand-in for a model: its steps take the time that costs say, and draw a token for whoever waits for one."""
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -17,14 +18,14 @@ _NOTHING = torch.empty(0)
 class TimedSteps(Steps):
     """Of one engine, with a clock of its own. Times are seconds of the trace."""
 
-    def __init__(self, costs: Costs, busy: Callable[[], int]) -> None:
-        """`busy`: how many engines of its machine compute, this one among them."""
+    def __init__(self, costs: Costs, busy: Callable[[], int], seed: int = 0) -> None:
+        """`busy`: how many engines of its machine compute, this one among them. `seed`: of how steps differ."""
         self.spans = Spans()
         self.carries = costs.shape.overlap
         self.now = 0.0  # set by who asks for a step; then, when its results are there
         self.worked = 0.0  # seconds of all steps
         self.scheduled: dict[str, float] = {}  # when requests that have not ended were first computed
-        self._costs, self._busy = costs, busy
+        self._costs, self._busy, self._draw = costs, busy, random.Random(seed)
         self._free = 0.0  # when the device has done what it was given
 
     def forward(self, plan: Plan) -> Forward:
@@ -41,6 +42,7 @@ class TimedSteps(Steps):
                 sample.append(request)
             self.scheduled.setdefault(request.admitted.request_id, self.now)
         seconds = self._costs.seconds(Work(plan.num_tokens, plan.num_rows, context, pairs), self._busy())
+        seconds *= self._draw.choice(self._costs.spread)
         self._free = max(self._free, self.now) + seconds
         self.worked += seconds
         return Forward(Rows(sample), _NOTHING)

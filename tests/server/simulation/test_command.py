@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from quintet.config import EngineConfig
 from quintet.server import cli
+from quintet.server.http_stream import run
+from quintet.server.simulation.asked import Caller, Server
 from quintet.server.simulation.goals import Goal, fewest
 
 COSTS = {"shape": {"max_model_len": 256, "num_pages": 400, "max_num_seqs": 8}, "step": [[1, 0.01], [256, 0.1]]}
@@ -37,10 +40,35 @@ def test_what_is_measured_can_be_played(tmp_path: Path, capsys: pytest.CaptureFi
         "max_model_len": 64, "num_pages": 0, "page_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 2048,
         "windows": [None], "num_slots": 0, "overlap": False,
     }  # fmt: skip
-    assert found["measured"]["device"] == "null" and found["measured"]["samples"] > 8
+    assert found["measured"]["device"] == "null" and found["measured"]["samples"] >= 8
     assert [size for size, _ in found["step"]] == [1, 2, 4, 8, 16, 32, 63]
+    assert found["latency"] >= 0 and sum(found["spread"]) == pytest.approx(len(found["spread"]), abs=0.01)
     played = figures(tmp_path, "--costs", file, "--num-prompts", "6", "--input-len", "20", "--output-len", "5")
     assert played["completed"] == 6 and played["total_output_tokens"] == 30
+
+
+def test_a_server_of_several_engines_is_measured_while_all_compute(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    words = ["--device", "cpu", "--max-model-len", "32", "--num-pages", "64", "--max-num-seqs", "1", "-dp", "2"]
+    assert cli.main(["bench", "simulate", "--measure", "bundled", "-o", str(file), *words]) == 0
+    found = json.loads(file.read_text())
+    assert len(found["sharing"]) == 2 and found["sharing"][0] == 1 <= found["sharing"][1]
+
+
+def test_a_server_that_does_not_start_ends_the_measuring(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig(model=str(tmp_path / "nowhere"), device="null")
+    server = Server(config)
+
+    async def asked() -> None:
+        async with Caller(server, config, 10):
+            raise AssertionError("it serves")
+
+    try:
+        with pytest.raises(ValueError, match="did not start, or has ended"):
+            run(asked())
+    finally:
+        server.close()
+    assert "nowhere" in capfd.readouterr().err
 
 
 def test_figures_have_the_names_of_bench_serve(tmp_path: Path, costs: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quintet.server.simulation.costs import Costs, Sample, Shape, Work, fitted, read_costs
+from quintet.server.simulation.measuring import mean, spread_of
 
 SHAPE = Shape(64, 100)
 GOOD = {"shape": {"max_model_len": 64, "num_pages": 100}, "step": [[1, 1.0], [4, 2.5], [8, 6.5]]}
@@ -23,7 +24,7 @@ def test_seconds_are_lines_between_points_and_shares_of_the_rest() -> None:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     shape = Shape(64, 100, windows=(None, 32), num_slots=5, overlap=True)
-    costs = Costs(shape, ((1, 0.5),), 0.1, 0.2, 0.3, (1.0, 1.25), {"device": "cpu"})
+    costs = Costs(shape, ((1, 0.5),), 0.1, 0.2, 0.3, (1.0, 1.25), 0.004, (0.75, 1.25), {"device": "cpu"})
     file = str(tmp_path / "costs.json")
     costs.write(file)
     assert read_costs(file) == costs
@@ -41,6 +42,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"per_row": float("nan")}, "per_row must be seconds"),
         ({"sharing": []}, "a factor for each engine"),
         ({"sharing": [0]}, "over 0"),
+        ({"spread": 1}, "spread must be a list"),
+        ({"spread": [1, -1]}, "spread must be"),
+        ({"latency": -1}, "latency must be seconds"),
         ({"shape": {"max_model_len": 64}}, "shape lacks num_pages"),
         ({"shape": {"max_model_len": 64, "num_pages": 0}}, "shape.num_pages must be"),
         ({"shape": {"max_model_len": 64, "num_pages": 9, "pages": 1}}, "unknown key of shape"),
@@ -73,6 +77,28 @@ def test_the_fit_finds_what_made_the_samples() -> None:
     found = Costs(SHAPE, points, *rest)
     assert [size for size, _ in points] == [1, 8, 64]
     assert max(abs(found.seconds(work) / seconds - 1) for work, seconds in samples) < 0.02
+
+
+def test_what_takes_long_now_and_then_takes_long_on_the_average() -> None:
+    work = Work(4, 4, 10, 0)
+    assert mean([Sample(work, 1.0), Sample(work, 1.0), Sample(work, 4.0)]) == Sample(work, 2.0)
+
+
+def test_the_spread_keeps_the_mean_and_the_long_steps() -> None:
+    """Where one step of ten takes twice as long as the others, so does one of ten that are drawn."""
+    kept = spread_of([10 / 11] * 900 + [20 / 11] * 100)
+    assert len(kept) == 20 and sum(kept) == pytest.approx(20, abs=1e-3)
+    assert kept[:18] == (0.9091,) * 18 and kept[18:] == (1.8182,) * 2
+    assert spread_of([1.0, 3.0]) == (1.0,), "few say nothing"
+
+
+def test_the_fit_of_noisy_samples_is_right_on_the_average() -> None:
+    """Relative to what was measured, 10 and 30 would be best told by 12."""
+    samples = [Sample(Work(tokens, 1, 0, 0), seconds) for tokens in (1, 8) for seconds in (0.010, 0.030)]
+    points, rest = fitted(samples, [1, 8])
+    found = Costs(SHAPE, points, *rest)
+    assert found.seconds(Work(1, 1, 0, 0)) == pytest.approx(0.020, rel=0.02)
+    assert found.seconds(Work(8, 1, 0, 0)) == pytest.approx(0.020, rel=0.02)
 
 
 def test_no_cost_is_below_zero() -> None:

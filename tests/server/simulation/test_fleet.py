@@ -70,6 +70,20 @@ def test_two_engines_take_one_each_and_share_their_machine() -> None:
     assert times(found) == [[1.0, 2.0]] * 2
 
 
+def test_the_way_to_the_engine_and_back_is_waited_for_once() -> None:
+    found = played([Entry(0.0, 4, 3), Entry(0.75, 4, 1)], replace(EVEN, latency=0.5))
+    assert times(found) == [[1.5, 2.5, 3.5], [2.5]] and found.told[0].scheduled == 0.5
+
+
+def test_steps_of_the_same_work_differ_and_take_on_the_average_what_they_cost() -> None:
+    spread = (0.5, 1.0, 1.5)
+    shape = replace(SHAPE, max_model_len=4096, num_pages=400)
+    (first,) = times(played([Entry(0.0, 1, 3000)], replace(EVEN, shape=shape, spread=spread)))
+    took = [later - at for at, later in zip([0.0, *first], first, strict=False)]
+    assert {round(each, 6) for each in took} == set(spread)
+    assert sum(took) / len(took) == pytest.approx(1, abs=0.05)
+
+
 def test_a_step_that_is_planned_behind_another_loses_no_time() -> None:
     found = played([Entry(0.5, 4, 3)], replace(EVEN, shape=replace(SHAPE, overlap=True)))
     assert times(found) == [[1.5, 2.5, 3.5]] and list(found.worked) == [3.0]
