@@ -22,8 +22,8 @@ from quintet.platforms.interface import Capabilities, Channel, DeviceLost
 from quintet.types import Place
 
 __all__ = [
-    "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of", "least_of_all",
-    "met", "ranks_of", "settled", "size_of",
+    "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of",
+    "least_of_all", "met", "ranks_of", "settled", "size_of",
 ]  # fmt: skip
 
 
