@@ -142,9 +142,10 @@ def prepare(
     ranking.check_engines(config, chosen.capabilities)
     ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
     folder = resolve_model(config)
-    if ranking.size_of(config) == 1 or not chosen.capabilities.processes:
+    facts = chosen.capabilities
+    if not ranking.in_processes(config, facts) or ranking.size_of(config, facts) == 1:
         return _decide(config, chosen, folder, reasons)
-    meeting = ranking.met(config, chosen.capabilities, place, met)
+    meeting = ranking.met(config, facts, place, met)
     with ranking.closing(meeting.others):
         return _decide(config, chosen, folder, reasons, meeting)
 

@@ -90,9 +90,9 @@ class Worker:
         """`timed` wraps the ops."""
         self.platform, self.place = platform, place
         self.device = platform.open(place.rank)
+        self.comm = platform.connect(place)
         asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
         self.ops = bind(platform.op_priority, asked, timed)
-        self.comm = platform.connect(place)
         if place.stages > 1 and place.endpoint and self.comm.pipe is None:
             raise ValueError(
                 f"pipeline_parallel_size must be 1 on platform {platform.name}, whose communicator has no pipe between "

@@ -44,6 +44,10 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
         return
     if ranks.channel is not None:
         _check_alike(config)
+        if facts.spmd:
+            raise ValueError(
+                f"{name}: each machine holds a part of every page here, and no other can copy that; leave it out"
+            )
     arrangement = ranks.workers[0].arrangement
     if arrangement.states:
         raise ValueError(

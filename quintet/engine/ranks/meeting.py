@@ -13,7 +13,7 @@ from quintet.engine.engine import Engine
 from quintet.engine.memory import MemoryPlan
 from quintet.engine.ranks.launched import EXTERNAL, Launched, Mirrored, place_of, settled
 from quintet.engine.ranks.leader import Leader
-from quintet.engine.ranks.nodes import check_alike, on_this_machine, one_machine
+from quintet.engine.ranks.nodes import check_alike, in_processes, on_this_machine, one_machine, size_of
 from quintet.engine.ranks.processes import Processes
 from quintet.engine.ranks.rays import BACKEND, Actors
 from quintet.engine.runner import Others, Ranks
@@ -22,8 +22,8 @@ from quintet.platforms.interface import Capabilities, Channel, DeviceLost
 from quintet.types import Place
 
 __all__ = [
-    "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "kind_of", "least_of_all", "met",
-    "ranks_of", "settled", "size_of",
+    "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of",
+    "least_of_all", "met", "ranks_of", "settled", "size_of",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Meeting(NamedTuple):
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """ValueError where several engines cannot share the machine."""
-    if config.nnodes > 1 and not facts.processes:
+    if config.nnodes > 1 and not in_processes(config, facts):
         raise ValueError(one_machine(config))
     if config.engines_of_machine == 1:
         return
@@ -65,16 +65,11 @@ def check_stages(config: EngineConfig, platform: str, facts: Capabilities) -> No
         )
 
 
-def size_of(config: EngineConfig) -> int:
-    """Ranks of one engine."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size
-
-
 def met(config: EngineConfig, facts: Capabilities, place: Place | None, meet: bool) -> Meeting:
     """This process's rank: `place` says it where rank 0 has started this one; without `meet`, no other is started."""
     if place is not None or not meet:
-        return Meeting(place or Place(0, size_of(config), stages=config.pipeline_parallel_size))
-    return _started(config, facts, size_of(config))
+        return Meeting(place or Place(0, size_of(config, facts), stages=config.pipeline_parallel_size))
+    return _started(config, facts, size_of(config, facts))
 
 
 def _started(config: EngineConfig, facts: Capabilities, size: int) -> Meeting:
@@ -137,7 +132,9 @@ def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[s
     if size == 1 or facts.processes:
         return []
     if facts.spmd:
-        return [f"{size} devices: this process drives all of them, and the compiler adds the collectives"]
+        of = f" of {config.nnodes} machines" if config.nnodes > 1 else ""
+        drives = "a process on each drives its own" if of else "this process drives all of them"
+        return [f"{size} devices{of}: {drives}, and the compiler adds the collectives"]
     kind = type(ranks.workers[0].comm).__name__
     return [f"{size} ranks: threads of this process; communicator: {kind}"]
 

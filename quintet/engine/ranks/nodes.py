@@ -14,6 +14,7 @@ from quintet.engine.ranks.processes import CLOSED, Processes
 from quintet.engine.runner import Ranks
 from quintet.engine.weight_files import Weights
 from quintet.platforms import choose
+from quintet.platforms.interface import Capabilities
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,16 @@ def endpoint_of(config: EngineConfig) -> str:
     """Where ranks of several machines meet."""
     host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
     return f"tcp://{host}:{config.master_port}"
+
+
+def in_processes(config: EngineConfig, facts: Capabilities) -> bool:
+    """Whether ranks are processes; where one worker drives a machine's devices, they are of several machines."""
+    return facts.processes or (facts.machines and config.nnodes > 1)
+
+
+def size_of(config: EngineConfig, facts: Capabilities) -> int:
+    """Ranks of one engine, where they are processes: on an SPMD platform, machines."""
+    return config.nnodes if facts.spmd else config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def ranks_here(config: EngineConfig, size: int) -> range:
@@ -55,9 +66,9 @@ def follow(config: EngineConfig) -> int:
     config = read_environment().apply(config)
     chosen = choose(config.device)
     chosen.configure(config)  # or why not
-    size = config.tensor_parallel_size
-    if not chosen.capabilities.processes:
+    if not in_processes(config, chosen.capabilities):
         raise ValueError(one_machine(config))
+    size = size_of(config, chosen.capabilities)
     here = ranks_here(config, size)
     others = Processes(config, size, here, endpoint_of(config), aloud=True)
     logger.info("ranks %d to %d of %d: they follow rank 0 at %s", here[0], here[-1], size, endpoint_of(config))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from quintet.platforms.host import nameless_file
 from quintet.platforms.interface import Channel
 from quintet.platforms.network.rendezvous import TCP, call_off
 from quintet.platforms.numa import standing
+
+logger = logging.getLogger(__name__)
 
 FOLLOWER = "quintet.engine.ranks.follower"
 PARENT_GONE, REFUSED = 3, 4  # exit codes; refused: it has told why
@@ -117,13 +120,16 @@ class Processes:
         return self._children.pids
 
     def wait(self) -> int:
-        """Until one has ended, and the others had the time to -> its exit code."""
+        """Until one has ended, and the others had the time to -> its exit code; 1, and said how, if a signal did it."""
         self._first.wait()
         code = self._codes[0]
         for place in range(len(self._ranks)):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._children.wait(place, _GRACE)
-        return code
+        if code >= 0:
+            return code
+        logger.error("%s", self._lost)
+        return 1
 
     def attach(self, channel: Channel) -> None:
         """From now on whoever waits hears of a rank's end."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import CacheLost, Device, State
 from quintet.platforms.tpu.bridge import dtype_of, host_array, jax_view, torch_view
+from quintet.platforms.tpu.machines import OverMachines
 from quintet.types import Layout, Memory
 
 AXIS = "model"  # the mesh's only axis: heads, features and vocabulary are cut along it
@@ -19,12 +20,14 @@ GIB = 2**30
 
 
 class TPUDevice(Device):
-    """Everything is there once per device of the mesh, or cut along its axis."""
+    """Everything is there once per device of the mesh, or cut along its axis. Of several machines, each process keeps
+    what lies on its own devices, gives the same to all of them, and gets whole what steps give."""
 
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
+    def __init__(self, devices: Sequence[jax.Device], machines: OverMachines | None = None) -> None:
         self.mesh = Mesh(np.array(devices), (AXIS,))
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
         self.kind: str = devices[0].platform
+        self._machines = machines
         self._pages: tuple[jax.ShapeDtypeStruct, ...] = ()  # of what was allocated last
         self._states: tuple[jax.ShapeDtypeStruct, ...] = ()  # beside these
         self.held: State = ()  # what the last step left, for a caller who was interrupted before taking it
@@ -40,9 +43,10 @@ class TPUDevice(Device):
         return bool(self._states)
 
     def memory(self) -> Memory:
-        stats = [device.memory_stats() for device in self.mesh.devices.flat]
+        here = self.mesh.local_devices
+        stats = [device.memory_stats() for device in here]
         if any(each is None for each in stats):  # the processor's devices share the host's memory
-            host, count = host_memory(), self.mesh.size
+            host, count = host_memory(), len(here)
             return Memory(host.free // count, host.total // count, host.peak)
         free = min(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
         total = min(each["bytes_limit"] for each in stats)
@@ -73,12 +77,25 @@ class TPUDevice(Device):
         return jax.ShapeDtypeStruct((units, *layout.shape), dtype_of(layout.dtype), sharding=sharding)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        uploaded: tuple[Tensor, ...] = torch_view(tuple(jax.device_put(list(arrays), self.everywhere)))
+        placed = jax.device_put(list(arrays), self.everywhere) if self._machines is None else self._alike(arrays)
+        uploaded: tuple[Tensor, ...] = torch_view(tuple(placed))
         return uploaded
+
+    def _alike(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[jax.Array]:
+        """The same on all devices, of which this process fills its own: device_put() would have all processes compare
+        what they have at each call, and the engine compares its plans."""
+        copies = [jax.device_put(list(arrays), device) for device in self.mesh.local_devices]
+        return [
+            jax.make_array_from_single_device_arrays(each[0].shape, self.everywhere, list(each))
+            for each in zip(*copies, strict=True)
+        ]
 
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         array = jax_view(x)
         array.copy_to_host_async()
+        if self._machines is not None:
+            machines = self._machines
+            return lambda: from_host_array(machines.waited(lambda: np.array(array)))
 
         def wait() -> Tensor:
             try:

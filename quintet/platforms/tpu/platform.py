@@ -23,6 +23,7 @@ from quintet.platforms.interface import (
     Unavailable,
 )
 from quintet.platforms.tpu.facts import Facts, facts
+from quintet.platforms.tpu.machines import Awaited, OverMachines, of_all, together
 from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
 from quintet.weights import Weight
 
@@ -75,6 +76,7 @@ class TPU(Platform):
             opaque=True,
             spmd=True,
             overlap=True,
+            machines=True,
             automatic=found.chips > 0,
             detail=found.detail,
         )
@@ -83,9 +85,11 @@ class TPU(Platform):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         found, reasons = facts(), []
         assert isinstance(found, Facts), "configured, though it is not available"
-        if config.tensor_parallel_size > found.devices:
+        here = config.tensor_parallel_size // config.nnodes
+        if here > found.devices:
+            of = f", {here} on each of {config.nnodes} machines" if config.nnodes > 1 else ""
             raise ValueError(
-                f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {found.devices} here"
+                f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices{of}, {found.devices} here"
                 + ("; lower it" if found.chips else "; XLA_FLAGS=--xla_force_host_platform_device_count=N gives more")
             )
         if config.enforce_eager:
@@ -98,35 +102,53 @@ class TPU(Platform):
             raise ValueError(f"compilation_cache_dir {why}; choose another folder, or none")
         if not found.chips and config.kv_cache_memory_bytes is None and config.num_pages is None:
             share = min(HOST_KV, int(host_memory().free * config.gpu_memory_utilization / 2))
-            share //= config.tensor_parallel_size
+            share //= here
             config = config.replace(kv_cache_memory_bytes=share)
             reasons.append(f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): host memory, nothing was asked for")
         return config, reasons
 
     def open(self, rank: int) -> Device:
-        """All devices that the config asks for, as one. Starts the runtime."""
+        """All devices that the config asks for, as one. Starts the runtime; of several machines, when they meet."""
         import jax
 
         found = facts()
-        kind = "tpu" if isinstance(found, Facts) and found.chips else "cpu"
-        if kind == "cpu":
-            jax.config.update("jax_platforms", kind)  # or it would look for, and take, what else is there
+        assert isinstance(found, Facts), "opened, though it is not available"
+        self._kind = "tpu" if found.chips else "cpu"
+        if self._kind == "cpu":
+            jax.config.update("jax_platforms", self._kind)  # or it would look for, and take, what else is there
+        if self._config.nnodes > 1:
+            self._awaited = Awaited()
+            return self._awaited
+        return self._opened(jax.devices(self._kind)[: self._config.tensor_parallel_size])
 
+    def _opened(self, devices: Sequence[Any], machines: OverMachines | None = None) -> Device:
         from quintet.platforms.tpu import providers  # noqa: F401  registers them
         from quintet.platforms.tpu.compile import Weights
         from quintet.platforms.tpu.device import TPUDevice
         from quintet.platforms.tpu.sharding import Placer
 
-        devices = jax.devices(kind)[: self._config.tensor_parallel_size]
         _keep_programs(self._config.compilation_cache_dir)
-        self._device = TPUDevice(devices)
+        self._device = TPUDevice(devices, machines)
         self._placer = Placer(self._device.mesh)
         self._planner: Mixer | None = None  # the last that keeps pages: its plan depends on the page size alone
         self._weights = Weights({})  # of the model that was compiled last
         return self._device
 
     def connect(self, place: Place) -> Communicator:
-        return Alone()
+        if self._config.nnodes == 1:
+            return Alone()
+        import jax
+
+        here = self._config.tensor_parallel_size // self._config.nnodes
+        if not place.endpoint:  # nothing will run: a machine's own devices show what each has
+            self._awaited.opened = self._opened(jax.devices(self._kind)[:here])
+            return Alone()
+        found = facts()
+        assert isinstance(found, Facts), "connected, though it is not available"
+        machines = together(place, found, self._config.distributed_timeout_seconds)
+        devices = of_all(jax.devices(self._kind), here)
+        self._awaited.opened = self._opened(devices, machines)
+        return machines
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         from quintet.platforms.tpu.attention import mixer
