@@ -68,6 +68,19 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
         client.close()
 
 
+def test_nixl_moves_pages_between_engines() -> None:
+    pytest.importorskip("nixl")
+    ways = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_port": 0, "kv_buffer_device": "cpu"}
+    first, second, third = (served("llama", kv_transfer_config=each) for each in (ways, ways, BOTH))
+    for at in range(3):
+        got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
+        assert said(got) == said(wanted) and got.num_cached_tokens == 80
+    assert second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0
+    assert handed_on(first, third, prompt(4, 90)).num_cached_tokens == 0, "the other side takes no frames"
+    for client in (first, second, third):
+        client.close()
+
+
 def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
     here = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}
     named = {**here, "engine_id": f"test-{os.getpid()}"}
