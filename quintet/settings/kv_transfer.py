@@ -9,7 +9,8 @@ from quintet.values import count, integer, json_object, one_of, optional, real, 
 TCP = "TCPConnector"
 SHARED_MEMORY = "SharedMemoryConnector"
 NIXL = "NixlConnector"
-CONNECTORS = TCP, SHARED_MEMORY, NIXL
+MOONCAKE = "MooncakeConnector"
+CONNECTORS = TCP, SHARED_MEMORY, NIXL, MOONCAKE
 _HOST = "host cpu".split()  # ours and vLLM's word for its memory
 _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, or give cpu"
 _FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
@@ -17,7 +18,6 @@ FOREIGN = {
     "P2pNcclConnector": f"pages go from host memory to host memory here; use {TCP}",
     "LMCacheConnectorV1": "LMCache keeps pages as vLLM lays them out, for vLLM's own hooks; use kv_offloading_size and "
     f"kv_offloading_folder, or {TCP}",
-    "MooncakeConnector": f"Mooncake's transfer engine is not spoken here; use {TCP}",
     "MooncakeStoreConnector": f"Mooncake's store is not spoken here; use kv_offloading_size, or {TCP}",
     "SharedStorageConnector": _FOLDER,
     "ExampleConnector": _FOLDER,
@@ -84,6 +84,9 @@ class TransferExtras(Nested):
     timeout_seconds: float = option(
         10.0, _seconds, "how long a peer may be silent that pages are asked of", group="memory", metavar="SECONDS"
     )
+    mooncake_protocol: str = option(
+        "tcp", one_of("tcp", "rdma"), "of MooncakeConnector", group="memory", choices=("tcp", "rdma")
+    )
     backends: list[str] | None = option(
         None, optional(_backends), "of NixlConnector: UCX, which is the one that there is", group="memory"
     )
@@ -98,8 +101,8 @@ class KVTransferConfig(Nested):
     kv_connector: str | None = option(
         None,
         optional(_connector),
-        "how pages travel: TCPConnector, SharedMemoryConnector on one machine, or NixlConnector; vLLM's "
-        "OffloadingConnector and MultiConnector are taken",
+        "how pages travel: TCPConnector, SharedMemoryConnector on one machine, NixlConnector or "
+        "MooncakeConnector; vLLM's OffloadingConnector and MultiConnector are taken",
         group="memory",
         metavar="NAME",
     )

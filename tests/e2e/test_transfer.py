@@ -68,10 +68,22 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
         client.close()
 
 
-def test_nixl_moves_pages_between_engines() -> None:
-    pytest.importorskip("nixl")
-    ways = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_port": 0, "kv_buffer_device": "cpu"}
-    first, second, third = (served("llama", kv_transfer_config=each) for each in (ways, ways, BOTH))
+@pytest.mark.parametrize("connector", ["NixlConnector", "MooncakeConnector"])
+def test_libraries_move_pages_between_engines(connector: str, tmp_path: Path) -> None:
+    """Mooncake listens at all addresses for the time of the test."""
+    pytest.importorskip("nixl" if connector == "NixlConnector" else "mooncake.engine")
+    ways = {**BOTH, "kv_connector": connector, "kv_buffer_device": "cpu"}
+    if connector == "MooncakeConnector":
+        file = tmp_path / "key"
+        file.write_text("a" * 32)
+        file.chmod(0o600)
+        extra = {"host": "127.0.0.1", "key_file": str(file)}
+        ways.update(kv_ip="0.0.0.0", kv_connector_extra_config=extra)
+    framed = {
+        **BOTH,
+        "kv_connector_extra_config": {"key_file": ways.get("kv_connector_extra_config", {}).get("key_file")},
+    }
+    first, second, third = (served("llama", kv_transfer_config=each) for each in (ways, ways, framed))
     for at in range(3):
         got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
         assert said(got) == said(wanted) and got.num_cached_tokens == 80

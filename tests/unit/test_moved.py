@@ -1,21 +1,27 @@
 """Pages that a library fetches out of the giver's memory: whatever it does, what is said is what one engine says."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
+from quintet.config import KVTransferConfig
 from quintet.engine.elsewhere.handoff import Peer
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Far, Mapped, lend
+from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
 from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging
 from quintet.engine.elsewhere.nixl_mover import NixlMover
+from quintet.engine.elsewhere.ways import means_of
 from quintet.engine.elsewhere.wire import Broken, Channel
 from tests.helpers.mover import Copying
 from tests.unit.test_elsewhere import WORDS, beginnings
@@ -173,20 +179,54 @@ def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
 
 def test_nixl_listens_where_it_is_told(nixl: NixlMover) -> None:
     """UCX has ports of its own, at which nothing asks for a key."""
-    import psutil
-
     at = {each.laddr.ip for each in psutil.Process(os.getpid()).net_connections("tcp") if each.status == "LISTEN"}
     assert at <= {"127.0.0.1", "::1"}
     with pytest.raises(ValueError, match="UCX cannot begin at nowhere0"):
         NixlMover("nowhere0")
 
 
-def test_without_nixl_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+def test_mooncake_moves_what_one_engine_says() -> None:
+    """It listens at all addresses for the time of the test."""
+    pytest.importorskip("mooncake.engine")
+    one, other = MooncakeMover("127.0.0.1", "tcp"), MooncakeMover("127.0.0.1", "tcp")
+    two, theirs = Two(**ENGINES["few pages, chunks"]), Served(False, **ENGINES["few pages, chunks"])
+    moved(two, one, other, 10.0)
+    for seed in range(2):
+        asks = traffic(seed)
+        assert two.run(*asks) == theirs.run(*asks)
+    assert two.taker.counts()["pages"] > 0 and two.taker.counts()["failed"] == 0
+    with pytest.raises(Broken, match="no address of Mooncake's"):
+        one.meet(b"nobody")
+    into = np.zeros((1, WORDS), np.int32)
+    other.receive(into)
+    reading = other.begin("127.0.0.1:1", [4096], into)
+    _until(reading.stop)
+    with pytest.raises(Broken, match="Mooncake could not read there"):
+        reading.done()
+    two.close()
+    for mover in (one, other):
+        mover.close()
 
-    from quintet.engine.elsewhere.nixl_mover import library
 
-    monkeypatch.setitem(sys.modules, "nixl", None)
-    monkeypatch.setitem(sys.modules, "nixl._api", None)
-    with pytest.raises(ValueError, match=r"NixlConnector needs NIXL .*pip install 'quintet\[nixl\]', or use TCP"):
-        library()
+def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:
+    here = KVTransferConfig(kv_connector="MooncakeConnector", kv_role="kv_both")
+    for settings in (here, dataclasses.replace(here, kv_ip="0.0.0.0")):
+        with pytest.raises(ValueError, match="Mooncake listens at all addresses, and asks nobody for a key; where"):
+            means_of(settings, True)
+    for name in ("Mooncake", "Nixl"):
+        with pytest.raises(ValueError, match="others could take pages, which are prompts"):
+            means_of(dataclasses.replace(here, kv_connector=f"{name}Connector", kv_ip="0.0.0.0"), False)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("Nixl", "nixl"), ("Mooncake", "mooncake")])
+def test_without_a_library_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch, name: str, extra: str) -> None:
+    for module in ("nixl", "nixl._api", "mooncake", "mooncake.engine"):
+        monkeypatch.setitem(sys.modules, module, None)
+    settings = KVTransferConfig(
+        kv_connector=f"{name}Connector",
+        kv_role="kv_both",
+        kv_ip="0.0.0.0",
+        kv_connector_extra_config={"host": "127.0.0.1"},
+    )
+    with pytest.raises(ValueError, match=rf"{name}Connector needs .*pip install 'quintet\[{extra}\]'.* use TCP"):
+        means_of(settings, True)

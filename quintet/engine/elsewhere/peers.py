@@ -56,7 +56,7 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
     settings = config.kv_transfer_config
     extras, key, closing = settings.extras, key_of(settings), list[Callable[[], None]]()
     here = settings.kv_connector == SHARED_MEMORY
-    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings)
+    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(key))
     transfer.engine = settings.engine_id or secrets.token_hex(8)
     if settings.gives:
         loans = Loans(settings.kv_buffer_size, copies.words, extras.lease_seconds, here)
