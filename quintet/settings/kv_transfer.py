@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quintet.settings.kv_peers import peers
 from quintet.settings.option import Nested, option
 from quintet.values import count, integer, json_object, one_of, optional, real, text
 
@@ -84,6 +85,10 @@ class TransferExtras(Nested):
     timeout_seconds: float = option(
         10.0, _seconds, "how long a peer may be silent that pages are asked of", group="memory", metavar="SECONDS"
     )
+    peers: tuple[str, ...] | None = option(
+        None, optional(peers), "of whom pages may be asked: hosts, host:port, networks; any that a request names, if "
+        "not given", group="memory",
+    )  # fmt: skip
     mooncake_protocol: str = option(
         "tcp", one_of("tcp", "rdma"), "of MooncakeConnector", group="memory", choices=("tcp", "rdma")
     )

@@ -195,6 +195,33 @@ def test_keys_are_kept_to_their_owners_and_binds_beyond_loopback_need_one(tmp_pa
         served("llama", kv_transfer_config={**BOTH, "kv_buffer_size": 10})
 
 
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_pages_of_an_engine_that_is_not_listed_are_not_asked_for(
+    policy: str, tmp_path: Path, llamas: list[Client], caplog: Any
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("a" * 32)
+    file.chmod(0o600)
+    keyed = {**BOTH, "kv_connector_extra_config": {"key_file": str(file)}, "kv_load_failure_policy": policy}
+    extra = {"key_file": str(file), "peers": ["10.0.0.0/8", "127.0.0.1:1"]}
+    first = served("llama", kv_transfer_config=keyed)
+    assert "pages are asked of any host that a request names; list those that may be" in caplog.text
+    caplog.clear()
+    second = served("llama", kv_transfer_config={**keyed, "kv_connector_extra_config": extra})
+    assert "any host" not in caplog.text
+    got, wanted = handed_on(first, second, prompt(3, 90)), ask(llamas[0], prompt(3, 90))
+    if policy == "recompute":
+        assert said(got) == said(wanted) and got.num_cached_tokens == 0
+        assert "kv_connector_extra_config.peers does not name it" in caplog.text
+    else:
+        assert "kv_connector_extra_config.peers does not name it" in str(got)
+    for client in (first, second):
+        client.close()
+    with pytest.raises(ValueError, match="engines of this machine and user are the only ones"):
+        here = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_consumer"}
+        served("llama", kv_transfer_config={**here, "kv_connector_extra_config": {"peers": ["a"]}})
+
+
 def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:
     small = {**BOTH, "kv_buffer_size": 2**19}
     brief = {**BOTH, "kv_connector_extra_config": {"lease_seconds": 0.001}}

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.dtypes import name_of
+from quintet.engine.elsewhere.allowed import Peers
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.loans import Loans
@@ -78,7 +79,13 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
         closing += [giver.close, loans.close, *([functools.partial(leave, transfer.engine)] if here else [])]
         logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
     if settings.takes:
-        connect = functools.partial(connected, patience=extras.timeout_seconds, longest=copies.nbytes, keyed=bool(key))
+        connect = functools.partial(
+            connected,
+            patience=extras.timeout_seconds,
+            longest=copies.nbytes,
+            keyed=bool(key),
+            peers=_asked(settings, key),
+        )
         if here:
             connect = functools.partial(connected_here, patience=extras.timeout_seconds)
         opening = means.open(copies.words, extras.timeout_seconds)
@@ -89,6 +96,24 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
     transfer.close = functools.partial(_each, closing)
     transfer.reweigh = functools.partial(_reweigh, known, transfer.loans)
     return transfer
+
+
+def _asked(settings: KVTransferConfig, key: bytes) -> Peers | None:
+    """Who may be asked for pages. Where nobody has said, any host that a request names may be, if there is a key."""
+    listed = settings.extras.peers
+    if listed is None:
+        if key and settings.kv_connector != SHARED_MEMORY:
+            logger.warning(
+                "pages are asked of any host that a request names; list those that may be in kv_connector_extra_config "
+                "(peers), where others than a router can reach this engine"
+            )
+        return None
+    if settings.kv_connector == SHARED_MEMORY:
+        raise ValueError(
+            "kv_transfer_config.kv_connector_extra_config.peers: engines of this machine and user are the only ones "
+            f"that a {SHARED_MEMORY} reaches; leave it out"
+        )
+    return Peers(listed)
 
 
 def _each(calls: Sequence[Callable[[], None]]) -> None:
