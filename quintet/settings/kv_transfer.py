@@ -3,21 +3,22 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quintet.settings.kv_peers import peers
 from quintet.settings.option import Nested, option
 from quintet.values import count, integer, json_object, one_of, optional, real, text
 
 TCP = "TCPConnector"
 SHARED_MEMORY = "SharedMemoryConnector"
-CONNECTORS = TCP, SHARED_MEMORY
+NIXL = "NixlConnector"
+MOONCAKE = "MooncakeConnector"
+CONNECTORS = TCP, SHARED_MEMORY, NIXL, MOONCAKE
 _HOST = "host cpu".split()  # ours and vLLM's word for its memory
 _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, or give cpu"
 _FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
 FOREIGN = {
     "P2pNcclConnector": f"pages go from host memory to host memory here; use {TCP}",
-    "NixlConnector": f"it is not there yet; use {TCP}",
-    "LMCacheConnectorV1": "LMCache keeps pages as vLLM lays them out, for vLLM's own hooks; use kv_offloading_size and "
-    f"kv_offloading_folder, or {TCP}",
-    "MooncakeConnector": f"Mooncake's transfer engine is not spoken here; use {TCP}",
+    "LMCacheConnectorV1": "it is a set of hooks of vLLM's, and LMCache's own engine is not driven here; use "
+    f"kv_offloading_size and kv_offloading_folder, or {TCP}",
     "MooncakeStoreConnector": f"Mooncake's store is not spoken here; use kv_offloading_size, or {TCP}",
     "SharedStorageConnector": _FOLDER,
     "ExampleConnector": _FOLDER,
@@ -52,6 +53,12 @@ def _bytes(value: Any) -> int:
     return int(count()(value))
 
 
+def _backends(value: Any) -> list[str]:
+    if value != ["UCX"]:
+        raise ValueError(f'must be ["UCX"], not {value!r}: NIXL moves pages by UCX alone here; leave it out')
+    return list(value)
+
+
 def _seconds(value: Any) -> float:
     found = -1.0 if isinstance(value, bool) else real(value)
     if not 0 < found <= 86_400:
@@ -78,6 +85,16 @@ class TransferExtras(Nested):
     timeout_seconds: float = option(
         10.0, _seconds, "how long a peer may be silent that pages are asked of", group="memory", metavar="SECONDS"
     )
+    peers: tuple[str, ...] | None = option(
+        None, optional(peers), "of whom pages may be asked: hosts, host:port, networks; any that a request names, if "
+        "not given", group="memory",
+    )  # fmt: skip
+    mooncake_protocol: str = option(
+        "tcp", one_of("tcp", "rdma"), "of MooncakeConnector", group="memory", choices=("tcp", "rdma")
+    )
+    backends: list[str] | None = option(
+        None, optional(_backends), "of NixlConnector: UCX, which is the one that there is", group="memory"
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +106,8 @@ class KVTransferConfig(Nested):
     kv_connector: str | None = option(
         None,
         optional(_connector),
-        "how pages travel: TCPConnector, or SharedMemoryConnector on one machine; vLLM's OffloadingConnector and "
-        "MultiConnector are taken",
+        "how pages travel: TCPConnector, SharedMemoryConnector on one machine, NixlConnector or "
+        "MooncakeConnector; vLLM's OffloadingConnector and MultiConnector are taken",
         group="memory",
         metavar="NAME",
     )
@@ -115,7 +132,11 @@ class KVTransferConfig(Nested):
                                  group="memory")  # fmt: skip
     kv_parallel_size: int = option(1, count(), "the same", group="memory")
     kv_connector_extra_config: dict[str, Any] | None = option(
-        None, optional(json_object), "key_file, host, lease_seconds, timeout_seconds", group="memory", metavar="JSON"
+        None,
+        optional(json_object),
+        "key_file, host, lease_seconds, timeout_seconds, backends",
+        group="memory",
+        metavar="JSON",
     )
     kv_load_failure_policy: str | None = option(
         None, optional(one_of("recompute", "fail")), "where pages do not come: compute them, or end the request; "

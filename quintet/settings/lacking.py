@@ -22,6 +22,8 @@ LACKING: Mapping[str, str] = {
     "io_processor_plugin": "it is the server's (`quintet serve --io-processor-plugin`); leave it out",
     "swap_space": "a preempted request is computed again, nothing is swapped; leave it out, or use kv_offloading_size",
     "kv_transfer_config.kv_connector_module_path": "a connector of the caller's own is no setting; leave it out",
+    "kv_transfer_config.kv_connector_extra_config.use_layerwise": "a step of all layers is one launch, and its pages "
+    "count when it has landed; leave it out",
     "kv_transfer_config.enable_permute_local_kv": "pages travel in one form, whatever each side keeps; leave it out",
     "cpu_offload_gb": "weights are not offloaded: every step would bring them over the bus again, which takes longer "
     "than a step; quantize (quantization='int8' or 'int4'), share layers out over devices (tensor_parallel_size), or "

@@ -68,6 +68,31 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
         client.close()
 
 
+@pytest.mark.parametrize("connector", ["NixlConnector", "MooncakeConnector"])
+def test_libraries_move_pages_between_engines(connector: str, tmp_path: Path) -> None:
+    """Mooncake listens at all addresses for the time of the test."""
+    pytest.importorskip("nixl" if connector == "NixlConnector" else "mooncake.engine")
+    ways = {**BOTH, "kv_connector": connector, "kv_buffer_device": "cpu"}
+    if connector == "MooncakeConnector":
+        file = tmp_path / "key"
+        file.write_text("a" * 32)
+        file.chmod(0o600)
+        extra = {"host": "127.0.0.1", "key_file": str(file)}
+        ways.update(kv_ip="0.0.0.0", kv_connector_extra_config=extra)
+    framed = {
+        **BOTH,
+        "kv_connector_extra_config": {"key_file": ways.get("kv_connector_extra_config", {}).get("key_file")},
+    }
+    first, second, third = (served("llama", kv_transfer_config=each) for each in (ways, ways, framed))
+    for at in range(3):
+        got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
+        assert said(got) == said(wanted) and got.num_cached_tokens == 80
+    assert second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0
+    assert handed_on(first, third, prompt(4, 90)).num_cached_tokens == 0, "the other side takes no frames"
+    for client in (first, second, third):
+        client.close()
+
+
 def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
     here = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both"}
     named = {**here, "engine_id": f"test-{os.getpid()}"}
@@ -168,6 +193,33 @@ def test_keys_are_kept_to_their_owners_and_binds_beyond_loopback_need_one(tmp_pa
         served("llama", kv_transfer_config={**BOTH, "kv_ip": "0.0.0.0", "kv_connector_extra_config": extra})
     with pytest.raises(ValueError, match="a page takes .* and none fits"):
         served("llama", kv_transfer_config={**BOTH, "kv_buffer_size": 10})
+
+
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_pages_of_an_engine_that_is_not_listed_are_not_asked_for(
+    policy: str, tmp_path: Path, llamas: list[Client], caplog: Any
+) -> None:
+    file = tmp_path / "key"
+    file.write_text("a" * 32)
+    file.chmod(0o600)
+    keyed = {**BOTH, "kv_connector_extra_config": {"key_file": str(file)}, "kv_load_failure_policy": policy}
+    extra = {"key_file": str(file), "peers": ["10.0.0.0/8", "127.0.0.1:1"]}
+    first = served("llama", kv_transfer_config=keyed)
+    assert "pages are asked of any host that a request names; list those that may be" in caplog.text
+    caplog.clear()
+    second = served("llama", kv_transfer_config={**keyed, "kv_connector_extra_config": extra})
+    assert "any host" not in caplog.text
+    got, wanted = handed_on(first, second, prompt(3, 90)), ask(llamas[0], prompt(3, 90))
+    if policy == "recompute":
+        assert said(got) == said(wanted) and got.num_cached_tokens == 0
+        assert "kv_connector_extra_config.peers does not name it" in caplog.text
+    else:
+        assert "kv_connector_extra_config.peers does not name it" in str(got)
+    for client in (first, second):
+        client.close()
+    with pytest.raises(ValueError, match="engines of this machine and user are the only ones"):
+        here = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_consumer"}
+        served("llama", kv_transfer_config={**here, "kv_connector_extra_config": {"peers": ["a"]}})
 
 
 def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:

@@ -63,7 +63,7 @@ def test_several_connectors_are_each_what_they_are_alone() -> None:
         (several("TCPConnector"), {}, "kv_transfer_config must be a JSON object"),
         (several(several(TCP)), {}, "a MultiConnector within another"),
         (several(TCP, {**TCP, "kv_connector": "SharedMemoryConnector"}), {}, "TCPConnector and SharedMemoryConnector"),
-        (several({**TCP, "kv_connector": "NixlConnector"}), {}, "NixlConnector cannot be used"),
+        (several({**TCP, "kv_connector": "P2pNcclConnector"}), {}, "P2pNcclConnector cannot be used"),
     ],
 )
 def test_what_cannot_be_says_why(asked: Any, more: dict[str, Any], says: str) -> None:

@@ -20,7 +20,7 @@ from quintet.engine.elsewhere.handoff import Peer, handoff_of
 from quintet.engine.elsewhere.loans import NOT_THERE, Loans
 from quintet.engine.elsewhere.taker import Address, Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
-from quintet.engine.elsewhere.wire import HEAD, Broken, Channel, Claim, Facts, Hello, Page, Welcome
+from quintet.engine.elsewhere.wire import HEAD, VERSION, Broken, Channel, Claim, Facts, Hello, Page, Welcome
 from quintet.engine.elsewhere.wire import Ask as Asking
 from quintet.engine.runner import Ranks
 from quintet.sampling_params import ParameterError, SamplingParams
@@ -229,7 +229,9 @@ def test_one_that_gives_pages_without_the_key_is_believed_nothing() -> None:
         Net(giver).connect(Peer("here", 1, "loan")).claim(KEY, FACTS)
     ours, theirs = socket.socketpair()
     said = Channel(theirs, 0.5, 0)
-    thread = threading.Thread(target=lambda: (said.send(Hello(1, b"n" * 32)), theirs.recv(10_000), _welcome(said)))
+    thread = threading.Thread(
+        target=lambda: (said.send(Hello(VERSION, b"n" * 32)), theirs.recv(10_000), _welcome(said))
+    )
     thread.start()
     with pytest.raises(Broken, match="it has another key, or none"):
         Channel(ours, 0.5, 0).claim(KEY, FACTS)
@@ -246,7 +248,7 @@ def spoken() -> Iterator[bytes]:
     yield HEAD.pack(2**31)
     yield HEAD.pack(3) + b"\xc1\xc1\xc1"
     yield HEAD.pack(0)
-    claim = msgspec.msgpack.encode(Claim(1, b"n" * 32, FACTS, b"p" * 32))
+    claim = msgspec.msgpack.encode(Claim(VERSION, b"n" * 32, FACTS, b"p" * 32))
     yield HEAD.pack(len(claim)) + claim
     yield HEAD.pack(len(claim)) + claim[:-20]
     old = msgspec.msgpack.encode(Claim(7, b"n" * 32, FACTS, b"p" * 32))

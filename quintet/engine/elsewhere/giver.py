@@ -2,14 +2,26 @@
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.wire import ASKED, COPIED, Ask, Broken, Channel, Done, Facts, Lies, Missing, Page
+from quintet.engine.elsewhere.memory import Share
+from quintet.engine.elsewhere.wire import (
+    ASKED,
+    COPIED,
+    Ask,
+    Broken,
+    Channel,
+    Done,
+    Facts,
+    Kept,
+    Lies,
+    Missing,
+    Page,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +37,8 @@ class Giver:
     def __init__(self, loans: Loans, facts: Callable[[], Facts], key: bytes, patience: float) -> None:
         """patience: seconds that a peer may be silent within a frame, and ten times as many between two asks."""
         self._loans, self._facts, self._key, self._patience = loans, facts, key, patience
+        self.way = ""  # how pages travel
+        self.share: Share | None = None  # lets others read them where they lie; None: they are sent
         self._open: set[socket.socket] = set()
         self._lock, self._closed = threading.Lock(), False
         self._counts: Counter[str] = Counter()
@@ -78,10 +92,10 @@ class Giver:
         facts = self._facts()
         channel = Channel(connection, min(GREETING, self._patience), 0)
         try:
-            channel.greet(self._key, facts)
+            channel.greet(self._key, facts, self.way)
             channel = channel.patient(self._patience)
-            if self._loans.descriptor is not None:
-                self._share(channel, self._loans.descriptor)
+            if self.share is not None:
+                self.share(channel)
             while True:
                 asked = channel.receive(ASKED, 10 * self._patience)
                 if isinstance(asked, Done):
@@ -101,14 +115,6 @@ class Giver:
                 self._open.discard(connection)
             connection.close()
 
-    def _share(self, channel: Channel, descriptor: int) -> None:
-        """For reading alone."""
-        readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            channel.lend(readable)
-        finally:
-            os.close(readable)
-
     def _answer(self, channel: Channel, asked: Ask, facts: Facts) -> None:
         found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
         if self._facts() != facts:
@@ -119,12 +125,13 @@ class Giver:
                 if isinstance(row, str):
                     channel.send(Missing([place], row[:SAID]))
                     continue
-                shared = self._loans.descriptor is not None
-                channel.send(Lies(place, self._loans.row(row)) if shared else Page(place, row.tobytes()))
+                lies = self.share is not None
+                channel.send(Lies(place, self._loans.row(row)) if lies else Page(place, row.tobytes()))
                 given += 1
                 self._count("bytes", row.nbytes)
-            if given and self._loans.descriptor is not None:
+            if given and self.share is not None:
                 channel.receive(COPIED)
+                channel.send(Kept())
             self._count("pages", given)
             self._count("lacked", len(found) - given)
         finally:

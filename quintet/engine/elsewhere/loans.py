@@ -48,6 +48,11 @@ class Loans:
         return len(self._rows)
 
     @property
+    def rows(self) -> Rows:
+        """All of the memory."""
+        return self._rows
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 

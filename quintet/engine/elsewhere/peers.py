@@ -10,14 +10,16 @@ from typing import Any
 
 import msgspec
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.dtypes import name_of
+from quintet.engine.elsewhere.allowed import Peers
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.sockets import connected, connected_here, key_of, leave, listen, listen_here
 from quintet.engine.elsewhere.taker import Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
+from quintet.engine.elsewhere.ways import means_of
 from quintet.engine.elsewhere.wire import Facts
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.runner import Ranks
@@ -55,7 +57,7 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
     settings = config.kv_transfer_config
     extras, key, closing = settings.extras, key_of(settings), list[Callable[[], None]]()
     here = settings.kv_connector == SHARED_MEMORY
-    transfer = Transfer(tables, copies.read, copies.at_once)
+    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(key))
     transfer.engine = settings.engine_id or secrets.token_hex(8)
     if settings.gives:
         loans = Loans(settings.kv_buffer_size, copies.words, extras.lease_seconds, here)
@@ -71,20 +73,47 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
             listening = listen(settings, bool(key), config.data_parallel_rank or 0)
             transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
         giver = Giver(loans, known, key, extras.timeout_seconds)
+        giver.way, giver.share = means.name, means.share(loans)
         giver.listen(listening)
         transfer.loans, transfer.giver = loans, giver
         closing += [giver.close, loans.close, *([functools.partial(leave, transfer.engine)] if here else [])]
         logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
     if settings.takes:
-        connect = functools.partial(connected, patience=extras.timeout_seconds, longest=copies.nbytes, keyed=bool(key))
+        connect = functools.partial(
+            connected,
+            patience=extras.timeout_seconds,
+            longest=copies.nbytes,
+            keyed=bool(key),
+            peers=_asked(settings, key),
+        )
         if here:
             connect = functools.partial(connected_here, patience=extras.timeout_seconds)
-        taker = Taker(Way(connect, known, key, copies.words, here), changed)
+        opening = means.open(copies.words, extras.timeout_seconds)
+        taker = Taker(Way(connect, known, key, copies.words, opening, means.name), changed)
         transfer.taker = taker
         closing.append(taker.close)
+    closing.append(means.close)
     transfer.close = functools.partial(_each, closing)
     transfer.reweigh = functools.partial(_reweigh, known, transfer.loans)
     return transfer
+
+
+def _asked(settings: KVTransferConfig, key: bytes) -> Peers | None:
+    """Who may be asked for pages. Where nobody has said, any host that a request names may be, if there is a key."""
+    listed = settings.extras.peers
+    if listed is None:
+        if key and settings.kv_connector != SHARED_MEMORY:
+            logger.warning(
+                "pages are asked of any host that a request names; list those that may be in kv_connector_extra_config "
+                "(peers), where others than a router can reach this engine"
+            )
+        return None
+    if settings.kv_connector == SHARED_MEMORY:
+        raise ValueError(
+            "kv_transfer_config.kv_connector_extra_config.peers: engines of this machine and user are the only ones "
+            f"that a {SHARED_MEMORY} reaches; leave it out"
+        )
+    return Peers(listed)
 
 
 def _each(calls: Sequence[Callable[[], None]]) -> None:

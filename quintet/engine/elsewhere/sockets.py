@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from quintet.config import KVTransferConfig, read_environment
+from quintet.engine.elsewhere.allowed import Peers
 from quintet.engine.elsewhere.taker import Address
 from quintet.engine.elsewhere.wire import Broken, Channel
 from quintet.kept import trouble
@@ -17,6 +18,10 @@ from quintet.kept import trouble
 SHORTEST_KEY = 16  # bytes
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 CREDENTIALS = struct.Struct("3i")  # process, user, group
+NO_KEY = (
+    "{where}: others could take pages, which are prompts, and give them; give all engines a key "
+    "(QUINTET_KV_TRANSFER_KEY, or key_file in kv_connector_extra_config), or bind to 127.0.0.1"
+)
 
 
 def key_of(settings: KVTransferConfig) -> bytes:
@@ -47,10 +52,7 @@ def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if not keyed and not _is_loopback(str(address[0])):
-            raise ValueError(
-                f"{where}: others could take pages, which are prompts, and give them; give all engines a key "
-                "(QUINTET_KV_TRANSFER_KEY, or key_file in kv_connector_extra_config), or bind to 127.0.0.1"
-            )
+            raise ValueError(NO_KEY.format(where=where))
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified and settings.extras.host is None:
             raise ValueError(f"{where}: others are told where to come; give host in kv_connector_extra_config, too")
         listening = socket.socket(family, socket.SOCK_STREAM)
@@ -62,13 +64,16 @@ def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
     return listening
 
 
-def connected(peer: Address, patience: float, longest: int, keyed: bool) -> Channel:
-    """To where a loan lies; Broken says why not. Without a key only this machine is trusted."""
+def connected(peer: Address, patience: float, longest: int, keyed: bool, peers: Peers | None = None) -> Channel:
+    """To where a loan lies; Broken says why not. Without a key only this machine is trusted. peers: who may be asked;
+    None: all."""
     host, _, port = peer.place.rpartition(":")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         if not keyed and not _is_loopback(str(address[0])):
             raise Broken("it is another machine's, and this engine has no key; give all engines one")
+        if peers is not None and not peers.allows(host, str(address[0]), int(port)):
+            raise Broken("kv_connector_extra_config.peers does not name it; nothing was asked of it")
         connection = socket.socket(family, kind)
         connection.settimeout(patience)
         try:

@@ -1,8 +1,6 @@
 """Fetches pages from other engines, in a few threads; what comes waits for the engine in a bounded queue."""
 
 import logging
-import mmap
-import os
 import queue
 import threading
 import time
@@ -13,9 +11,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from quintet.engine.elsewhere.connector import Arrived, Load, Rows
+from quintet.engine.elsewhere.memory import Far, Open, at_once
 from quintet.engine.elsewhere.wire import (
     ANSWERED,
-    MOST_KEYS,
+    KEPT,
     Ask,
     Broken,
     Channel,
@@ -30,7 +29,6 @@ from quintet.engine.elsewhere.wire import (
 logger = logging.getLogger(__name__)
 
 THREADS = 4  # loads that come at once
-AHEAD = 2**25  # bytes of a load that wait for the engine, before more is asked for
 
 
 class Address(Protocol):
@@ -50,7 +48,8 @@ class Way(NamedTuple):
     facts: Callable[[], Facts]
     key: bytes
     words: int  # of a row
-    shared: bool = False  # whether rows lie in memory that the giver shares
+    open: Open | None = None  # the giver's memory, where pages lie in it; None: they come in frames
+    name: str = ""  # how they travel, if not so
 
 
 class Taker:
@@ -99,35 +98,25 @@ class Taker:
     def _take(self, load: "TakerLoad") -> None:
         if load.canceled:
             return
-        channel = self._way.connect(load.address)
+        channel, far = self._way.connect(load.address), None
         try:
-            channel.claim(self._way.key, self._way.facts())
-            rows = self._mapped(channel) if self._way.shared else None
-            at_once = max(1, min(MOST_KEYS, AHEAD // max(4 * self._way.words, 1)))
-            for first in range(0, len(load.keys), at_once):
-                if not load.wait_for_room(at_once):
+            channel.claim(self._way.key, self._way.facts(), self._way.name)
+            far = None if self._way.open is None else self._way.open(channel)
+            most = at_once(self._way.words)
+            for first in range(0, len(load.keys), most):
+                if not load.wait_for_room(most):
                     return
-                self._ask(channel, load, range(first, min(first + at_once, len(load.keys))), rows)
+                self._ask(channel, load, range(first, min(first + most, len(load.keys))), far)
             if load.ends and load.wait_for_room(1) and not load.num_failed:
                 channel.send(Done(load.address.loan))
         finally:
+            if far is not None:
+                far.close()
             channel.close()
 
-    def _mapped(self, channel: Channel) -> Rows:
-        """All rows of the giver's memory."""
-        descriptor = channel.borrow()
-        try:
-            size = os.fstat(descriptor).st_size // (4 * self._way.words) * 4 * self._way.words
-            memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise Broken(f"the memory that it shares cannot be read: {error}") from None
-        finally:
-            os.close(descriptor)
-        return np.ndarray((size // (4 * self._way.words), self._way.words), np.int32, memory)
-
-    def _ask(self, channel: Channel, load: "TakerLoad", places: range, rows: Rows | None) -> None:
+    def _ask(self, channel: Channel, load: "TakerLoad", places: range, far: Far | None) -> None:
         channel.send(Ask(load.address.loan, [load.keys[place] for place in places]))
-        left, lay = set(range(len(places))), False
+        left, lies = set(range(len(places))), dict[int, int]()  # where in the giver's memory
         while left:
             answer = channel.receive(ANSWERED)
             said = answer.places if isinstance(answer, Missing) else [answer.place]
@@ -136,17 +125,24 @@ class Taker:
             left.difference_update(said)
             if isinstance(answer, Missing):
                 load.lack([places[place] for place in said], f"{load.address.place}: {answer.why}")
+            elif isinstance(answer, Lies):
+                lies[places[answer.place]] = answer.row
             else:
-                lay = lay or isinstance(answer, Lies)
-                load.bring(places[answer.place], self._row(answer, rows))
-        if lay:
-            channel.send(Copied())
+                load.bring(places[answer.place], self._row(answer))
+        if lies:
+            self._fetch(channel, load, lies, far)
 
-    def _row(self, answer: Page | Lies, rows: Rows | None) -> Rows:
-        if isinstance(answer, Lies):
-            if rows is None or answer.row >= len(rows):
-                raise Broken("a page that lies nowhere")
-            return rows[answer.row].copy()
+    def _fetch(self, channel: Channel, load: "TakerLoad", lies: Mapping[int, int], far: Far | None) -> None:
+        """What lies in the giver's memory; it counts only once the giver says that it lay there all the while."""
+        if far is None:
+            raise Broken("a page that lies nowhere")
+        rows = far.read(list(lies.values()))
+        channel.send(Copied())
+        channel.receive(KEPT)
+        for place, row in zip(lies, rows, strict=True):
+            load.bring(place, row)
+
+    def _row(self, answer: Page) -> Rows:
         if len(answer.row) != 4 * self._way.words:
             raise Broken(f"a page of {len(answer.row)} bytes, where {4 * self._way.words} make one")
         return np.frombuffer(answer.row, np.int32)

@@ -15,8 +15,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL = b"quintet pages 1"  # its number is raised with any change of what is said
-VERSION = 1
+PROTOCOL = b"quintet pages 2"  # its number is raised with any change of what is said
+VERSION = 2
 NONCE = 32  # bytes
 TAG = 32
 SMALL = 2**17  # bytes of a message without a page, and what stands around a page
@@ -71,6 +71,7 @@ class Claim(Struct, tag=True, array_like=True):
     nonce: Bytes32
     facts: Facts
     proof: Bytes32
+    way: Text = ""  # how pages are to travel
 
 
 class Welcome(Struct, tag=True, array_like=True):
@@ -108,6 +109,18 @@ class Copied(Struct, tag=True, array_like=True):
     """All that lay there for the last ask."""
 
 
+class Kept(Struct, tag=True, array_like=True):
+    """It lay there until this was said: what was copied is what was asked for."""
+
+
+class Memory(Struct, tag=True, array_like=True):
+    """Where the giver's rows lie, to a library that fetches them."""
+
+    told: Annotated[bytes, Meta(max_length=2**16)]  # what the library must know of the giver
+    address: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    rows: Number
+
+
 class Missing(Struct, tag=True, array_like=True):
     """These are not there."""
 
@@ -126,7 +139,8 @@ _GREETING, _CLAIM = msgspec.msgpack.Decoder(Hello | Refusal), msgspec.msgpack.De
 _REPLY = msgspec.msgpack.Decoder(Welcome | Refusal)
 ASKED: "msgspec.msgpack.Decoder[Ask | Done]" = msgspec.msgpack.Decoder(Ask | Done)
 ANSWERED: "msgspec.msgpack.Decoder[Page | Lies | Missing]" = msgspec.msgpack.Decoder(Page | Lies | Missing)
-COPIED = msgspec.msgpack.Decoder(Copied)
+COPIED, KEPT = msgspec.msgpack.Decoder(Copied), msgspec.msgpack.Decoder(Kept)
+MEMORY = msgspec.msgpack.Decoder(Memory)
 
 
 class _Keys(NamedTuple):
@@ -199,8 +213,19 @@ class Channel:
             got += more
         return into
 
-    def greet(self, key: bytes, facts: Facts) -> None:
-        """The giver's half of the beginning."""
+    def look(self) -> None:
+        """Broken where the other side has closed it; nothing is read."""
+        self._connection.settimeout(0)
+        try:
+            if not self._connection.recv(1, socket.MSG_PEEK):
+                raise Broken("the connection was closed")
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Broken(_why(error)) from None
+
+    def greet(self, key: bytes, facts: Facts, way: str = "") -> None:
+        """The giver's half of the beginning. way: how pages travel, if not in frames: the same on both sides."""
         ours = os.urandom(NONCE)
         self.send(Hello(VERSION, ours))
         claim = self.receive(_CLAIM)
@@ -208,19 +233,21 @@ class Channel:
             self._refuse(f"this engine speaks version {VERSION}, and not {claim.version}; run the same quintet on both")
         if not hmac.compare_digest(claim.proof, _proof(key, b"taker", ours, claim.nonce, claim.facts)):
             self._refuse("the keys differ; give all engines the same QUINTET_KV_TRANSFER_KEY")
+        if claim.way != way:
+            self._refuse(f"pages are given by {way or 'TCP'}, and wanted by {claim.way or 'TCP'}")
         if why := claim.facts.unlike(facts):
             self._refuse(why)
         self.send(Welcome(_proof(key, b"giver", ours, claim.nonce, facts)))
         self._keys = _Keys(_key(key, b"giver", ours, claim.nonce), _key(key, b"taker", ours, claim.nonce))
 
-    def claim(self, key: bytes, facts: Facts) -> None:
+    def claim(self, key: bytes, facts: Facts, way: str = "") -> None:
         """The taker's half."""
         ours, hello = os.urandom(NONCE), self.receive(_GREETING)
         if isinstance(hello, Refusal):
             raise Broken(hello.why)
         if hello.version != VERSION:
             raise Broken(f"it speaks version {hello.version}, and not {VERSION}; run the same quintet on both")
-        self.send(Claim(VERSION, ours, facts, _proof(key, b"taker", hello.nonce, ours, facts)))
+        self.send(Claim(VERSION, ours, facts, _proof(key, b"taker", hello.nonce, ours, facts), way))
         reply = self.receive(_REPLY)
         if isinstance(reply, Refusal):
             raise Broken(reply.why)

@@ -1,0 +1,148 @@
+"""NIXL, which reads pages out of another engine's memory by UCX: over TCP, RDMA, or from process to process."""
+
+import importlib
+import logging
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.elsewhere.wire import Broken
+
+logger = logging.getLogger(__name__)
+
+MOST = 64  # engines that are known at once though nothing is read of them
+_HOST = "DRAM"  # NIXL's word for the host's memory
+
+
+def library() -> Any:
+    """NIXL's own API; ValueError where it is not installed. Its log goes where ours does: it would write to standard
+    output, which is its user's, and has all of logging swallow errors."""
+    raises = logging.raiseExceptions
+    try:
+        found = importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise ValueError(
+            f"kv_transfer_config.kv_connector NixlConnector needs NIXL ({error}); pip install 'quintet[nixl]', or use "
+            "TCPConnector"
+        ) from None
+    finally:
+        logging.raiseExceptions = raises
+    said = logging.getLogger("nixl")
+    said.handlers.clear()
+    said.propagate = True
+    said.setLevel(logging.WARNING)
+    return found
+
+
+@dataclass
+class Met:
+    """Another engine, to this one's agent."""
+
+    told: bytes
+    users: int = 0
+    broken: bool = False  # what is begun there fails: it is met anew
+
+
+class Reading:
+    """A transfer. Where posting it failed that is said when it is asked for."""
+
+    def __init__(self, agent: Any, handle: Any, met: Met) -> None:
+        self._agent, self._handle, self._met, self._state = agent, handle, met, "PROC"
+        try:
+            self._state = agent.transfer(handle)
+        except Exception as error:
+            self._state = str(error)
+
+    def done(self) -> bool:
+        if self._state == "PROC":
+            try:
+                self._state = self._agent.check_xfer_state(self._handle)
+            except Exception as error:
+                self._state = str(error)
+        if self._state not in ("PROC", "DONE"):
+            self._met.broken = True
+            raise Broken(f"NIXL could not read there ({self._state})")
+        return self._state == "DONE" and self.stop()
+
+    def stop(self) -> bool:
+        try:
+            self._handle.release()
+        except Exception:  # it is in progress still, and what it writes to must stay
+            return False
+        return True
+
+
+class NixlMover:
+    """One agent, with UCX, of an engine that gives, takes, or does both."""
+
+    def __init__(self, device: str) -> None:
+        """device: whose network is listened at; empty: all. ValueError where there is no NIXL, or no UCX for it."""
+        api = library()
+        config = api.nixl_agent_config(backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
+        try:
+            self._agent = api.nixl_agent(secrets.token_hex(8), config)
+            self._agent.create_backend("UCX", {"engine_config": f"NET_DEVICES={device}"} if device else {})
+        except Exception as error:
+            raise ValueError(
+                f"kv_transfer_config.kv_connector NixlConnector: UCX cannot begin at {device or 'all devices'} "
+                f"({error}); give another kv_ip, or use TCPConnector"
+            ) from None
+        self._lock, self._met, self._kept = threading.Lock(), dict[str, Met](), list[Rows]()
+
+    def offer(self, rows: Rows) -> None:
+        self._kept.append(rows)  # which must stay as long as they are known to UCX
+        self._agent.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST)
+
+    def receive(self, rows: Rows) -> None:
+        try:
+            self.offer(rows)
+        except Exception as error:
+            raise Broken(f"NIXL cannot write to this engine's memory ({error})") from None
+
+    def told(self) -> bytes:
+        return bytes(self._agent.get_agent_metadata())
+
+    def meet(self, told: bytes) -> str:
+        with self._lock:
+            for name, met in self._met.items():
+                if met.told == told and not met.broken:
+                    met.users += 1
+                    return name
+            try:
+                found = self._agent.add_remote_agent(told)
+            except Exception as error:
+                raise Broken(f"NIXL cannot reach it ({error})") from None
+            name = found.decode() if isinstance(found, bytes) else found
+            met = self._met.setdefault(name, Met(told))
+            met.told, met.users, met.broken = told, met.users + 1, False
+            return name
+
+    def part(self, peer: str) -> None:
+        with self._lock:
+            met = self._met.get(peer)
+            if met is None:
+                return
+            met.users -= 1
+            if met.users <= 0 and (met.broken or len(self._met) > MOST):
+                del self._met[peer]
+                try:
+                    self._agent.remove_remote_agent(peer)
+                except Exception as error:
+                    logger.debug("NIXL could not leave %s: %s", peer, error)
+
+    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
+        length, start, step = into.strides[0], into.ctypes.data, into.strides[0]
+        try:
+            here = self._agent.get_xfer_descs([(start + at * step, length, 0) for at in range(len(addresses))], _HOST)
+            there = self._agent.get_xfer_descs([(address, length, 0) for address in addresses], _HOST)
+            handle = self._agent.initialize_xfer("READ", here, there, peer)
+        except Exception as error:
+            raise Broken(f"NIXL cannot read there ({error})") from None
+        return Reading(self._agent, handle, self._met.get(peer) or Met(b""))
+
+    def close(self) -> None:
+        """Its threads end with the last that uses it."""
+        del self._agent

@@ -1,0 +1,232 @@
+"""Pages that a library fetches out of the giver's memory: whatever it does, what is said is what one engine says."""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from quintet.config import KVTransferConfig
+from quintet.engine.elsewhere.handoff import Peer
+from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.elsewhere.memory import Far, Mapped, lend
+from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
+from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging
+from quintet.engine.elsewhere.nixl_mover import NixlMover
+from quintet.engine.elsewhere.ways import means_of
+from quintet.engine.elsewhere.wire import Broken, Channel
+from tests.helpers.mover import Copying
+from tests.unit.test_elsewhere import WORDS, beginnings
+from tests.unit.test_overlap import ENGINES, Served, traffic
+from tests.unit.test_transfer import FACTS, KEY, Two, _until
+
+PATIENCE = 0.1  # seconds
+
+
+def moved(two: Two, giving: Any, taking: Any, patience: float = PATIENCE) -> Staging:
+    """From now on pages are fetched by these, which may be one."""
+    two.giver.way, two.giver.share = "a test", Lent(giving, two.loans.rows)
+    staging = Staging(taking, WORDS)
+    opening = functools.partial(Moved, mover=taking, staging=staging, patience=patience)
+    two.taker._way = two.taker._way._replace(open=opening, name="a test")
+    return staging
+
+
+@pytest.mark.parametrize("kind", ["whole", "late", "torn", "silent", "cut", "strange"])
+def test_random_traffic_says_what_one_engine_says(kind: str) -> None:
+    two, mover = Two(**ENGINES["few pages, chunks"]), Copying(kind)
+    theirs = Served(False, **ENGINES["few pages, chunks"])
+    moved(two, mover, mover)
+    for seed in range(2):
+        asks = traffic(seed)
+        assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
+    assert mover.begun > 0 and two.books.counts.loaded > 0
+    assert (two.taker.counts()["failed"] > 0) == (kind not in ("whole", "late"))
+    _until(lambda: not mover.met)
+    two.close()
+
+
+@pytest.mark.parametrize("kind", ["whole", "cut"])
+def test_a_bad_connection_beside_a_library_costs_computation_alone(kind: str) -> None:
+    two, mover = Two(kind, 3), Copying()
+    moved(two, mover, mover)
+    asks = beginnings(6)
+    assert two.run(*asks) == Served(False).run(*asks)
+    assert (two.books.counts.failures > 0) == (kind == "cut")
+    two.close()
+
+
+def test_a_request_may_end_where_its_pages_do_not_come() -> None:
+    two, mover = Two(fails=True), Copying("silent")
+    mover.odd = lambda: True  # type: ignore[method-assign]
+    moved(two, mover, mover)
+    ask = beginnings(1)[0]
+    got = two.run(ask)["0"]
+    assert got.reason == "error" and "here:1: a transfer did not end in time" in (got.error or "")
+    two.close()
+
+
+def test_memory_that_is_written_to_still_is_not_used_again() -> None:
+    mover = Copying("silent")
+    mover.odd = lambda: True  # type: ignore[method-assign]
+    staging, given = Staging(mover, WORDS), []
+    for _ in range(BUFFERS):
+        rows = staging.borrow()
+        assert all(rows is not each for each in given)
+        given.append(rows)
+        moving = mover.begin("peer", [0], rows[:1])
+        moving._held = 10**6
+        staging.give_back(rows, moving)
+    with pytest.raises(Broken, match="were given up, and have not ended"):
+        staging.borrow()
+    moving._held = 0
+    assert staging.borrow() is given[-1], "the last has ended"
+
+
+def test_the_other_side_must_be_of_the_same_connector() -> None:
+    two, mover = Two(), Copying()
+    moved(two, mover, mover)
+    for way, why in (("", "pages are given by a test, and wanted by TCP"), ("x", "given by a test, and wanted by x")):
+        channel = two.net.connect(Peer("here", 1, "loan"))
+        with pytest.raises(Broken, match=why):
+            channel.claim(KEY, FACTS, way)
+    two.close()
+
+
+def shared(channel: Channel, loans: Loans) -> None:
+    lend(channel, loans.descriptor)
+
+
+@contextlib.contextmanager
+def claimed(kind: str) -> Iterator[tuple[Two, Loans, Channel, Far]]:
+    """A loan of one page, and a connection to who gives it; its memory is mapped or fetched."""
+    two, loans, mover = Two(), Loans(4 * WORDS, WORDS, 60.0, shared=kind == "mapped"), Copying()
+    two.giver._loans, two.giver.way = loans, "a test"
+    two.giver.share = functools.partial(shared, loans=loans) if kind == "mapped" else Lent(mover, loans.rows)
+    ours, theirs = socket.socketpair()  # descriptors do not pass by way of somebody in the middle
+    threading.Thread(target=two.giver.serve, args=(theirs, "a test"), daemon=True).start()
+    channel = Channel(ours, 5.0, 0)
+    channel.claim(KEY, FACTS, "a test")
+    far: Far = Mapped(channel, WORDS) if kind == "mapped" else Moved(channel, mover, Staging(mover, WORDS), 1.0)
+    assert loans.promise("loan", [b"k"])
+    loans.fill("loan", [b"k"], np.full((1, WORDS), 7, np.int32))
+    yield two, loans, channel, far
+    far.close()
+    two.close()
+
+
+@pytest.mark.parametrize("kind", ["mapped", "fetched"])
+def test_who_reads_too_late_does_not_take_what_lies_there_by_then(kind: str) -> None:
+    """A taker that stood still: the giver has let go of the page meanwhile, and another prompt's is there."""
+    with claimed(kind) as (two, loans, channel, far):
+        load = two.taker.load(Peer("here", 1, "loan"), [], False)
+        load.keys, load._left = [b"k"], {0}
+        read = far.read
+
+        def late(rows: Any) -> Any:
+            loans.end("loan")
+            _until(lambda: loans.num_free == 1)
+            assert loans.promise("another", [b"o"])
+            loans.fill("another", [b"o"], np.full((1, WORDS), 8, np.int32))
+            return read(rows)
+
+        far.read = late  # type: ignore[method-assign]
+        with pytest.raises(Broken):
+            two.taker._ask(channel, load, range(1), far)
+        assert not load._came and load._brought == 0
+
+
+@pytest.mark.parametrize("kind", ["mapped", "fetched"])
+def test_a_row_beyond_the_memory_is_no_page(kind: str) -> None:
+    with claimed(kind) as (_, _, _, far):
+        assert (far.read([0]) == 7).all()
+        with pytest.raises(Broken, match="lies nowhere"):
+            far.read([0, 1])
+
+
+# -------------------------------------------------------------------------------------------------------------- NIXL
+
+
+@pytest.fixture
+def nixl() -> Iterator[NixlMover]:
+    pytest.importorskip("nixl")
+    mover = NixlMover("lo")
+    yield mover
+    mover.close()
+
+
+def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
+    other = NixlMover("lo")
+    two, theirs = Two(**ENGINES["few pages, chunks"]), Served(False, **ENGINES["few pages, chunks"])
+    moved(two, nixl, other, 10.0)
+    for seed in range(2):
+        asks = traffic(seed)
+        assert two.run(*asks) == theirs.run(*asks)
+    assert two.taker.counts()["pages"] > 0 and two.taker.counts()["failed"] == 0
+    two.close()
+    other.close()
+    with pytest.raises(Broken, match="NIXL cannot reach it"):
+        nixl.meet(b"nobody")
+
+
+def test_nixl_listens_where_it_is_told(nixl: NixlMover) -> None:
+    """UCX has ports of its own, at which nothing asks for a key."""
+    at = {each.laddr.ip for each in psutil.Process(os.getpid()).net_connections("tcp") if each.status == "LISTEN"}
+    assert at <= {"127.0.0.1", "::1"}
+    with pytest.raises(ValueError, match="UCX cannot begin at nowhere0"):
+        NixlMover("nowhere0")
+
+
+def test_mooncake_moves_what_one_engine_says() -> None:
+    """It listens at all addresses for the time of the test."""
+    pytest.importorskip("mooncake.engine")
+    one, other = MooncakeMover("127.0.0.1", "tcp"), MooncakeMover("127.0.0.1", "tcp")
+    two, theirs = Two(**ENGINES["few pages, chunks"]), Served(False, **ENGINES["few pages, chunks"])
+    moved(two, one, other, 10.0)
+    for seed in range(2):
+        asks = traffic(seed)
+        assert two.run(*asks) == theirs.run(*asks)
+    assert two.taker.counts()["pages"] > 0 and two.taker.counts()["failed"] == 0
+    with pytest.raises(Broken, match="no address of Mooncake's"):
+        one.meet(b"nobody")
+    into = np.zeros((1, WORDS), np.int32)
+    other.receive(into)
+    reading = other.begin("127.0.0.1:1", [4096], into)
+    _until(reading.stop)
+    with pytest.raises(Broken, match="Mooncake could not read there"):
+        reading.done()
+    two.close()
+    for mover in (one, other):
+        mover.close()
+
+
+def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:
+    here = KVTransferConfig(kv_connector="MooncakeConnector", kv_role="kv_both")
+    for settings in (here, dataclasses.replace(here, kv_ip="0.0.0.0")):
+        with pytest.raises(ValueError, match="Mooncake listens at all addresses, and asks nobody for a key; where"):
+            means_of(settings, True)
+    for name in ("Mooncake", "Nixl"):
+        with pytest.raises(ValueError, match="others could take pages, which are prompts"):
+            means_of(dataclasses.replace(here, kv_connector=f"{name}Connector", kv_ip="0.0.0.0"), False)
+
+
+@pytest.mark.parametrize(("name", "extra"), [("Nixl", "nixl"), ("Mooncake", "mooncake")])
+def test_without_a_library_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch, name: str, extra: str) -> None:
+    for module in ("nixl", "nixl._api", "mooncake", "mooncake.engine"):
+        monkeypatch.setitem(sys.modules, module, None)
+    settings = KVTransferConfig(
+        kv_connector=f"{name}Connector",
+        kv_role="kv_both",
+        kv_ip="0.0.0.0",
+        kv_connector_extra_config={"host": "127.0.0.1"},
+    )
+    with pytest.raises(ValueError, match=rf"{name}Connector needs .*pip install 'quintet\[{extra}\]'.* use TCP"):
+        means_of(settings, True)
