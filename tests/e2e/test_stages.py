@@ -26,6 +26,7 @@ from quintet.platforms.interface import DeviceLost
 from quintet.types import Place
 from tests.e2e.test_ranks import WIDE, pids
 from tests.helpers.engines import answers, engine
+from tests.helpers.engines import told as everything
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone
 from tests.helpers.serving import until
@@ -47,14 +48,7 @@ def staged(tiny: Tiny, stages: int, **settings: Any) -> LLM:
 
 
 def told(llm: LLM, params: SamplingParams = SCORED) -> list[Any]:
-    """Tokens and every log-probability of them and of the prompts."""
-    found = []
-    for output in llm.generate(PROMPTS, params, use_tqdm=False):
-        said = output.outputs[0]
-        listed = [{token: each.logprob for token, each in at.items()} for at in said.logprobs or ()]
-        scored = [at and {token: each.logprob for token, each in at.items()} for at in output.prompt_logprobs or ()]
-        found.append((list(said.token_ids), listed, scored))
-    return found
+    return everything(llm, PROMPTS, params)
 
 
 # what, how it is made, its settings: the layers of each are of two stages
