@@ -10,14 +10,13 @@ before anything is timed; they work in turn, a round each. Ratios are taken with
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ways import Way, answering
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
 
@@ -58,7 +57,7 @@ def make(folder: Path, favour: float) -> None:
 
 
 def serve(way: str, folder: str) -> None:
-    """In a way's own process: a line names the work, a line answers with its seconds and how even the load was."""
+    """In a way's own process: answers with seconds, and how even the load of the last window was."""
     from quintet import LLM, SamplingParams
 
     settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "64M", "enable_prefix_caching": False}
@@ -70,10 +69,7 @@ def serve(way: str, folder: str) -> None:
         for name in WORK:
             _seconds(llm, name, SamplingParams)
             first = first or _balancedness(llm)
-    print("ready", first, flush=True)
-    for line in sys.stdin:
-        took = _seconds(llm, line.strip(), SamplingParams)
-        print(took, _balancedness(llm), flush=True)
+    answering(lambda work: [_seconds(llm, work, SamplingParams), first, _balancedness(llm)])
 
 
 def _balancedness(llm: Any) -> float:
@@ -88,32 +84,6 @@ def _seconds(llm: Any, name: str, params: Any) -> float:
     start = time.perf_counter()
     llm.generate(prompts, greedy, use_tqdm=False)
     return time.perf_counter() - start
-
-
-class Way:
-    """One way's process, and those of its ranks."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        words = [sys.executable, "-m", "benchmarks.expert_parallel", f"--way={name}", "--folder", str(folder)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        said = ["?"]
-        while said and said[0] != "ready":
-            said = self._process.stdout.readline().split()
-        self.first = float(said[1])  # the balancedness of the window before experts first moved
-
-    def work(self, name: str) -> tuple[float, float]:
-        """Seconds, and the balancedness of the last window."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(name + "\n")
-        self._process.stdin.flush()
-        took, even = self._process.stdout.readline().split()
-        return float(took), float(even)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
 
 
 @dataclass(frozen=True)
@@ -131,14 +101,14 @@ class Rate:
 
 def measure(router: str, folder: Path, rounds: int) -> list[Rate]:
     """The ways in turn."""
-    ways, found = {name: Way(name, folder) for name in WAYS}, []
+    ways, found = {name: Way("benchmarks.expert_parallel", name, folder) for name in WAYS}, []
     for work, (requests, prompt, output) in WORK.items():
-        took = [{name: way.work(work) for name, way in ways.items()} for _ in range(rounds)]
+        took = [{name: way.numbers(work) for name, way in ways.items()} for _ in range(rounds)]
         tokens = requests * (output if output > 1 else prompt)
         for name in ways:
             rate = statistics.median(tokens / each[name][0] for each in took)
             of_cut = statistics.median(each["cut"][0] / each[name][0] for each in took)
-            balanced = round(ways[name].first, 3), round(took[-1][name][1], 3)
+            balanced = round(took[-1][name][1], 3), round(took[-1][name][2], 3)
             found.append(Rate(router, work, name, round(rate, 1), round(of_cut, 3), *balanced))
             print(found[-1], flush=True)
     for way in ways.values():

@@ -9,14 +9,13 @@ machine slows all of them. Ratios are taken within a round, and their median is 
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import checkpoint
+from benchmarks.ways import Way, answering
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
 
@@ -50,16 +49,14 @@ WORK = {
 
 
 def serve(way: str, folder: str) -> None:
-    """In a way's own process: a line names the work, a line answers with its seconds."""
+    """In a way's own process: answers with seconds."""
     from quintet import LLM, SamplingParams
 
     settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "256M", "enable_prefix_caching": False}
     llm = LLM(folder, device="cpu", skip_tokenizer_init=True, use_tqdm=False, **settings, **WAYS[way])
     for work in WORK.values():
         _seconds(llm, work, SamplingParams)  # so that steps are recorded
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(_seconds(llm, WORK[line.strip()], SamplingParams), flush=True)
+    answering(lambda work: [_seconds(llm, WORK[work], SamplingParams)])
 
 
 def _seconds(llm: Any, work: Work, params: Any) -> float:
@@ -68,28 +65,6 @@ def _seconds(llm: Any, work: Work, params: Any) -> float:
     start = time.perf_counter()
     llm.generate(prompts, greedy, use_tqdm=False)
     return time.perf_counter() - start
-
-
-class Way:
-    """One way's process."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        words = [sys.executable, "-m", "benchmarks.parallel", "--way", name, "--folder", str(folder)]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        while self._process.stdout.readline() not in ("ready\n", ""):
-            pass
-
-    def seconds(self, work: str) -> float:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(work + "\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
 
 
 @dataclass(frozen=True)
@@ -105,10 +80,10 @@ class Rate:
 
 def measure(folder: Path, rounds: int, names: list[str]) -> list[Rate]:
     """One process and these ways in turn."""
-    ways = {name: Way(name, folder) for name in ("one process", *names)}
+    ways = {name: Way("benchmarks.parallel", name, folder) for name in ("one process", *names)}
     found = []
     for work, size in WORK.items():
-        took = [{name: way.seconds(work) for name, way in ways.items()} for _ in range(rounds)]
+        took = [{name: way.numbers(work)[0] for name, way in ways.items()} for _ in range(rounds)]
         for name in ways:
             rates = [size.tokens / each[name] for each in took]
             of_one = statistics.median(each["one process"] / each[name] for each in took)

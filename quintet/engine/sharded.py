@@ -56,7 +56,8 @@ def fill(model: nn.Module, folder: Path, rank: int, named: str, read: Read | Non
             if said.get("of") != named:
                 raise ValueError(
                     f"{file} was saved by another version of quintet, or with other settings (dtype, quantization, "
-                    "max_model_len, tensor_parallel_size) or on another platform; give the same, or save it anew"
+                    "max_model_len, tensor_parallel_size, pipeline_parallel_size) or on another platform; "
+                    "give the same, or save it anew"
                 )
             kept = json.loads(said["kept"])
             found = read(file) if read else {name: opened.get_tensor(name).clone() for name in opened.keys()}

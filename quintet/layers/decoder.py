@@ -104,14 +104,19 @@ def across(
     return norm(x, ops.take_rows(residual, rows))[0], taps
 
 
-def through(layers: nn.ModuleList, x: Tensor, cache: Cache, wanted: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-    """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps."""
-    taps = []
-    for index, layer in enumerate(layers):
+def through(layers: nn.ModuleList, x: Tensor | None, cache: Cache, build: Build) -> tuple[Tensor, list[Tensor]]:
+    """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps; stages as in
+    across()."""
+    wanted, taps = build.wanted.taps, []
+    if x is None:
+        x, _ = cache.handed(build.dtype)
+    for index, layer in build.stage.own([*layers]):
         if index in wanted:
             taps.append(x)
-        x = layer(x, cache)
-    return x, [*taps, x] if len(layers) in wanted else taps
+        x = x if layer is None else layer(x, cache)
+    if not build.stage.last:
+        cache.handed_on = (x,)
+    return x, taps
 
 
 class PreNormBlock(nn.Module):

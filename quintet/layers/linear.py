@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quintet.layers.build import Build, Layer, Split, padded, whole
+from quintet.layers.build import Build, Layer, Split, even, padded, whole
 from quintet.ops.registry import of_kind
 from quintet.weights import PLAIN, Cut, Form, Matrix, Part, Reader, Weight
 
@@ -45,6 +45,7 @@ class Linear(Layer):
         self._has_bias, self._stored = bias, stored or Stored()
         self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
+        self._shares: tuple[Split, Split] | None = None  # of inputs and outputs, where both come together from ranks
         self._pieces: list[Piece] = []
         self._apart = False  # each strip is a part of its own
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
@@ -215,9 +216,46 @@ class Sections(Linear):
 
 
 class RowLinear(Linear):
-    """Every rank sees its own inputs; the outputs are summed over the ranks."""
+    """Every rank sees its own inputs; the outputs are summed over the ranks. Where a row has one scale, of what is
+    rounded here, a rank's part of it would have another: there each rank makes some outputs, of all inputs."""
 
     by_inputs = True
+
+    def settle(self, path: str) -> None:
+        super().settle(path)
+        inputs, (outputs,) = self._inputs, self._splits
+        if self._reduce and self._rounds_rows and _in_turn(inputs) and outputs.total >= self._build.size:
+            self.by_inputs, self._reduce = False, False
+            outputs = even(outputs.total, self._build.size)
+            self._inputs, self._outputs = whole(inputs.total, self._build.size), dict.fromkeys(self._outputs, outputs)
+            self._widths = (outputs.local(self._build.rank),)
+            super().settle(path)
+            self.ops.take("beside")
+            self._shares = inputs, outputs
+
+    @property
+    def _rounds_rows(self) -> bool:
+        """Whether all inputs of a token share a scale, or those of a weight's row that is quantized while loading."""
+        form = self.form
+        return not form.plain and form.group == 0 and (form.activations == 8 or self._reader is None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._shares is None:
+            return super().forward(x)
+        inputs, outputs = self._shares
+        return self._together(self._product(self._together(x, inputs)), outputs)
+
+    def _together(self, x: Tensor, split: Split) -> Tensor:
+        """[T, a share of the split] of each rank -> [T, total]. Ranks give equally many numbers: what fills up a
+        smaller share is left out again."""
+        widths = [split.local(rank) for rank in range(self._build.size)]
+        most = max(widths)
+        while x.shape[1] < most:
+            x = self.ops.beside(x, x[:, : most - x.shape[1]])
+        found = self._build.comm.all_gather(x, -1)
+        if min(widths) == most:
+            return found
+        return functools.reduce(self.ops.beside, [found[:, at * most :][:, :width] for at, width in enumerate(widths)])
 
 
 def columns(
@@ -256,6 +294,13 @@ class LMHead(Layer):
         if self._comm.size > 1:
             logits = self._comm.all_gather(logits, -1)
         return logits[:, : self.vocab]
+
+
+def _in_turn(split: Split) -> bool:
+    """Whether every rank has some, and what they have one after the other is the whole."""
+    starts, stops = zip(*split.ranges, strict=True)
+    follow = starts == (0, *stops[:-1]) and stops[-1] == split.total
+    return follow and all(start < stop for start, stop in split.ranges)
 
 
 def _within(stretch: tuple[int, int], first: int, count: int) -> tuple[int, int]:

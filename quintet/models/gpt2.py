@@ -12,6 +12,7 @@ from quintet.layers.linear import LMHead, Stored
 from quintet.layers.mixing import Cache
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
+from quintet.layers.stages import Stage, without
 
 CONV = Stored(transposed=True)
 
@@ -54,16 +55,27 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops, self._taps = build.ops.take("add", "take_rows"), build.wanted.taps
+        self._ops, self._build = build.ops.take("add", "take_rows"), build
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
         self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        return self.h
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        without(self, stage, ["wte", "wpe"], "h", ["ln_f"])
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        x = self._ops.add(self.wte.of(cache.batch), self.wpe(cache.batch.positions))
-        x, taps = through(self.h, x, cache, self._taps)
-        return self.ln_f(self._ops.take_rows(x, cache.batch.rows)), taps
+        batch, stage, x = cache.batch, self._build.stage, None
+        if stage.first:
+            x = self._ops.add(self.wte.of(batch), self.wpe(batch.positions))
+        x, taps = through(self.h, x, cache, self._build)
+        return (self.ln_f(self._ops.take_rows(x, batch.rows)) if stage.last else x), taps
 
 
 class Model(CausalLM):

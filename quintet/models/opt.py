@@ -1,17 +1,18 @@
 """OPT (Zhang et al. 2022): learned positions, LayerNorm before or after the branches, relu."""
 
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build, Layer, even, whole
-from quintet.layers.decoder import CausalLM, through
+from quintet.layers.decoder import CausalLM, Staged, through
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import Linear, LMHead, columns, rows
 from quintet.layers.mixing import Cache
 from quintet.layers.mlp import known
 from quintet.layers.norm import LayerNorm
+from quintet.layers.stages import Stage, without
 
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
@@ -64,7 +65,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__()
-        self._ops, self._taps = build.ops.take("add", "take_rows"), build.wanted.taps
+        self._ops, self._build = build.ops.take("add", "take_rows"), build
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
         self.embed_tokens = Embedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
@@ -77,11 +78,24 @@ class Trunk(nn.Module):
             self.project_in = _projection(build, narrow, "project_in", hidden)
             self.project_out = _projection(build, hidden, "project_out", narrow)
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        return self.layers
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        before, after = ["embed_tokens", "embed_positions", "project_in"], ["final_layer_norm", "project_out"]
+        without(self, stage, before, "layers", after)
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        batch = cache.batch
-        x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
-        x, taps = through(self.layers, x, cache, self._taps)
-        return self.project_out(self.final_layer_norm(self._ops.take_rows(x, batch.rows))), taps
+        batch, stage, x = cache.batch, self._build.stage, None
+        if stage.first:
+            x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
+        x, taps = through(self.layers, x, cache, self._build)
+        if stage.last:
+            x = self.project_out(self.final_layer_norm(self._ops.take_rows(x, batch.rows)))
+        return x, taps
 
 
 def _projection(build: Build, inputs: int, name: str, outputs: int) -> Linear:
@@ -103,6 +117,10 @@ class Model(CausalLM):
     def canonical(name: str) -> str:
         """The first checkpoints have no "model."."""
         return f"model.{name}" if name.startswith("decoder.") else name
+
+    def stages(self) -> Staged:
+        """The decoder."""
+        return cast(Staged, self.model["decoder"])
 
     def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
         out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)

@@ -23,11 +23,13 @@ from transformers import BertConfig, BertModel
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
 from quintet.engine.explain import explain
 from quintet.engine.grammar_text import grammar_text
+from quintet.engine.quantizing.job import quantize
+from quintet.engine.quantizing.settings import Quantizing
 from quintet.sampling_params import StructuredOutputsParams
-from tests.helpers.engines import answers, engine
+from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone, killed_while_it_starts, outlives_ctrl_c
 from tests.helpers.serving import Server, until, words_of
@@ -99,14 +101,52 @@ def scores(llm: LLM) -> list[float]:
 
 
 @pytest.mark.slow
-def test_int8_of_ranks_is_as_near_as_the_scales_of_their_own_allow() -> None:
-    """A row's scale is of the share that a rank has of it, so that their tokens need not be those of one process."""
+def test_int8_of_ranks_is_as_near_as_the_groups_of_their_shares_allow() -> None:
+    """Groups end with a rank's share, so that their tokens need not be those of one process."""
     tiny = make("llama", WIDE)
     with engine(tiny) as exact, engine(tiny, quantization="int8") as alone:
         plain, want = np.array(scores(exact)), np.array(scores(alone))
     with ranked(tiny, 2, quantization="int8") as several:
         got = np.array(scores(several))
     assert abs(got - plain).max() < 1.5 * abs(want - plain).max() < 0.5
+
+
+# where a row has one scale, and each token: how it is made, its settings, ranks
+ROWS: dict[str, tuple[Callable[[], Tiny], dict[str, Any], int]] = {
+    "w8a8": (lambda: make("llama", WIDE), {"quantization": "w8a8", "dtype": "bfloat16"}, 4),
+    "w8a8, biases": (lambda: variant("opt", next(iter(EVERY["opt"]))), {"quantization": "w8a8"}, 2),
+    "w8a8, odd heads": (lambda: make("qwen3", ODD), {"quantization": "w8a8"}, 2),
+    "w8a8, a state": (lambda: variant("mamba2", "plain"), {"quantization": "w8a8"}, 2),
+    "fp8": (lambda: make("llama", WIDE), {"quantization": "fp8"}, 2),
+    "fp8a8": (lambda: make("llama", WIDE), {"quantization": "fp8a8"}, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if "biases" in each else pytest.mark.sweep) for each in ROWS]
+)
+def test_what_has_one_scale_for_a_row_says_what_one_process_says_to_the_bit(name: str) -> None:
+    made, settings, ranks = ROWS[name]
+    tiny = made()
+    with engine(tiny, **settings) as alone, ranked(tiny, ranks, **settings) as several:
+        assert [scored(several) for _ in range(2)] == [scored(alone) for _ in range(2)]
+
+
+def test_a_checkpoint_whose_activations_are_rounded_says_what_one_process_says_to_the_bit(tmp_path: Path) -> None:
+    tiny = make("llama", WIDE)
+    asked = Quantizing(output=str(tmp_path / "w8a8"), scheme="W8A8", report=False)
+    quantize(str(tiny.folder), asked, progress=False)
+    tiny = Tiny(tmp_path / "w8a8", tiny.config, tiny.reference)
+    with engine(tiny) as alone, ranked(tiny, 2) as several:
+        assert scored(several) == scored(alone)
+
+
+def scored(llm: LLM) -> list[Any]:
+    prompts: Any = [{"prompt_token_ids": ids} for ids in random_prompts(5, (17, 3, 30), VOCAB)]
+    params = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=2, prompt_logprobs=1
+    )
+    return told(llm, prompts, params)
 
 
 @pytest.mark.slow

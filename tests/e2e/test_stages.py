@@ -26,6 +26,7 @@ from quintet.platforms.interface import DeviceLost
 from quintet.types import Place
 from tests.e2e.test_ranks import WIDE, pids
 from tests.helpers.engines import answers, engine
+from tests.helpers.engines import told as everything
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone
 from tests.helpers.serving import until
@@ -47,14 +48,7 @@ def staged(tiny: Tiny, stages: int, **settings: Any) -> LLM:
 
 
 def told(llm: LLM, params: SamplingParams = SCORED) -> list[Any]:
-    """Tokens and every log-probability of them and of the prompts."""
-    found = []
-    for output in llm.generate(PROMPTS, params, use_tqdm=False):
-        said = output.outputs[0]
-        listed = [{token: each.logprob for token, each in at.items()} for at in said.logprobs or ()]
-        scored = [at and {token: each.logprob for token, each in at.items()} for at in output.prompt_logprobs or ()]
-        found.append((list(said.token_ids), listed, scored))
-    return found
+    return everything(llm, PROMPTS, params)
 
 
 # what, how it is made, its settings: the layers of each are of two stages
@@ -67,6 +61,8 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
     "deepseek_v2": (lambda: variant("deepseek_v2", "plain"), {}),
     "granitemoehybrid": (lambda: variant("granitemoehybrid", "plain"), {}),
     "mamba2": (lambda: variant("mamba2", "plain"), {}),
+    "gpt2": (lambda: variant("gpt2", "scaled by depth"), {}),
+    "opt": (lambda: variant("opt", "norm after, narrow"), {}),
     "int4": (lambda: make("llama", WIDE), {"quantization": "int4"}),
     "gptq": (lambda: gptq(make("llama", WIDE), 4, 64), {}),
     "a cache in fp8 whose scales are computed": (
@@ -80,7 +76,9 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
 }
 
 
-ALIKE = ("qwen3", "gemma2, windows", "qwen3_moe", "mamba2", "gptq", "a cache in fp8 whose scales are computed")
+ALIKE = (
+    "qwen3", "gemma2, windows", "qwen3_moe", "mamba2", "gpt2", "gptq", "a cache in fp8 whose scales are computed"
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -329,7 +327,7 @@ def test_explain_says_which_layers_are_where() -> None:
         ("llama", {"pipeline_parallel_size": 17}, "pipeline_parallel_size 17: at most 16 ranks"),
         ("llama", {"pipeline_parallel_size": 16}, "16 is more than the model's . layers; lower it to . or less"),
         ("llama", {"pipeline_parallel_size": 2, "device": "null"}, "must be 1 on platform null"),
-        ("gpt2", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for gpt2 models"),
+        ("gemma3n_text", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for gemma3n models"),
         ("rwkv7", {"pipeline_parallel_size": 2}, "must be 1 for rwkv7 models"),
         ("zamba2", {"pipeline_parallel_size": 2}, "must be 1 for zamba2 models"),
     ],

@@ -34,6 +34,17 @@ def answers(llm: LLM, count: int = 12) -> list[list[int]]:
     return [list(each.outputs[0].token_ids) for each in llm.generate(prompts, greedy, use_tqdm=False)]
 
 
+def told(llm: LLM, prompts: list[Any], params: SamplingParams) -> list[Any]:
+    """Tokens and every log-probability of them and of the prompts."""
+    found = []
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        said = output.outputs[0]
+        listed = [{token: each.logprob for token, each in at.items()} for at in said.logprobs or ()]
+        scored = [at and {token: each.logprob for token, each in at.items()} for at in output.prompt_logprobs or ()]
+        found.append((list(said.token_ids), listed, scored))
+    return found
+
+
 def continued(tiny: Tiny, count: int = 12) -> list[list[int]]:
     """By transformers."""
     found = []

@@ -1,0 +1,37 @@
+"""Ways of running the same work, a process each: they are started before anything is timed, and work in turn."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+class Way:
+    """A process of `module --way=name --folder=folder`, which ends in answering(), and those of its ranks."""
+
+    def __init__(self, module: str, name: str, folder: Path) -> None:
+        words = [sys.executable, "-m", module, f"--way={name}", "--folder", str(folder)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline()) != "ready\n":
+            if not line:
+                raise RuntimeError(f"the process of {name!r} has ended before it was ready; what it said is above")
+
+    def numbers(self, work: str) -> list[float]:
+        """What answering() says of it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(work + "\n")
+        self._process.stdin.flush()
+        return [float(each) for each in self._process.stdout.readline().split()]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+
+def answering(measured: Callable[[str], list[float]]) -> None:
+    """In a way's process, once it is warm: a line names the work, a line answers with its numbers."""
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(*measured(line.strip()), flush=True)
