@@ -158,7 +158,7 @@ class Engine:
 
     def _bring_in(self, elsewhere: Elsewhere) -> None:
         """Pages from elsewhere that have come."""
-        if elsewhere.meets and self._flights:
+        if elsewhere.council is not None and elsewhere.council.due and self._flights:
             self._land()
         with Uninterrupted():
             for request, why in elsewhere.bring_in():

@@ -297,8 +297,8 @@ def of_ranks(**more: Any) -> LLM:
     """Few pages, of ranks that are processes."""
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
     return LLM(
-        str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, num_pages=20, max_model_len=LENGTH + 32,
-        dtype="float32", use_tqdm=False, **{"tensor_parallel_size": 2, **more},
+        str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, max_model_len=LENGTH + 32,
+        dtype="float32", use_tqdm=False, **{"num_pages": 20, "tensor_parallel_size": 2, **more},
     )  # fmt: skip
 
 
@@ -356,15 +356,6 @@ def test_stages_find_their_parts_on_disks(tmp_path: Path) -> None:
             assert said_by(llm, asked(4)) == wanted == said_by(llm, asked(4))
             told = llm._client.engine.stats()
             assert told.pages_failed == 0 and told.external_hits > (3 * LENGTH if turn else LENGTH)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [({"kv_transfer_config": {"kv_connector": "TCPConnector", "kv_role": "kv_both"}}, "kv_transfer_config: ranks")],
-)
-def test_what_comes_to_each_rank_at_its_own_moment_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"{says}.*tensor_parallel_size=1"):
-        of_ranks(**settings)
 
 
 def test_pages_of_several_ranks_are_one() -> None:

@@ -90,7 +90,7 @@ class Elsewhere:
         that are processes."""
         self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
         self.transfer = transfer  # pages of other engines, and for them
-        self._council = council
+        self.council = council
         self._found: dict[Request, set[bytes]] = {}  # pages beside them that all ranks have, of those who wait
         closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
         self._close = weakref.finalize(self, closing)  # threads keep the connector, and nothing of the engine
@@ -111,11 +111,6 @@ class Elsewhere:
     def arriving(self) -> int:
         """Requests that wait for pages."""
         return len(self._arrivals)
-
-    @property
-    def meets(self) -> bool:
-        """Whether ranks have to agree on something before the next step; no step may run then."""
-        return self._council is not None and self._council.due
 
     @property
     def told(self) -> dict[str, Any]:
@@ -165,7 +160,7 @@ class Elsewhere:
 
     def _looked_up(self, request: Request) -> bool:
         """Whether it is known which of its pages every rank has; if not, the next meeting says it."""
-        council = self._council
+        council = self.council
         if council is None or not self.connector.private or request in self._found:
             return True
         digests = self._tables.pages_of(request)
@@ -199,8 +194,8 @@ class Elsewhere:
     def bring_in(self) -> list[tuple[Request, str]]:
         """Writes what has come into the cache -> requests that have to end, and why."""
         self.connector.changed.clear()
-        if self._council is not None and self._council.due:
-            self._meet(self._council)
+        if self.council is not None and self.council.due:
+            self._meet(self.council)
         ended = []
         for request, arrival in list(self._arrivals.items()):
             self._write(request, arrival)
@@ -260,8 +255,8 @@ class Elsewhere:
         """It has ended, or does not wait any more."""
         self._queued.pop(request, None)
         self._found.pop(request, None)
-        if self._council is not None:
-            self._council.forget(request)
+        if self.council is not None:
+            self.council.forget(request)
         if request in self._arrivals:
             self._arrivals[request].load.cancel()
             self._end(request)
@@ -332,8 +327,8 @@ class Elsewhere:
         self._arrivals.clear()
         self._queued.clear()
         self._found.clear()
-        if self._council is not None:
-            self._council.forget()
+        if self.council is not None:
+            self.council.forget()
         self._copying = None
         if self.transfer is not None:
             self.transfer.forget()
@@ -343,8 +338,8 @@ class Elsewhere:
         other weights."""
         for request in [*self._arrivals, *self._found]:
             self.leave(request)
-        if self._council is not None:
-            self._council.forget()
+        if self.council is not None:
+            self.council.forget()
         self._copying = None
         self._root = _root(self._identity, os.urandom(16))
         self.connector.clear()

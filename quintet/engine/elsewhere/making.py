@@ -11,6 +11,7 @@ import msgspec
 import psutil
 
 from quintet.config import EngineConfig
+from quintet.engine.elsewhere.among import Among
 from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
 from quintet.engine.elsewhere.copies import Copies
@@ -21,6 +22,8 @@ from quintet.engine.elsewhere.peers import facts_of, make_transfer
 from quintet.engine.elsewhere.tiers import Tiers
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.loader import placed_by
+from quintet.engine.ranks.launched import EXTERNAL
+from quintet.engine.ranks.rays import BACKEND
 from quintet.engine.runner import Ranks
 from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS
@@ -62,11 +65,18 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
 
 
 def _check_alike(config: EngineConfig) -> None:
-    """ValueError where pages would come to ranks that are processes at a moment of each one's own: they plan alike."""
-    if config.kv_transfer_config.kv_connector is not None:
+    """ValueError where ranks that are processes cannot give and take their parts of pages."""
+    if config.kv_transfer_config.kv_connector is None:
+        return
+    if config.pipeline_parallel_size > 1:
         raise ValueError(
-            "kv_transfer_config: ranks that are processes plan alike, and pages would come to each at a moment of its "
-            "own; leave it out (kv_offloading_size keeps pages in host memory), or set tensor_parallel_size=1"
+            "kv_transfer_config: each stage has pages of its own layers, and pages go between engines of the same "
+            "ranks; share each layer out instead (tensor_parallel_size), or leave it out"
+        )
+    if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
+        raise ValueError(
+            "kv_transfer_config: where ranks are several machines' or somebody else's (nnodes, external_launcher, ray) "
+            "others are not told where each listens; have all ranks on one machine, or leave it out"
         )
 
 
@@ -81,8 +91,9 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks, council)
     transfer = None
     if meets:
+        among = Among(ranks.workers[0].place, ranks.channel, council)
         known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
-        transfer = make_transfer(config, known, copies, tables, places.changed)
+        transfer = make_transfer(config, known, copies, tables, places.changed, among)
     identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
     patience = PATIENCE if council is None else math.inf  # what a rank's clock says is said in the council
