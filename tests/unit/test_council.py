@@ -11,6 +11,8 @@ import pytest
 
 from quintet.engine.elsewhere.connector import Arrived, Load
 from quintet.engine.elsewhere.council import Council
+from quintet.engine.elsewhere.joint import JointLoad
+from quintet.engine.elsewhere.transfer import Refused
 from quintet.platforms.interface import Channel
 
 WORDS = 4
@@ -139,3 +141,19 @@ def test_a_load_that_nobody_wants_any_more_is_not_talked_of() -> None:
         return inner.canceled and not council.due
 
     assert played(2, part) == [True, True]
+
+
+def test_a_load_of_which_a_part_will_not_come_gives_the_rest() -> None:
+    def part(rank: int, channel: Table) -> Any:
+        council, came, failed = Council(channel, 60.0), list[int](), dict[int, str]()
+        agreed = council.agreed(Shuffled(rank, 6), 6)
+        load = JointLoad([(agreed, [0, 2, 4, 6, 8, 10]), (Refused(2, "other ranks"), [1, 3])])
+        while not load.done:
+            if council.due:
+                council.meet(3)
+            arrived = load.take(3)
+            came += arrived.places
+            failed.update(arrived.failed)
+        return sorted(came), failed
+
+    assert played(2, part) == [([0, 2, 4, 6, 8, 10], {1: "other ranks", 3: "other ranks"})] * 2
