@@ -158,6 +158,8 @@ class Engine:
 
     def _bring_in(self, elsewhere: Elsewhere) -> None:
         """Pages from elsewhere that have come."""
+        if elsewhere.council is not None and elsewhere.council.due and self._flights:
+            self._land()
         with Uninterrupted():
             for request, why in elsewhere.bring_in():
                 self._deltas.append(self._answers.fail(request, why))

@@ -104,6 +104,12 @@ class Tables:
         """The hashes of the full pages that a beginning of it may be found by."""
         return self._chain(request, len(request.token_ids) - 1)
 
+    def pages_of(self, request: Request) -> list[bytes]:
+        """The hashes of all pages that beyond() may give."""
+        if not self.pool.caching or not self.groups or self.slots is not None or not _reads(request):
+            return []
+        return [own(digest, index) for digest in self.chain(request) for index in range(len(self.groups))]
+
     def _longest(self, chain: Sequence[bytes], has: Has) -> int:
         """Pages of the longest beginning of which each group has what the next token sees."""
         count, before = len(chain), -1

@@ -293,20 +293,69 @@ def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[st
     assert told.pages_loaded > 24 and told.pages_failed == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"kv_offloading_size": 1, "kv_offloading_folder": "pages"}, "kv_offloading_folder: ranks that are processes"),
-        ({"kv_transfer_config": {"kv_connector": "TCPConnector", "kv_role": "kv_both"}}, "kv_transfer_config: ranks"),
-    ],
-)
-def test_what_comes_to_each_rank_at_its_own_moment_is_refused(settings: dict[str, Any], says: str) -> None:
+def of_ranks(**more: Any) -> LLM:
+    """Few pages, of ranks that are processes."""
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
-    with pytest.raises(ValueError, match=f"{says}.*tensor_parallel_size=1"):
-        LLM(
-            str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, tensor_parallel_size=2,
-            num_pages=20, max_model_len=LENGTH + 32, **settings,
-        )  # fmt: skip
+    return LLM(
+        str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, max_model_len=LENGTH + 32,
+        dtype="float32", use_tqdm=False, **{"num_pages": 20, "tensor_parallel_size": 2, **more},
+    )  # fmt: skip
+
+
+def said_by(llm: LLM, prompts: dict[str, list[int]]) -> list[list[int]]:
+    ids = [{"prompt_token_ids": each} for each in prompts.values()]
+    return [list(each.outputs[0].token_ids) for each in llm.generate(ids, GREEDY, use_tqdm=False)]
+
+
+def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_what_one_misses(tmp_path: Path) -> None:
+    """One rank's files are damaged, or gone: all compute those pages, and say the same."""
+    prompts = asked(3)
+    wanted = list(tokens(served(FORMS["llama"][0]), **prompts).values())
+    more = {"kv_offloading_size": "1M", "kv_offloading_folder": str(tmp_path / "pages")}
+    with of_ranks(**more) as llm:
+        assert said_by(llm, prompts) == wanted
+    parts = [sorted((tmp_path / "pages" / f"rank-{rank}").rglob("*.page")) for rank in range(2)]
+    assert len(parts[0]) == len(parts[1]) >= 3 * (LENGTH // 16)
+    with of_ranks(**more) as llm:
+        assert said_by(llm, prompts) == wanted
+        told = llm._client.engine.stats()
+        assert told.external_hits == 3 * (LENGTH // 16) * 16 and told.pages_failed == 0
+    for at, file in enumerate(parts[1]):
+        if at % 3 == 0:
+            file.unlink()
+        elif at % 3 == 1:
+            file.write_bytes(file.read_bytes()[:-1] + b"\x77")
+    with of_ranks(**more) as llm:
+        assert said_by(llm, prompts) == wanted
+        told = llm._client.engine.stats()
+        assert told.external_hits < 3 * LENGTH and 0 < told.pages_failed < len(parts[1])
+        assert said_by(llm, prompts) == wanted, "they were written anew, or are in host memory"
+
+
+def test_a_page_that_fails_on_one_rank_ends_its_request_on_all_if_that_was_asked_for(tmp_path: Path) -> None:
+    more = {"kv_offloading_size": "1M", "kv_offloading_folder": str(tmp_path), "kv_load_failure_policy": "fail"}
+    with of_ranks(**more) as llm:
+        said_by(llm, asked(1))
+    for file in (tmp_path / "rank-1").rglob("*.page"):
+        file.write_bytes(file.read_bytes()[:-1] + b"\x77")
+    with of_ranks(**more) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": prompt(0, LENGTH)}], GREEDY, use_tqdm=False)
+        assert output.outputs[0].finish_reason == "error"
+        assert "rank 1 of 2" in (output.outputs[0].error or "") and "is damaged" in (output.outputs[0].error or "")
+        assert said_by(llm, {"b": prompt(1, LENGTH)}) == list(
+            tokens(served(FORMS["llama"][0]), b=prompt(1, LENGTH)).values()
+        )
+
+
+def test_stages_find_their_parts_on_disks(tmp_path: Path) -> None:
+    more = {"kv_offloading_size": "1M", "kv_offloading_folder": str(tmp_path)}
+    stages = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    wanted = list(tokens(served(FORMS["llama"][0]), **asked(4)).values())
+    for turn in range(2):
+        with of_ranks(**more, **stages) as llm:
+            assert said_by(llm, asked(4)) == wanted == said_by(llm, asked(4))
+            told = llm._client.engine.stats()
+            assert told.pages_failed == 0 and told.external_hits > (3 * LENGTH if turn else LENGTH)
 
 
 def test_pages_of_several_ranks_are_one() -> None:

@@ -351,6 +351,8 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
         {"do_remote_prefill": True},
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": 0, "remote_request_id": "x"},
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": True, "remote_request_id": "x"},
+        *({"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": "x",
+           "remote_ports": each} for each in ([], [0], [1, "2"], "1", [1] * 257)),
         {"do_remote_prefill": True, "remote_host": "a" * 300, "remote_port": 1, "remote_request_id": "x"},
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": 7},
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": "x",

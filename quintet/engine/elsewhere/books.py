@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.engine.elsewhere.connector import Connector, Load, Rows
+from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.joint import Source, either
 from quintet.engine.elsewhere.transfer import Transfer
 from quintet.engine.interrupts import Uninterrupted
@@ -73,7 +74,7 @@ class Counts:
 class Elsewhere:
     """One connector's holdings. `ask()` is the scheduler's; the rest stands between steps."""
 
-    def __init__(  # noqa: PLR0913  # the last is of engines that have others
+    def __init__(  # noqa: PLR0913  # the last are of engines that have others, or ranks
         self,
         connector: Connector,
         copies: "Copies",
@@ -82,11 +83,15 @@ class Elsewhere:
         patience: float,
         fails: bool,
         transfer: Transfer | None = None,
+        council: Council | None = None,
     ) -> None:
         """identity: of all that a page's numbers depend on, besides its tokens. patience: seconds until what has not
-        come counts as failed. fails: a request ends where pages failed, instead of computing them."""
+        come counts as failed. fails: a request ends where pages failed, instead of computing them. council: of ranks
+        that are processes."""
         self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
         self.transfer = transfer  # pages of other engines, and for them
+        self.council = council
+        self._found: dict[Request, set[bytes]] = {}  # pages beside them that all ranks have, of those who wait
         closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
         self._close = weakref.finalize(self, closing)  # threads keep the connector, and nothing of the engine
         self._identity, self._patience, self._fails = identity, patience, fails
@@ -123,6 +128,8 @@ class Elsewhere:
             return Wait.NO  # else others took what had come before it could begin
         if request in self._queued and self._is_much(self._queued[request]):
             return Wait.COMES
+        if not self._looked_up(request):
+            return Wait.COMES
         found = self._tables.find(request)
         source = self._source(request)
         wanted = self._tables.beyond(request, source.has)
@@ -143,12 +150,29 @@ class Elsewhere:
 
     def _source(self, request: Request) -> Source:
         """Where its pages may come from: this engine's own places, then another engine that began with it."""
+        beside = self._found.get(request, ())
         ours = Source(
-            lambda digest: self.connector.has(self._root + digest),
+            lambda digest: self.connector.has(self._root + digest) or digest in beside,
             lambda digests: self.connector.load([self._root + digest for digest in digests]),
         )
         other = None if self.transfer is None else self.transfer.source(request)
         return ours if other is None else either(ours, other)
+
+    def _looked_up(self, request: Request) -> bool:
+        """Whether it is known which of its pages every rank has; if not, the next meeting says it."""
+        council = self.council
+        if council is None or not self.connector.private or request in self._found:
+            return True
+        digests = self._tables.pages_of(request)
+        if not digests or all(self._pool.has(each) for each in digests):
+            return True
+        council.look_up(request, lambda: [self.connector.lies(self._root + digest) for digest in digests])
+        return False
+
+    def _meet(self, council: Council) -> None:
+        for request, there in council.meet(self._at_once).items():
+            digests = self._tables.pages_of(request)
+            self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
 
     def _is_much(self, more: int) -> bool:
         """Whether so many pages had better come when others have: half of the pool is for those who run."""
@@ -157,6 +181,7 @@ class Elsewhere:
     def _count(self, request: Request, here: int) -> None:
         request.asked = True
         self._queued.pop(request, None)
+        self._found.pop(request, None)
         if request.num_preemptions == 0:
             self.counts.asked += request.num_prompt - here
 
@@ -169,6 +194,8 @@ class Elsewhere:
     def bring_in(self) -> list[tuple[Request, str]]:
         """Writes what has come into the cache -> requests that have to end, and why."""
         self.connector.changed.clear()
+        if self.council is not None and self.council.due:
+            self._meet(self.council)
         ended = []
         for request, arrival in list(self._arrivals.items()):
             self._write(request, arrival)
@@ -227,6 +254,9 @@ class Elsewhere:
     def leave(self, request: Request) -> None:
         """It has ended, or does not wait any more."""
         self._queued.pop(request, None)
+        self._found.pop(request, None)
+        if self.council is not None:
+            self.council.forget(request)
         if request in self._arrivals:
             self._arrivals[request].load.cancel()
             self._end(request)
@@ -296,6 +326,9 @@ class Elsewhere:
             arrival.load.cancel()
         self._arrivals.clear()
         self._queued.clear()
+        self._found.clear()
+        if self.council is not None:
+            self.council.forget()
         self._copying = None
         if self.transfer is not None:
             self.transfer.forget()
@@ -303,8 +336,10 @@ class Elsewhere:
     def reset(self) -> None:
         """Nothing of today is found from now on, here or by a later start: what is computed from now on may have
         other weights."""
-        for request in list(self._arrivals):
+        for request in [*self._arrivals, *self._found]:
             self.leave(request)
+        if self.council is not None:
+            self.council.forget()
         self._copying = None
         self._root = _root(self._identity, os.urandom(16))
         self.connector.clear()

@@ -46,6 +46,7 @@ class Connector(ABC):
     """One place. All of this is called by the engine's thread alone."""
 
     keeps = True  # whether it wants what is computed
+    private = False  # whether other ranks, which are processes, may have other pages than lies() says of this one
 
     def __init__(self) -> None:
         self.changed = threading.Event()  # set by its threads, when a load has something to give
@@ -54,9 +55,13 @@ class Connector(ABC):
     def has(self, key: bytes) -> bool:
         """Whether the page is there, as far as is known without waiting. It may still fail to come."""
 
+    def lies(self, key: bytes) -> bool:
+        """Whether the page is there for this rank, where that is private."""
+        return False
+
     @abstractmethod
     def load(self, keys: Sequence[bytes]) -> Load:
-        """Begins to bring these pages, all of which it has. A page that fails is not had any more."""
+        """Begins to bring these pages, which it has, or all ranks have. A page that fails is not had any more."""
 
     @abstractmethod
     def store(self, keys: Sequence[bytes], rows: Rows) -> None:

@@ -52,7 +52,7 @@ class Disk:
 
     def __init__(self, folder: Path, nbytes: int, words: int, order: str) -> None:
         """ValueError says why the folder cannot be used."""
-        self._folder, self._limit, self._nbytes, self._words = folder, nbytes, HEADER.size + 4 * words, words
+        self._folder, self._limit, self._nbytes, self.words = folder, nbytes, HEADER.size + 4 * words, words
         self._order = ORDERS[order](nbytes // self._nbytes)
         self._foreign: deque[Foreign] = deque()  # the oldest first
         self._lock = threading.Lock()  # of the order, and of what follows
@@ -129,7 +129,7 @@ class Disk:
         for victim in victims:
             self._path(victim).unlink(missing_ok=True)
         self._trim(self._nbytes)
-        content = np.ascontiguousarray(row).data.cast("B") if self._words else b""
+        content = np.ascontiguousarray(row).data.cast("B") if self.words else b""
         place = self._path(key)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         handle, made = tempfile.mkstemp(".part", dir=place.parent)  # of mode 0600
@@ -171,7 +171,7 @@ class Disk:
 
     def _read(self, key: bytes) -> Rows:
         """OSError or ValueError where the file is not there, or not whole."""
-        row = np.empty(self._words, np.int32)
+        row = np.empty(self.words, np.int32)
         with open(os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb", buffering=0) as stream:
             header = stream.read(HEADER.size)
             if len(header) < HEADER.size:
@@ -181,7 +181,7 @@ class Disk:
                 raise ValueError("it is no page of this version")
             if named != key.ljust(len(named), b"\0") or nbytes != row.nbytes:
                 raise ValueError("it is another page")
-            into, got = row.data.cast("B") if self._words else memoryview(b""), 0
+            into, got = row.data.cast("B") if self.words else memoryview(b""), 0
             while got < nbytes and (count := stream.readinto(into[got:])):
                 got += count
             if got != nbytes or zlib.crc32(into) != checksum:
@@ -213,12 +213,25 @@ class Disk:
         self._trim(0)
 
 
+def shared_folder(folder: Path) -> Path:
+    """One in which folders of ranks lie, made if it is not there; ValueError says why it cannot be used."""
+    try:
+        _made(folder)
+    except OSError as error:
+        raise ValueError(f"kv_offloading_folder: {folder} cannot be used ({error.strerror}); give another") from None
+    return folder
+
+
+def _made(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if why := trouble(folder):
+        raise ValueError(f"kv_offloading_folder: {why}; give a folder of your own (chmod 700)")
+
+
 def _own(folder: Path) -> int:
     """The handle that holds the folder for this engine; ValueError says why it cannot be held."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if why := trouble(folder):
-            raise ValueError(f"kv_offloading_folder: {why}; give a folder of your own (chmod 700)")
+        _made(folder)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         raise ValueError(f"kv_offloading_folder: {folder} cannot be used ({error.strerror}); give another") from None

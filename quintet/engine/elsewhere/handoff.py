@@ -12,6 +12,7 @@ from quintet.sampling_params import ParameterError, SamplingParams
 
 NAME = "kv_transfer_params"
 LONGEST = 256  # characters of a name or an address
+MOST_RANKS = 256  # of one engine
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Peer:
     port: int
     loan: str  # what they are called there
     tokens: int | None = None  # of the prompt that they hold; None: nobody has said
+    ports: tuple[int, ...] = ()  # of each rank there, where ranks are processes
+
+    @property
+    def ranks(self) -> int:
+        """Processes that each have a part of every page."""
+        return max(1, len(self.ports))
 
     @property
     def place(self) -> str:
@@ -62,7 +69,8 @@ def handoff_of(params: SamplingParams) -> Handoff | None:
     tokens = said.get("remote_num_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
-    return Handoff(peer=Peer(_text(said, "remote_host"), _port(said), _text(said, "remote_request_id"), tokens))
+    host, port, loan = _text(said, "remote_host"), _port(said.get("remote_port")), _text(said, "remote_request_id")
+    return Handoff(peer=Peer(host, port, loan, tokens, _ports(said)))
 
 
 def check_handoff(params: SamplingParams, role: str | None) -> None:
@@ -88,6 +96,8 @@ def told(engine: str, peer: Peer) -> dict[str, Any]:
         "remote_port": peer.port,
         "remote_request_id": peer.loan,
         "remote_num_tokens": peer.tokens,
+        "tp_size": peer.ranks,
+        **({"remote_ports": list(peer.ports)} if peer.ports else {}),
     }
 
 
@@ -107,8 +117,17 @@ def _text(said: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _port(said: Mapping[str, Any]) -> int:
-    port = said.get("remote_port")
+def _ports(said: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of each rank; none where one process has whole pages."""
+    ports = said.get("remote_ports")
+    if ports is None:
+        return ()
+    if not isinstance(ports, list) or not 0 < len(ports) <= MOST_RANKS:
+        raise ParameterError(NAME, f"has remote_ports that are no list of 1 to {MOST_RANKS} ports")
+    return tuple(_port(each) for each in ports)
+
+
+def _port(port: Any) -> int:
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 2**16:
         raise ParameterError(
             NAME, "with do_remote_prefill must have remote_port, as the answer of the other engine gave it"

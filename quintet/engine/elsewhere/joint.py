@@ -46,7 +46,7 @@ class JointLoad(Load):
             if not load.done:
                 came = load.take(most - len(places))
                 places += [own[place] for place in came.places]
-                rows.append(came.rows)
+                rows += [came.rows] if came.places else []  # nothing has no width
                 failed.update({own[place]: why for place, why in came.failed.items()})
         return Arrived(places, np.concatenate(rows) if rows else np.zeros((0, 0), np.int32), failed)
 

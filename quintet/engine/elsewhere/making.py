@@ -11,15 +11,19 @@ import msgspec
 import psutil
 
 from quintet.config import EngineConfig
+from quintet.engine.elsewhere.among import Among
 from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
 from quintet.engine.elsewhere.copies import Copies
-from quintet.engine.elsewhere.disk import Disk
+from quintet.engine.elsewhere.council import Council
+from quintet.engine.elsewhere.disk import Disk, shared_folder
 from quintet.engine.elsewhere.host import HostMemory
 from quintet.engine.elsewhere.peers import facts_of, make_transfer
 from quintet.engine.elsewhere.tiers import Tiers
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.loader import placed_by
+from quintet.engine.ranks.launched import EXTERNAL
+from quintet.engine.ranks.rays import BACKEND
 from quintet.engine.runner import Ranks
 from quintet.engine.sharded import FORMATS as SHARDED
 from quintet.engine.sharded import SHARDS
@@ -27,6 +31,7 @@ from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities
+from quintet.settings.kv_transfer import MOONCAKE, NIXL
 
 if TYPE_CHECKING:
     from quintet.engine.start import Prepared
@@ -65,15 +70,23 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
 
 
 def _check_alike(config: EngineConfig) -> None:
-    """ValueError where pages would come to ranks that are processes at a moment of each one's own: they plan alike."""
-    for name in ("kv_offloading_folder", "kv_transfer_config"):
-        if name == "kv_offloading_folder" and config.kv_offloading_folder is None:
-            continue
-        if name == "kv_transfer_config" and config.kv_transfer_config.kv_connector is None:
-            continue
+    """ValueError where ranks that are processes cannot give and take their parts of pages."""
+    if config.kv_transfer_config.kv_connector is None:
+        return
+    if config.pipeline_parallel_size > 1:
         raise ValueError(
-            f"{name}: ranks that are processes plan alike, and pages would come to each at a moment of its own; leave "
-            "it out (kv_offloading_size alone keeps pages in host memory), or set tensor_parallel_size=1"
+            "kv_transfer_config: each stage has pages of its own layers, and pages go between engines of the same "
+            "ranks; share each layer out instead (tensor_parallel_size), or leave it out"
+        )
+    if config.kv_transfer_config.kv_connector in (NIXL, MOONCAKE):
+        raise ValueError(
+            f"kv_transfer_config: {config.kv_transfer_config.kv_connector} was never tried where ranks are processes; "
+            "take TCPConnector, or one process"
+        )
+    if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
+        raise ValueError(
+            "kv_transfer_config: where ranks are several machines' or somebody else's (nnodes, external_launcher, ray) "
+            "others are not told where each listens; have all ranks on one machine, or leave it out"
         )
 
 
@@ -84,20 +97,23 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     if config.kv_offloading_size is None and not meets:
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
-    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks)
+    council = None if ranks.channel is None else Council(ranks.channel, PATIENCE)
+    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks, council)
     transfer = None
     if meets:
+        among = Among(ranks.workers[0].place, ranks.channel, council)
         known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
-        transfer = make_transfer(config, known, copies, tables, places.changed)
+        transfer = make_transfer(config, known, copies, tables, places.changed, among)
     identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
-    patience = PATIENCE if ranks.channel is None else math.inf  # ranks look at no clock
-    return Elsewhere(places, copies, tables, identity, patience, policy == "fail", transfer)
+    patience = PATIENCE if council is None else math.inf  # what a rank's clock says is said in the council
+    return Elsewhere(places, copies, tables, identity, patience, policy == "fail", transfer, council)
 
 
-def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks) -> Tiers:
+def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks, council: Council | None) -> Tiers:
     """Host memory, and perhaps a folder. Where ranks are processes each has its part of every page in its share of the
-    memory: all keep as many, and copy as many at once, so that all know the same pages at the same step."""
+    memory: all keep as many, and copy as many at once, so that all know the same pages at the same step. Each has a
+    folder of its own in the folder, and what lies there is agreed on in the council."""
     size, order = int(float(config.kv_offloading_size or 0) * GIB), config.kv_offloading_policy
     _check_memory(size)
     count = size // max(copies.nbytes, 1)
@@ -114,10 +130,13 @@ def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks) -> Tiers:
     disk = None
     if config.kv_offloading_folder is not None:
         folder = Path(config.kv_offloading_folder).expanduser()
-        disk = Disk(folder, int(float(config.kv_offloading_folder_size) * GIB), copies.words, order)
+        disk_size, place = int(float(config.kv_offloading_folder_size) * GIB), ranks.workers[0].place
+        if council is not None:
+            folder, disk_size = shared_folder(folder) / f"rank-{place.rank}", disk_size // place.size
+        disk = Disk(folder, disk_size, copies.words, order)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
-    return Tiers(host, disk)
+    return Tiers(host, disk, council)
 
 
 def _check_memory(size: int) -> None:
@@ -135,7 +154,8 @@ def identity_of(config: EngineConfig, facts: Capabilities, ranks: Ranks, weights
     computed = [first.arrangement, config.page_size, config.kv_cache_dtype, config.attention_backend, facts.detail]
     scales = [hashlib.sha256(each).digest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
     asked = [config.quantization, config.activation_bits, config.batch_invariant]
-    parts = [len(ranks.workers), sorted(hf.to_dict().items()), asked, computed, scales]
+    whose = (len(ranks.workers), first.place.rank, first.place.size, first.place.stages)
+    parts = [whose, sorted(hf.to_dict().items()), asked, computed, scales]
     parts += [] if files else [os.urandom(16)]
     return digest([*parts, *placed_by(first.model, first.platform, facts.placing)], files).encode()
 

@@ -13,14 +13,15 @@ import msgspec
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.dtypes import name_of
 from quintet.engine.elsewhere.allowed import Peers
+from quintet.engine.elsewhere.among import Among
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.sockets import connected, connected_here, key_of, leave, listen, listen_here
-from quintet.engine.elsewhere.taker import Taker, Way
+from quintet.engine.elsewhere.taker import Address, Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
 from quintet.engine.elsewhere.ways import means_of
-from quintet.engine.elsewhere.wire import Facts
+from quintet.engine.elsewhere.wire import Channel, Facts
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.runner import Ranks
 from quintet.engine.sharded import FORMATS as SHARDED
@@ -52,34 +53,41 @@ class Known:
         self.facts = msgspec.structs.replace(self.facts, checkpoint=self._weigh(weights))
 
 
-def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Tables, changed: Event) -> Transfer:
+def make_transfer(  # the last is of ranks
+    config: EngineConfig, known: Known, copies: Copies, tables: Tables, changed: Event, among: Among
+) -> Transfer:
     """ValueError says what of the settings cannot be."""
     settings = config.kv_transfer_config
     extras, key, closing = settings.extras, key_of(settings), list[Callable[[], None]]()
     here = settings.kv_connector == SHARED_MEMORY
     transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(key))
-    transfer.engine = settings.engine_id or secrets.token_hex(8)
+    transfer.engine, transfer.council = settings.engine_id or secrets.token_hex(8), among.council
+    among.name(transfer)
     if settings.gives:
-        loans = Loans(settings.kv_buffer_size, copies.words, extras.lease_seconds, here)
+        loans = Loans(settings.kv_buffer_size // among.size, copies.words, extras.lease_seconds, here)
         if not loans.capacity:
             raise ValueError(
                 f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {copies.nbytes} bytes, and "
                 "none fits; raise it"
             )
         if here:
-            listening, transfer.host = listen_here(transfer.engine)
+            listening, transfer.host = listen_here(among.part(transfer.engine))
             transfer.port = settings.kv_port or 1  # nobody looks at it
         else:
-            listening = listen(settings, bool(key), config.data_parallel_rank or 0)
+            listening = listen(settings, bool(key), (config.data_parallel_rank or 0) * among.size + among.rank)
             transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
         giver = Giver(loans, known, key, extras.timeout_seconds)
         giver.way, giver.share = means.name, means.share(loans)
         giver.listen(listening)
         transfer.loans, transfer.giver = loans, giver
-        closing += [giver.close, loans.close, *([functools.partial(leave, transfer.engine)] if here else [])]
+        closing += [
+            giver.close,
+            loans.close,
+            *([functools.partial(leave, among.part(transfer.engine))] if here else []),
+        ]
         logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
     if settings.takes:
-        connect = functools.partial(
+        reach: Callable[[Address], Channel] = functools.partial(
             connected,
             patience=extras.timeout_seconds,
             longest=copies.nbytes,
@@ -87,12 +95,14 @@ def make_transfer(config: EngineConfig, known: Known, copies: Copies, tables: Ta
             peers=_asked(settings, key),
         )
         if here:
-            connect = functools.partial(connected_here, patience=extras.timeout_seconds)
+            reach = functools.partial(connected_here, patience=extras.timeout_seconds)
         opening = means.open(copies.words, extras.timeout_seconds)
+        connect = among.connecting(reach, here)
         taker = Taker(Way(connect, known, key, copies.words, opening, means.name), changed)
         transfer.taker = taker
         closing.append(taker.close)
     closing.append(means.close)
+    among.tell_ports(transfer)
     transfer.close = functools.partial(_each, closing)
     transfer.reweigh = functools.partial(_reweigh, known, transfer.loans)
     return transfer
@@ -130,8 +140,10 @@ def _reweigh(known: Known, loans: Loans | None, weights: Weights | None) -> None
 def facts_of(config: EngineConfig, sizes: ModelSizes, ranks: Ranks, hf: Any, weights: Weights | None) -> Known:
     """Nothing in it depends on the machine: engines on other devices have the same."""
     kept = {name: value for name, value in hf.to_dict().items() if name not in _NAMES}
+    place = ranks.workers[0].place
+    whose = (place.rank, place.size) if ranks.channel is not None else None  # a part of each page
     scales = [hashlib.sha256(each).hexdigest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
-    parts = [sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
+    parts = [whose, sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
     shapes = tuple(tuple(map(int, layout.shape)) for worker in ranks.workers for layout in worker.arrangement.layouts)
     dtype = name_of(sizes.kv_dtype or sizes.dtype)
 

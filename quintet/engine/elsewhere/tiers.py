@@ -1,11 +1,13 @@
 """The connector of one engine's own tiers: host memory, and a folder behind it."""
 
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from quintet.engine.elsewhere.connector import Arrived, Connector, Load, Rows
+from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.disk import Disk
 from quintet.engine.elsewhere.host import HostMemory
 
@@ -16,17 +18,29 @@ class Tiers(Connector):
     """What is stored goes to host memory at once and to the disk behind it; what is read comes from the first that has
     it. What came from the disk lies in host memory again."""
 
-    def __init__(self, host: HostMemory, disk: Disk | None = None) -> None:
+    def __init__(self, host: HostMemory, disk: Disk | None = None, council: Council | None = None) -> None:
+        """council: of ranks that are processes. All have the same in host memory; what lies on the disk of one it says
+        there."""
         super().__init__()
-        self.host, self.disk = host, disk
+        self.host, self.disk, self._council = host, disk, council
+        self.private = disk is not None and council is not None
         self.awaited: Counter[bytes] = Counter()  # keys in host memory that loads will take; they stay there
         self._evicted = self._from_disk = 0
 
     def has(self, key: bytes) -> bool:
-        return key in self.host or (self.disk is not None and key in self.disk)
+        return key in self.host or (not self.private and self.lies(key))
+
+    def lies(self, key: bytes) -> bool:
+        return self.disk is not None and key in self.disk
 
     def load(self, keys: Sequence[bytes]) -> Load:
         return TierLoad(self, keys)
+
+    def read(self, keys: Sequence[bytes]) -> Load:
+        """Of the disk alone."""
+        assert self.disk is not None, "a page was asked for that is nowhere"
+        load = DiskLoad(self.disk, keys, self.changed)
+        return load if self._council is None else self._council.agreed(load, len(keys))
 
     def store(self, keys: Sequence[bytes], rows: Rows) -> None:
         for key, row in zip(keys, rows, strict=True):
@@ -56,65 +70,39 @@ class Tiers(Connector):
 
 
 class TierLoad(Load):
-    """Pages of host memory are there at once; those of the disk are read a few ahead."""
+    """Pages of host memory are there at once; those of the disk come when they have been read."""
 
     def __init__(self, tiers: Tiers, keys: Sequence[bytes]) -> None:
         self._tiers, self._keys = tiers, keys
         self._here = deque(place for place, key in enumerate(keys) if key in tiers.host)
-        self._unread = deque(place for place, key in enumerate(keys) if key not in tiers.host)
-        self._reading = 0  # asked for, and not taken
-        self._read: deque[tuple[int, Rows | str]] = deque()  # threads append to it
+        self._behind = [place for place, key in enumerate(keys) if key not in tiers.host]
         tiers.awaited.update(keys[place] for place in self._here)
-        assert tiers.disk is not None or not self._unread, "a page was asked for that is nowhere"
-        self._ask()
+        self._disk = tiers.read([keys[place] for place in self._behind]) if self._behind else None
 
     @property
     def done(self) -> bool:
-        return not (self._here or self._unread or self._reading)
+        return not self._here and (self._disk is None or self._disk.done)
 
     def take(self, most: int) -> Arrived:
         here = [self._here.popleft() for _ in range(min(most, len(self._here)))]
         rows = self._tiers.host.get([self._keys[place] for place in here])
         self._spare([self._keys[place] for place in here])
-        read, failed = self._taken(most - len(here))
-        self._ask()
-        if not read:
+        if self._disk is None or self._disk.done:
+            return Arrived(here, rows)
+        came = self._disk.take(most - len(here))
+        failed = {self._behind[at]: why for at, why in came.failed.items()}
+        if not came.places:
             return Arrived(here, rows, failed)
-        for place, row in read:
+        read = [self._behind[at] for at in came.places]
+        for place, row in zip(read, came.rows, strict=True):
             self._tiers.came_from_disk(self._keys[place], row)
-        return Arrived(here + [place for place, _ in read], np.concatenate([rows, [row for _, row in read]]), failed)
+        return Arrived(here + read, np.concatenate([rows, came.rows]), failed)
 
     def cancel(self) -> None:
-        """What is being read is read on, for nobody."""
         self._spare([self._keys[place] for place in self._here])
         self._here.clear()
-        self._unread.clear()
-        self._reading = 0
-
-    def _taken(self, most: int) -> tuple[list[tuple[int, Rows]], dict[int, str]]:
-        """What has come from the disk."""
-        read: list[tuple[int, Rows]] = []
-        failed: dict[int, str] = {}
-        while self._read and len(read) < most:
-            place, row = self._read.popleft()
-            self._reading -= 1
-            if isinstance(row, str):
-                failed[place] = row
-            else:
-                read.append((place, row))
-        return read, failed
-
-    def _ask(self) -> None:
-        """For the next pages on the disk."""
-        disk = self._tiers.disk
-        while disk is not None and self._unread and self._reading < AHEAD:
-            place = self._unread.popleft()
-            self._reading += 1
-            disk.read(self._keys[place], lambda row, place=place: self._came(place, row))  # type: ignore[misc]
-
-    def _came(self, place: int, row: Rows | str) -> None:
-        self._read.append((place, row))
-        self._tiers.changed.set()
+        if self._disk is not None:
+            self._disk.cancel()
 
     def _spare(self, keys: Sequence[bytes]) -> None:
         """They may go again."""
@@ -122,3 +110,47 @@ class TierLoad(Load):
         for key in keys:
             if self._tiers.awaited[key] <= 0:
                 del self._tiers.awaited[key]
+
+
+class DiskLoad(Load):
+    """Pages of the disk, read a few ahead."""
+
+    def __init__(self, disk: Disk, keys: Sequence[bytes], changed: threading.Event) -> None:
+        self._disk, self._keys, self._changed = disk, keys, changed
+        self._unread = deque(range(len(keys)))
+        self._reading = 0  # asked for, and not taken
+        self._read: deque[tuple[int, Rows | str]] = deque()  # threads append to it
+        self._ask()
+
+    @property
+    def done(self) -> bool:
+        return not (self._unread or self._reading)
+
+    def take(self, most: int) -> Arrived:
+        places, rows, failed = list[int](), [], dict[int, str]()
+        while self._read and len(places) < most:
+            place, row = self._read.popleft()
+            self._reading -= 1
+            if isinstance(row, str):
+                failed[place] = row
+            else:
+                places.append(place)
+                rows.append(row)
+        self._ask()
+        return Arrived(places, np.stack(rows) if rows else np.zeros((0, self._disk.words), np.int32), failed)
+
+    def cancel(self) -> None:
+        """What is being read is read on, for nobody."""
+        self._unread.clear()
+        self._reading = 0
+
+    def _ask(self) -> None:
+        """For the next pages."""
+        while self._unread and self._reading < AHEAD:
+            place = self._unread.popleft()
+            self._reading += 1
+            self._disk.read(self._keys[place], lambda row, place=place: self._came(place, row))  # type: ignore[misc]
+
+    def _came(self, place: int, row: Rows | str) -> None:
+        self._read.append((place, row))
+        self._changed.set()

@@ -9,7 +9,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from quintet.engine.elsewhere.connector import Load, Rows
+import numpy as np
+
+from quintet.engine.elsewhere.connector import Arrived, Load, Rows
+from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.handoff import Handoff, Peer, told
 from quintet.engine.elsewhere.joint import Source
 from quintet.engine.elsewhere.loans import Loans
@@ -46,6 +49,24 @@ class Copying(NamedTuple):
     wait: Callable[[], Rows]
 
 
+class Refused(Load):
+    """Pages that will not come, for one reason."""
+
+    def __init__(self, count: int, why: str) -> None:
+        self._failed = dict.fromkeys(range(count), why)
+
+    @property
+    def done(self) -> bool:
+        return not self._failed
+
+    def take(self, most: int) -> Arrived:
+        failed, self._failed = self._failed, {}
+        return Arrived([], np.zeros((0, 0), np.int32), failed)
+
+    def cancel(self) -> None:
+        self._failed = {}
+
+
 class Transfer:
     """Of one engine; called by its thread alone."""
 
@@ -56,6 +77,9 @@ class Transfer:
         self.loans: Loans | None = None  # None: it gives none
         self.giver: Counting | None = None  # who gives them
         self.engine, self.host, self.port = "", "", 0  # as others know it
+        self.ports: tuple[int, ...] = ()  # of each rank, where they are processes
+        self.council: Council | None = None  # of these
+        self.loan_name: Callable[[], str] = lambda: secrets.token_hex(16)  # the same on every rank
         self._copying: Copying | None = None
         self.close: Callable[[], None] = lambda: None
         self.reweigh: Callable[[Any], None] = lambda weights: None  # the checkpoint's weights are others now
@@ -87,7 +111,14 @@ class Transfer:
         def load(digests: Sequence[bytes]) -> Load:
             handoff.taken = True
             keys = [names[digest[:HASH]] + digest[HASH:] for digest in digests]
-            return taker.load(peer, keys, ends=request.params.n == 1)
+            ours = max(1, len(self.ports))
+            if peer.ranks != ours:
+                why = (
+                    f"{peer.place} has {peer.ranks} ranks that are processes, and this engine {ours}; pages go between"
+                )
+                return Refused(len(keys), f"{why} engines of the same tensor_parallel_size")
+            load = taker.load(peer, keys, ends=request.params.n == 1)
+            return load if self.council is None else self.council.agreed(load, len(keys))
 
         return Source(lambda digest: digest[:HASH] in names, load)
 
@@ -121,7 +152,7 @@ class Transfer:
         pages, keys = self._prompt(request, handoff)
         if not pages:
             return None
-        loan = secrets.token_hex(16)
+        loan = self.loan_name()
         if not loans.promise(loan, keys):
             self.full += 1
             logger.warning(
@@ -138,7 +169,7 @@ class Transfer:
                 raise
             self._copying = Copying(loan, keys[first : first + self._at_once], wait)
         tokens = request.num_prompt // self._tables.page_size * self._tables.page_size
-        return told(self.engine, Peer(self.host, self.port, loan, tokens))
+        return told(self.engine, Peer(self.host, self.port, loan, tokens, self.ports))
 
     def _prompt(self, request: Request, handoff: Handoff) -> tuple[list[int], list[bytes]]:
         """Full pages of its prompt that the token after them sees, in every group, and what they are called."""

@@ -19,7 +19,7 @@ from quintet import __version__
 from quintet.platforms.interface import Alone, Device, DeviceLost, State
 from quintet.platforms.network.letters import NetworkLetters
 from quintet.platforms.network.notes import Notes, RankLost
-from quintet.platforms.network.rendezvous import START, key_of, meet, where
+from quintet.platforms.network.rendezvous import START, Terms, key_of, meet, where
 from quintet.platforms.tpu.facts import Facts
 from quintet.types import Layout, Memory, Place
 
@@ -93,12 +93,12 @@ class OverMachines(Alone):
         self._notes.wait_until_gone(LEAVE)
 
 
-def together(place: Place, found: Facts, seconds: float) -> OverMachines:
+def together(place: Place, found: Facts, terms: Terms) -> OverMachines:
     """Meets the others, and starts JAX's runtime of all; blocks until all have come. ValueError says why not."""
     _check_unused()
     key = key_of(place.endpoint)
     alike = {"quintet": __version__, "accelerator": found.detail}
-    met = meet(place, key, alike, seconds)
+    met, seconds = meet(place, key, alike, terms), terms.seconds
     notes, seal = Notes(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
     channel = NetworkLetters(notes, place, met.wires, seal, seconds, RankLost)
     _start(place, channel)

@@ -22,6 +22,7 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
+from quintet.platforms.network.rendezvous import Terms
 from quintet.platforms.tpu.facts import Facts, facts
 from quintet.platforms.tpu.machines import Awaited, OverMachines, of_all, together
 from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
@@ -145,7 +146,9 @@ class TPU(Platform):
             return Alone()
         found = facts()
         assert isinstance(found, Facts), "connected, though it is not available"
-        machines = together(place, found, self._config.distributed_timeout_seconds)
+        config = self._config
+        terms = Terms(config.distributed_timeout_seconds, config.join_timeout_seconds, config.nnodes)
+        machines = together(place, found, terms)
         devices = of_all(jax.devices(self._kind), here)
         self._awaited.opened = self._opened(devices, machines)
         return machines
