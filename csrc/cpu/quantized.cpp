@@ -21,7 +21,10 @@ constexpr long kAlignment = 64;            // of rows: a cache line
 const QuantizedKernels& kernels() {
 #if defined(__x86_64__)
     switch (chosen_isa()) {
-        case Isa::amx:
+        case Isa::amx: {
+            static const QuantizedKernels tiles = with_tiles(kQuantizedAvx512Vnni);  // code for processors that have them
+            return tiles;
+        }
         case Isa::avx512_bf16: return kQuantizedAvx512Vnni;
         case Isa::avx512: return kQuantizedAvx512;
         case Isa::avx2: return kQuantizedAvx2;

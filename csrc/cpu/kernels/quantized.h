@@ -119,6 +119,7 @@ extern const QuantizedPacking kQuantizedPackingBaseline;
 extern const QuantizedKernels kQuantizedAvx2;
 extern const QuantizedKernels kQuantizedAvx512;
 extern const QuantizedKernels kQuantizedAvx512Vnni;
+QuantizedKernels with_tiles(const QuantizedKernels& vectors);  // these, but for what AMX multiplies
 extern const QuantizedPacking kQuantizedPackingAvx2;
 #endif
 

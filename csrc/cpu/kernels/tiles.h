@@ -73,6 +73,22 @@ void multiply_tiles() {
     }
 }
 
+// Sum += A times B of bytes, A's signed and B's not: A [rows, quads], B [quads, columns of quads].
+template <int Sum, int A, int B>
+void multiply_byte_tiles() {
+    for (int r = 0; r < tiles.config.rows[A]; ++r) {
+        for (int c = 0; c < tiles.config.row_bytes[B] / 4; ++c) {
+            uint32_t sum;
+            __builtin_memcpy(&sum, &tiles.data[Sum][r][4 * c], sizeof sum);
+            for (int k = 0; k < tiles.config.row_bytes[A]; ++k) {
+                const int product = static_cast<int8_t>(tiles.data[A][r][k]) * tiles.data[B][k / 4][4 * c + k % 4];
+                sum += static_cast<uint32_t>(product);
+            }
+            __builtin_memcpy(&tiles.data[Sum][r][4 * c], &sum, sizeof sum);
+        }
+    }
+}
+
 #else
 
 // In assembly: the compiler's own macros want a tile's number as a word of the source.
@@ -93,6 +109,10 @@ void store_tile(void* at, long stride) {
 template <int Sum, int A, int B>
 void multiply_tiles() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
+template <int Sum, int A, int B>
+void multiply_byte_tiles() {
+    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
 
 #endif

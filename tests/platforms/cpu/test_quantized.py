@@ -35,7 +35,7 @@ SCHEMES = {
 }
 ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many; the last: two panels
 # outputs, inputs: less than a block, parts of several; more than one stretch of a block, and groups that do not fill it
-SHAPES = ((1, 32), (63, 64), (129, 1120))
+SHAPES = ((1, 32), (63, 64), (77, 384), (129, 1120))
 ODD = ((1, 1), (65, 2), (33, 1801))  # of W8A8, which has no groups
 
 each_scheme = pytest.mark.parametrize("name", SCHEMES)
