@@ -134,7 +134,7 @@ class KVTransferConfig(Nested):
     kv_connector_extra_config: dict[str, Any] | None = option(
         None,
         optional(json_object),
-        "key_file, host, lease_seconds, timeout_seconds, backends",
+        "key_file, peers, host, lease_seconds, timeout_seconds, backends, mooncake_protocol",
         group="memory",
         metavar="JSON",
     )

@@ -223,7 +223,7 @@ class Elsewhere:
             return
         arrival.heard = time.monotonic()
         pages = [arrival.pages[place] for place in arrived.places]
-        if not self._copied(partial(self.copies.write, pages, arrived.rows)):
+        if not self._copied(partial(self.copies.write, pages, arrived.rows), by_all=True):
             self._fail(arrival, len(pages), "they could not be copied to the device")
             return
         self.counts.loaded += len(pages)
@@ -288,7 +288,7 @@ class Elsewhere:
             self._copied(self.transfer.settle)
         if self._copying is not None:
             (keys, wait), self._copying = self._copying, None
-            self._copied(partial(self._store, keys, wait))
+            self._copied(partial(self._store, keys, wait), by_all=True)
 
     def lend(self, request: Request) -> dict[str, Any] | None:
         """It is about to end: what its answer says of its pages, if another engine goes on with its prompt."""
@@ -307,13 +307,16 @@ class Elsewhere:
             self.connector.store(keys, rows)
         self.counts.stored += len(keys)
 
-    def _copied(self, copy: Callable[[], None]) -> bool:
-        """Whether it went well. What is wrong with a copy costs no request; what is wrong with the device does."""
+    def _copied(self, copy: Callable[[], None], by_all: bool = False) -> bool:
+        """Whether it went well. What is wrong with a copy costs no request; what is wrong with the device does, or with
+        what all ranks do: the others would know of pages that this one does not."""
         try:
             copy()
         except (CacheLost, DeviceLost):
             raise
-        except Exception:
+        except Exception as error:
+            if by_all and self.council is not None:
+                raise DeviceLost(f"pages were not copied on one of several ranks: {error}") from error
             logger.exception("pages were not copied")
             return False
         return True

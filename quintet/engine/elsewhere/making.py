@@ -30,7 +30,7 @@ from quintet.engine.sharded import SHARDS
 from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
-from quintet.platforms.interface import Capabilities
+from quintet.platforms.interface import Capabilities, Channel
 from quintet.settings.kv_transfer import MOONCAKE, NIXL
 
 if TYPE_CHECKING:
@@ -98,30 +98,38 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
     council = None if ranks.channel is None else Council(ranks.channel, PATIENCE)
+    if ranks.channel is not None:  # their parts of a page may differ in size
+        copies.at_once = min(_told(ranks.channel, copies.at_once))
     places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks, council)
     transfer = None
-    if meets:
-        among = Among(ranks.workers[0].place, ranks.channel, council)
-        known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
-        transfer = make_transfer(config, known, copies, tables, places.changed, among)
-    identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
+    try:
+        if meets:
+            among = Among(ranks.workers[0].place, ranks.channel, council)
+            known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
+            transfer = make_transfer(config, known, copies, tables, places.changed, among)
+        identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
+    except BaseException:
+        places.close()
+        raise
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
     patience = PATIENCE if council is None else math.inf  # what a rank's clock says is said in the council
     return Elsewhere(places, copies, tables, identity, patience, policy == "fail", transfer, council)
 
 
+def _told(channel: Channel, number: int) -> list[int]:
+    """Every rank's."""
+    return [msgspec.msgpack.decode(note, type=int) for note in channel.exchange(msgspec.msgpack.encode(number))]
+
+
 def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks, council: Council | None) -> Tiers:
     """Host memory, and perhaps a folder. Where ranks are processes each has its part of every page in its share of the
-    memory: all keep as many, and copy as many at once, so that all know the same pages at the same step. Each has a
-    folder of its own in the folder, and what lies there is agreed on in the council."""
+    memory: all keep as many, so that all know the same pages at the same step. Each has a folder of its own in the
+    folder, and what lies there is agreed on in the council."""
     size, order = int(float(config.kv_offloading_size or 0) * GIB), config.kv_offloading_policy
     _check_memory(size)
     count = size // max(copies.nbytes, 1)
     if ranks.channel is not None:
-        count //= ranks.workers[0].place.size
-        notes = ranks.channel.exchange(msgspec.msgpack.encode((count, copies.at_once)))
-        said = [msgspec.msgpack.decode(note, type=tuple[int, int]) for note in notes]
-        count, copies.at_once = min(each for each, _ in said), min(each for _, each in said)
+        count = min(_told(ranks.channel, count // ranks.workers[0].place.size))
     host = HostMemory(count, copies.words, order)
     if not host.capacity:
         raise ValueError(

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.sockets import connected, connected_here, key_of, leave, listen, listen_here
 from quintet.engine.elsewhere.taker import Address, Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
-from quintet.engine.elsewhere.ways import means_of
+from quintet.engine.elsewhere.ways import Means, means_of
 from quintet.engine.elsewhere.wire import Channel, Facts
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.runner import Ranks
@@ -58,54 +58,78 @@ def make_transfer(  # the last is of ranks
 ) -> Transfer:
     """ValueError says what of the settings cannot be."""
     settings = config.kv_transfer_config
-    extras, key, closing = settings.extras, key_of(settings), list[Callable[[], None]]()
-    here = settings.kv_connector == SHARED_MEMORY
-    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(key))
+    side = _Side(settings, known, copies, among, key_of(settings), [])
+    peers = _asked(settings, side.key) if settings.takes else None
+    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(side.key))
     transfer.engine, transfer.council = settings.engine_id or secrets.token_hex(8), among.council
-    among.name(transfer)
-    if settings.gives:
-        loans = Loans(settings.kv_buffer_size // among.size, copies.words, extras.lease_seconds, here)
-        if not loans.capacity:
-            raise ValueError(
-                f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {copies.nbytes} bytes, and "
-                "none fits; raise it"
-            )
-        if here:
-            listening, transfer.host = listen_here(among.part(transfer.engine))
-            transfer.port = settings.kv_port or 1  # nobody looks at it
-        else:
-            listening = listen(settings, bool(key), (config.data_parallel_rank or 0) * among.size + among.rank)
-            transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
-        giver = Giver(loans, known, key, extras.timeout_seconds)
-        giver.way, giver.share = means.name, means.share(loans)
-        giver.listen(listening)
-        transfer.loans, transfer.giver = loans, giver
-        closing += [
-            giver.close,
-            loans.close,
-            *([functools.partial(leave, among.part(transfer.engine))] if here else []),
-        ]
-        logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
-    if settings.takes:
-        reach: Callable[[Address], Channel] = functools.partial(
-            connected,
-            patience=extras.timeout_seconds,
-            longest=copies.nbytes,
-            keyed=bool(key),
-            peers=_asked(settings, key),
-        )
-        if here:
-            reach = functools.partial(connected_here, patience=extras.timeout_seconds)
-        opening = means.open(copies.words, extras.timeout_seconds)
-        connect = among.connecting(reach, here)
-        taker = Taker(Way(connect, known, key, copies.words, opening, means.name), changed)
-        transfer.taker = taker
-        closing.append(taker.close)
-    closing.append(means.close)
-    among.tell_ports(transfer)
-    transfer.close = functools.partial(_each, closing)
+    try:
+        among.name(transfer)
+        if settings.gives:
+            _give(side, transfer, means, config.data_parallel_rank or 0)
+        if settings.takes:
+            _take(side, transfer, means, peers, changed)
+        among.tell_ports(transfer)
+    except BaseException:
+        _each([*side.closing, means.close])
+        raise
+    transfer.close = functools.partial(_each, [*side.closing, means.close])
     transfer.reweigh = functools.partial(_reweigh, known, transfer.loans)
     return transfer
+
+
+class _Side(NamedTuple):
+    """What both halves are made of, and what ends them."""
+
+    settings: KVTransferConfig
+    known: Known
+    copies: Copies
+    among: Among
+    key: bytes
+    closing: list[Callable[[], None]]
+
+    @property
+    def here(self) -> bool:
+        """Whether pages go to engines of this machine alone, through shared memory."""
+        return self.settings.kv_connector == SHARED_MEMORY
+
+
+def _give(side: _Side, transfer: Transfer, means: Means, engine: int) -> None:
+    """Listens for others. engine: which of several behind one door."""
+    settings, among, extras = side.settings, side.among, side.settings.extras
+    loans = Loans(settings.kv_buffer_size // among.size, side.copies.words, extras.lease_seconds, side.here)
+    side.closing.append(loans.close)
+    if not loans.capacity:
+        raise ValueError(
+            f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {side.copies.nbytes} bytes, "
+            "and none fits; raise it"
+        )
+    if side.here:
+        listening, transfer.host = listen_here(among.part(transfer.engine))
+        transfer.port = settings.kv_port or 1  # nobody looks at it
+        side.closing.append(functools.partial(leave, among.part(transfer.engine)))
+    else:
+        listening = listen(settings, bool(side.key), engine * among.size + among.rank)
+        transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
+    giver = Giver(loans, side.known, side.key, extras.timeout_seconds)
+    giver.way, giver.share = means.name, means.share(loans)
+    giver.listen(listening)
+    side.closing.insert(0, giver.close)
+    transfer.loans, transfer.giver = loans, giver
+    logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
+
+
+def _take(side: _Side, transfer: Transfer, means: Means, peers: Peers | None, changed: Event) -> None:
+    """Asks others."""
+    patience, copies = side.settings.extras.timeout_seconds, side.copies
+    reach: Callable[[Address], Channel] = functools.partial(
+        connected, patience=patience, longest=copies.nbytes, keyed=bool(side.key), peers=peers
+    )
+    if side.here:
+        reach = functools.partial(connected_here, patience=patience)
+    connect, opening = side.among.connecting(reach, side.here), means.open(copies.words, patience)
+    taker = Taker(Way(connect, side.known, side.key, copies.words, opening, means.name), changed)
+    transfer.taker = taker
+    side.closing.append(taker.close)
 
 
 def _asked(settings: KVTransferConfig, key: bytes) -> Peers | None:

@@ -38,6 +38,11 @@ def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """ValueError where several engines cannot share the machine."""
     if config.nnodes > 1 and not in_processes(config, facts):
         raise ValueError(one_machine(config))
+    if facts.spmd and config.distributed_executor_backend in (EXTERNAL, BACKEND):
+        raise ValueError(
+            f"distributed_executor_backend={config.distributed_executor_backend!r}: a process holds all devices of a "
+            "machine on this platform; start one on each (nnodes, node_rank, master_addr), and leave it out"
+        )
     if config.engines_of_machine == 1:
         return
     if not facts.processes:

@@ -147,13 +147,14 @@ class Processes:
 
     def _ended(self, place: int, code: int) -> None:
         self._codes.append(code)
-        self._first.set()
         if self._closing.is_set():
+            self._first.set()
             return
         with self._lock:
             self._lost = self._lost or f"rank {self._ranks[place]} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
                 self._channel.stop(self._lost)
+        self._first.set()
         if self._channel is None and self.endpoint.startswith(TCP):
             called_off(self.endpoint, self._lost, self._need_not_tell)
 

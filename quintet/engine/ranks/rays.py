@@ -187,7 +187,11 @@ class Actors:
             code, why = self._ray.get(run)
             return False, why or f"it exited with code {code}"
         except self._ray.exceptions.ActorDiedError as error:
-            said = dict(line.strip().split(": ", 1) for line in str(error).splitlines() if line.startswith("\t"))
+            said = dict(
+                line.strip().split(": ", 1)
+                for line in str(error).splitlines()
+                if line.startswith("\t") and ": " in line
+            )
             return True, f"its actor died (process {said.get('pid', 'unknown')} on {said.get('ip', 'unknown')})"
         except self._ray.exceptions.RayError as error:
             return True, f"{type(error).__name__}: {str(error).splitlines()[0]}"

@@ -19,7 +19,7 @@ from quintet import __version__
 from quintet.platforms.interface import Alone, Device, DeviceLost, State
 from quintet.platforms.network.letters import NetworkLetters
 from quintet.platforms.network.notes import Notes, RankLost
-from quintet.platforms.network.rendezvous import START, Terms, key_of, meet, where
+from quintet.platforms.network.rendezvous import Terms, key_of, meet, where
 from quintet.platforms.tpu.facts import Facts
 from quintet.types import Layout, Memory, Place
 
@@ -101,7 +101,7 @@ def together(place: Place, found: Facts, terms: Terms) -> OverMachines:
     met, seconds = meet(place, key, alike, terms), terms.seconds
     notes, seal = Notes(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
     channel = NetworkLetters(notes, place, met.wires, seal, seconds, RankLost)
-    _start(place, channel)
+    _start(place, channel, terms)
     made = OverMachines(notes, channel)
     if place.rank == 0:
         atexit.register(made.leave)  # before what JAX has registered
@@ -115,7 +115,7 @@ def _check_unused() -> None:
         raise ValueError("nnodes: this process has run a model on several machines already; start another for this one")
 
 
-def _start(place: Place, channel: NetworkLetters) -> None:
+def _start(place: Place, channel: NetworkLetters, terms: Terms) -> None:
     """JAX's coordinator is where rank 0 is, on a port that is free there; the channel tells the others which."""
     import jax
 
@@ -128,7 +128,8 @@ def _start(place: Place, channel: NetworkLetters) -> None:
     try:
         jax.distributed.initialize(
             address, place.size, place.rank, cluster_detection_method="deactivate", coordinator_bind_address=address,
-            initialization_timeout=int(START), heartbeat_timeout_seconds=NEVER, shutdown_timeout_seconds=int(LEAVE),
+            initialization_timeout=int(terms.start), heartbeat_timeout_seconds=NEVER,
+            shutdown_timeout_seconds=int(LEAVE),
         )  # fmt: skip
     except RuntimeError as error:
         why = f"rank {place.rank} of {place.size}: JAX's runtime of all machines does not start: {error}"

@@ -76,9 +76,11 @@ class Farewell:
     def __call__(self, why: str) -> None:
         """From a thread. A step that is under way is left."""
         self._said.set()
-        if self.others is not None:
-            self.others.close()
-        os._exit(0)
+        try:
+            if self.others is not None:
+                self.others.close()
+        finally:
+            os._exit(0)
 
     def wait(self) -> None:
         """Does not return if it was said: what breaks then is no failure."""
