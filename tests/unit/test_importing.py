@@ -44,7 +44,9 @@ def test_what_was_frozen_stays_frozen() -> None:
     count = gc.get_freeze_count()
     with without_collection():
         pass
-    assert gc.get_freeze_count() == count and gc.isenabled()
+    assert (
+        gc.get_freeze_count() > count / 2 and gc.isenabled()
+    )  # a few may have ended meanwhile; none is left if it thaws
 
 
 def test_a_model_of_numbers_is_loaded_without_jinja() -> None:

@@ -16,6 +16,8 @@ from quintet.ops.linear import linear
 from quintet.ops.moe import biased_experts, clamped, experts, one_of
 from quintet.weights import Matrix
 
+TILED_ROWS = 64  # that oneDNN multiplies at a time with AMX
+
 
 def _try_linear() -> str | None:
     try:
@@ -30,8 +32,12 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     """oneDNN's inner product.
 
     In float32 it adds in another order for one row alone, so one row goes twice; in bfloat16, on AVX-512 without
-    instructions for that, for numbers of rows that are no multiple of 8.
+    instructions for that, for numbers of rows that are no multiple of 8; with AMX the order hangs on how many rows
+    there are, so equally many go at a time.
     """
+    if x.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        pieces = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % TILED_ROWS)).split(TILED_ROWS)
+        return torch.cat([torch.nn.functional.linear(each, weight.values, bias) for each in pieces])[: x.shape[0]]
     if x.dtype == torch.bfloat16 and torch.cpu._is_avx512_supported() and not torch.cpu._is_avx512_bf16_supported():
         filled = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8))
         return torch.nn.functional.linear(filled, weight.values, bias)[: x.shape[0]]

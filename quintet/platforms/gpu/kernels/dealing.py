@@ -16,7 +16,7 @@ BLOCK = 256  # ids of a program. Untuned
 FIRST = tl.constexpr(SEEN)  # numbers of a token that choose between copies
 
 
-@triton.jit(do_not_specialize=["count", "k", "num", "columns", "width"])
+@triton.jit(do_not_specialize=["count", "k", "num", "columns", "row", "width"])
 def _local(out, x, ids, places, count, k, num, columns, row, width, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < count
@@ -59,10 +59,10 @@ def count(ids: Tensor, loads: Tensor) -> Tensor:
 
 def variants() -> list[Variant]:
     """Each type of token, and the counting."""
-    sizes = dict.fromkeys(("count", "k", "num", "columns", "width"), "i32")
+    sizes = dict.fromkeys(("count", "k", "num", "columns", "row", "width"), "i32")
     tables = dict.fromkeys(("out", "ids", "places"), "*i32")
     found = [
-        Variant(f"local experts {kind}", _local, {**tables, "x": t, **sizes, "row": "i32:16"}, {"BLOCK": BLOCK})
+        Variant(f"local experts {kind}", _local, {**tables, "x": t, **sizes}, {"BLOCK": BLOCK})
         for kind, t in (("bf16", "*bf16"), ("fp16", "*fp16"), ("fp32", "*fp32"))
     ]
     numbers = {"loads": "*i32", "ids": "*i32", "count": "i32", "num": "i32"}
