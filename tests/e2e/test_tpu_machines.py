@@ -103,7 +103,7 @@ def test_two_machines_serve_what_one_process_says_and_a_lost_one_is_named(tmp_pa
     assert gone(rank.pid)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_where_machine_0_is_lost_the_other_ends(tmp_path: Path) -> None:
     words = flags()
     with following(*words) as other, serving(words, tmp_path) as (served, _, _):
