@@ -31,7 +31,7 @@ from quintet.engine.quantizing.settings import Quantizing
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
-from tests.helpers.processes import gone, killed_while_it_starts, outlives_ctrl_c
+from tests.helpers.processes import gone, interrupted, killed_while_it_starts
 from tests.helpers.serving import Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
@@ -367,7 +367,8 @@ def offline(tiny: Tiny, ranks: int) -> tuple["subprocess.Popen[str]", list[int]]
 
 def test_ctrl_c_interrupts_a_call_and_the_engine_goes_on() -> None:
     process, processes = offline(variant("llama", "plain"), 2)
-    outlives_ctrl_c(process, processes)
+    assert interrupted(process) == ["interrupted\n"] * 3
+    assert until(lambda: gone(*processes), 10)
 
 
 @pytest.mark.slow

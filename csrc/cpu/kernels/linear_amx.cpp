@@ -20,17 +20,6 @@ struct Rest {
     alignas(64) uint16_t weight[kTilePairs][2 * kLinearColumns];
 };
 
-void configure(long rows) {
-    TileConfig config;
-    const long first = rows < kTileRows ? rows : kTileRows, second = rows - first;
-    const long heights[8] = {first, first, second, second, first, second, kTilePairs, kTilePairs};
-    for (int i = 0; i < 8; ++i) {
-        config.rows[i] = static_cast<uint8_t>(heights[i] > 0 ? heights[i] : 1);
-        config.row_bytes[i] = 64;
-    }
-    configure_tiles(config);
-}
-
 void fill(Rest& rest, const LinearPanel& panel, long row, long rows, long done) {
     const long left = panel.inputs - done;
     __builtin_memset(&rest, 0, sizeof rest);
@@ -115,7 +104,7 @@ void multiply(const LinearPanel& panel) {
     long configured = 0;
     for (long row = 0; row < panel.rows; row += 2 * kTileRows) {
         const long rows = panel.rows - row < 2 * kTileRows ? panel.rows - row : 2 * kTileRows;
-        if (rows != configured) configure(configured = rows);
+        if (rows != configured) configure_rows(configured = rows);
         if (done < panel.inputs) fill(rest, panel, row, rows, done);
         for (long column = 0; column < panel.columns; column += kColumns) {
             if (rows > kTileRows) {

@@ -23,17 +23,6 @@ struct Rest {
     alignas(64) uint8_t weight[kTileQuads][kQuadBytes];
 };
 
-void configure(long rows) {
-    TileConfig config;
-    const long first = rows < kTileRows ? rows : kTileRows, second = rows - first;
-    const long heights[8] = {first, first, second, second, first, second, kTileQuads, kTileQuads};
-    for (int i = 0; i < 8; ++i) {
-        config.rows[i] = static_cast<uint8_t>(heights[i] > 0 ? heights[i] : 1);
-        config.row_bytes[i] = kTileBytes;
-    }
-    configure_tiles(config);
-}
-
 void fill(Rest& rest, const QuantizedPanel& panel, long row, long rows, long done) {
     const size_t left = static_cast<size_t>(panel.quads - done);
     __builtin_memset(&rest, 0, sizeof rest);
@@ -105,7 +94,7 @@ void multiply_channels(const QuantizedPanel& panel) {
     long configured = 0;
     for (long row = 0; row < panel.rows; row += kRows) {
         const long rows = panel.rows - row < kRows ? panel.rows - row : kRows;
-        if (rows != configured) configure(configured = rows);
+        if (rows != configured) configure_rows(configured = rows);
         if (done < panel.quads) fill(rest, panel, row, rows, done);
         for (long column = 0; column < kLinearColumns; column += kColumns) {
             if (rows > kTileRows) {
@@ -215,7 +204,7 @@ void multiply_groups(const QuantizedPanel& panel) {
     if (panel.rows < kFewestOfGroups || panel.quads % kTileQuads) return kQuantizedAvx512Vnni.multiply[Scheme](panel);
     alignas(64) int32_t sums[2][kRows * kColumns];
     Staged staged;
-    configure(kRows);
+    configure_rows(kRows);
     for (long group = 0; group < panel.groups; ++group) {
         const uint8_t* weight = panel.weight + group * panel.quads * quad_bytes(Scheme);
         if constexpr (kNibbles) {

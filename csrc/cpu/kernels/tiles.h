@@ -117,5 +117,18 @@ void multiply_byte_tiles() {
 
 #endif
 
+// Tiles 0 to 3 for sums of up to 32 rows, 4 and 5 for these rows, 16 each, 6 and 7 for 16 rows of a right side.
+[[maybe_unused]] void configure_rows(long rows) {
+    constexpr long kHeight = 16;
+    TileConfig config;
+    const long first = rows < kHeight ? rows : kHeight, second = rows - first;
+    const long heights[8] = {first, first, second, second, first, second, kHeight, kHeight};
+    for (int i = 0; i < 8; ++i) {
+        config.rows[i] = static_cast<uint8_t>(heights[i] > 0 ? heights[i] : 1);
+        config.row_bytes[i] = 64;
+    }
+    configure_tiles(config);
+}
+
 }  // namespace
 }  // namespace quintet::cpu

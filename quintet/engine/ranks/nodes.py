@@ -86,7 +86,7 @@ def follow(config: EngineConfig) -> int:
 def one_machine(config: EngineConfig) -> str:
     return (
         f"nnodes {config.nnodes}: ranks are of one machine on this platform; start a server on each machine, and a "
-        "balancer before them, or use device='cpu' or 'tpu'"
+        "balancer before them, or take a platform whose ranks meet over a network (docs/multi-machine.md)"
     )
 
 

@@ -62,8 +62,7 @@ class Peers:
 
         Turns are counted, not time: while this process stands still, what they tell waits in its inbox.
         """
-        if self._worker:
-            self._send(0, wire.Alive(os.getpid()))
+        self._say_alive()
         for pid in self._quiet:
             self._quiet[pid] += seconds
 
@@ -80,6 +79,7 @@ class Peers:
         if isinstance(message, wire.Alive):
             self._quiet[message.pid] = 0.0
         elif isinstance(message, wire.AskRows):
+            self._say_alive()  # first: whoever has answered and then falls silent is noticed
             self._send(message.worker, wire.TellRows(self._worker, message.number, self.rows()))
         elif message.number in self._questions:
             self._questions[message.number].take(message.worker, message.rows)
@@ -87,6 +87,10 @@ class Peers:
     def close(self) -> None:
         for outbox in self._outboxes.values():
             outbox.close(0)
+
+    def _say_alive(self) -> None:
+        if self._worker:
+            self._send(0, wire.Alive(os.getpid()))
 
     def _send(self, worker: int, message: wire.FromPeer) -> None:
         if worker not in self._outboxes:

@@ -104,6 +104,14 @@ async def test_the_first_counts_how_long_another_is_silent(processes: list[Proce
     assert first.quiet(pid) == 0
 
 
+async def test_one_that_has_answered_is_known_to_live(processes: list[Process]) -> None:
+    """Else it could fall silent before its first turn, and nobody would miss it."""
+    first, pid = processes[0].peers, os.getpid()
+    assert (await first.gather(2, patience=60))[1] == 0
+    first.turn(5)
+    assert first.quiet(pid) == 5
+
+
 async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
     context = zmq.asyncio.Context()
     remote = Remote(tmp_path, 0, step_timeout=10)
