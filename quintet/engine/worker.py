@@ -132,6 +132,7 @@ class Worker:
         self.stage = build.stage
         here = self._keep(mixings) if self.place.stages > 1 else mixings
         self.arrangement: Arrangement = arrange(mixings, here)
+        self.kv_heads = _kv_heads(here, len(self.arrangement.layouts))  # on all ranks, of each layout of pages
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
@@ -340,3 +341,13 @@ def _torn(state: State, batch: Batch) -> tuple[Outputs, State]:
 def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:
     """The step of a worker that sleeps."""
     raise RuntimeError("a step was asked of a worker that is asleep")
+
+
+def _kv_heads(mixings: Collection[Mixing], count: int) -> tuple[int | None, ...]:
+    """Of each of the first tensors of the state; None where layers do not say, or differ."""
+    said: list[set[int | None]] = [set() for _ in range(count)]
+    for mixing in mixings:
+        for place in mixing.places:
+            if place < count:
+                said[place].add(mixing.kv_heads)
+    return tuple(each.pop() if len(each) == 1 else None for each in said)

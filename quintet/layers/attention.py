@@ -82,6 +82,7 @@ class SelfAttention(nn.Module):
             source="self" if shape.keeps and build.causal else "none",
         )
         self.mixing = build.mixing(self.spec)
+        self.mixing.kv_heads = shape.kv_heads
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         out: Tensor = self.out(self._mixed(x, cache))

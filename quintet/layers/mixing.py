@@ -48,6 +48,7 @@ class Mixing:
     def __init__(self, mixer: Mixer) -> None:
         self.mixer = mixer
         self.group: int | None = None  # None: it keeps nothing
+        self.kv_heads: int | None = None  # of the layer, on all ranks; None: nobody has said
         self.places = range(0)
 
     @property

@@ -1,4 +1,4 @@
-"""Pages between engines whose ranks are processes: each rank gives its part to its like; what one lacks all compute."""
+"""Pages between engines of ranks that are processes: each takes its part of whoever has it, or all compute it."""
 
 import os
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from quintet import LLM
+from quintet.engine.elsewhere.loans import Loans
 from quintet.outputs import RequestOutput
 from tests.e2e.test_offloading import FORMS, LENGTH, of_ranks, served, tokens
 from tests.e2e.test_transfer import BOTH, LENDS
 from tests.e2e.test_windows import GREEDY, prompt
+from tests.helpers.serving import until
 
 HERE = {"kv_connector": "SharedMemoryConnector", "kv_role": "kv_both", "engine_id": f"ranks-{os.getpid()}"}
 
@@ -50,14 +52,62 @@ def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(config:
         assert got.num_cached_tokens == 0 and list(got.outputs[0].token_ids) == wanted(prompt(1, LENGTH))
 
 
+def loans(llm: LLM) -> Loans:
+    """That wait at rank 0."""
+    transfer = llm._client.engine.scheduler.elsewhere.transfer  # type: ignore[union-attr]
+    assert transfer is not None and transfer.loans is not None
+    return transfer.loans
+
+
+def alike(first: LLM, second: LLM, family: str, number: int) -> None:
+    """What the second says of a prompt whose pages the first has lent is what one process says."""
+    ids = prompt(number, LENGTH)
+    told = ask(first, ids, LENDS, 1).kv_transfer_params
+    assert told is not None and len(loans(first)) == 1
+    before = second._client.engine.stats()
+    got = ask(second, ids, told)
+    assert list(got.outputs[0].token_ids) == tokens(served(FORMS[family][0], **FORMS[family][1]), a=ids)["a"]
+    assert got.num_cached_tokens >= (LENGTH - 1) // 16 * 16
+    after = second._client.engine.stats()
+    assert after.pages_failed == 0 and after.pages_loaded > before.pages_loaded
+    assert until(lambda: loans(first).num_free == loans(first).capacity)  # every reader has said that it is done
+
+
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("family", "sizes", "config"),
     [
-        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "each stage has pages of its own layers"),
-        ({"kv_transfer_config": {**HERE, "engine_id": "x" * 40}}, "has at most 32 characters"),
+        ("llama", (1, 2), BOTH),
+        pytest.param("llama", (1, 2), HERE, marks=pytest.mark.sweep),
+        pytest.param("llama", (2, 4), BOTH, marks=pytest.mark.sweep),
+        pytest.param("deepseek_v3", (1, 2), BOTH, marks=pytest.mark.sweep),
+        pytest.param("gemma3_text", (1, 2), HERE, marks=pytest.mark.sweep),
+        pytest.param("llama, int8", (1, 3), BOTH, marks=pytest.mark.sweep),
     ],
-    ids=["stages", "a long name"],
 )
-def test_what_ranks_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=f"kv_transfer_config.*{why}"):
-        engine(**settings)
+def test_engines_that_share_a_model_out_differently_cut_each_others_pages(
+    family: str, sizes: tuple[int, int], config: dict[str, Any]
+) -> None:
+    settings = [{**FORMS[family][1], "tensor_parallel_size": size, "family": family} for size in sizes]
+    with (
+        engine(**settings[0], kv_transfer_config=config) as first,
+        engine(**settings[1], kv_transfer_config={**config, "engine_id": None}) as second,
+    ):
+        alike(first, second, family, 0)
+        alike(second, first, family, 1)
+
+
+def test_stages_give_to_their_like_and_to_nobody_else() -> None:
+    settings = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with engine(**settings) as first, engine(**settings) as second:
+        alike(first, second, "llama", 0)
+        told = ask(first, prompt(1, LENGTH), LENDS, 1).kv_transfer_params
+        assert told is not None and (told["tp_size"], told["pp_size"]) == (1, 2)
+        for other in ({"pp_size": 1, "tp_size": 2}, {"remote_ports": told["remote_ports"][::-1]}):
+            second.reset_prefix_cache()
+            got = ask(second, prompt(1, LENGTH), {**told, **other})
+            assert got.num_cached_tokens == 0 and list(got.outputs[0].token_ids) == wanted(prompt(1, LENGTH))
+
+
+def test_a_name_that_leaves_no_room_for_ranks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_transfer_config.*has at most 32 characters"):
+        engine(kv_transfer_config={**HERE, "engine_id": "x" * 40})

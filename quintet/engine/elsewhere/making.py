@@ -73,11 +73,6 @@ def _check_alike(config: EngineConfig) -> None:
     """ValueError where ranks that are processes cannot give and take their parts of pages."""
     if config.kv_transfer_config.kv_connector is None:
         return
-    if config.pipeline_parallel_size > 1:
-        raise ValueError(
-            "kv_transfer_config: each stage has pages of its own layers, and pages go between engines of the same "
-            "ranks; share each layer out instead (tensor_parallel_size), or leave it out"
-        )
     if config.kv_transfer_config.kv_connector in (NIXL, MOONCAKE):
         raise ValueError(
             f"kv_transfer_config: {config.kv_transfer_config.kv_connector} was never tried where ranks are processes; "
@@ -104,8 +99,9 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     transfer = None
     try:
         if meets:
-            among = Among(ranks.workers[0].place, ranks.channel, council)
-            known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
+            known_scales = not config.calculate_kv_scales  # or each rank has its own heads', and cuts none of others
+            among = Among(ranks, council, copies.words if known_scales else None)
+            known = facts_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
             transfer = make_transfer(config, known, copies, tables, places.changed, among)
         identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
     except BaseException:

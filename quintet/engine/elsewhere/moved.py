@@ -16,6 +16,7 @@ from quintet.engine.elsewhere.wire import MEMORY, Broken, Channel, Memory
 logger = logging.getLogger(__name__)
 
 BUFFERS = 8  # pieces of memory into which pages are fetched: four threads, and as many that nobody waits for any more
+WIDTHS = 4  # of givers' rows, for each of which memory is taken
 FIRST, LONGEST = 1e-4, 2e-3  # seconds from one look at a transfer to the next
 
 
@@ -102,12 +103,29 @@ class Staging:
                 self._stuck.append((moving, rows))
 
 
+class Stagings:
+    """Of each width that givers' rows have."""
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover, self._lock = mover, threading.Lock()
+        self._found: dict[int, Staging] = {}
+
+    def of(self, words: int) -> Staging:
+        """Broken: rows of too many widths were fetched before."""
+        with self._lock:
+            if words not in self._found:
+                if len(self._found) >= WIDTHS:
+                    raise Broken(f"pages were fetched from engines of {WIDTHS} other sizes; no more are held ready for")
+                self._found[words] = Staging(self._mover, words)
+            return self._found[words]
+
+
 class Moved:
     """One giver's memory, as long as one connection to it lasts."""
 
-    def __init__(self, channel: Channel, mover: Mover, staging: Staging, patience: float) -> None:
-        """patience: seconds that one transfer may take."""
-        self._channel, self._mover, self._staging, self._patience = channel, mover, staging, patience
+    def __init__(self, channel: Channel, words: int, mover: Mover, stagings: Stagings, patience: float) -> None:
+        """words: of the giver's rows. patience: seconds that one transfer may take."""
+        self._channel, self._mover, self._staging, self._patience = channel, mover, stagings.of(words), patience
         memory = channel.receive(MEMORY)
         self._base, self._count = memory.address, memory.rows
         self._peer = mover.meet(memory.told)

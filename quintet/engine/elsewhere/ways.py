@@ -11,7 +11,7 @@ from quintet.config import KVTransferConfig
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Mapped, Open, Share, lend
 from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
-from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Staging
+from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Stagings
 from quintet.engine.elsewhere.nixl_mover import NixlMover
 from quintet.engine.elsewhere.sockets import NO_KEY
 from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
@@ -29,12 +29,11 @@ class Means(NamedTuple):
             return Lent(self.mover, loans.rows)
         return (lambda channel: lend(channel, loans.descriptor)) if self.name else None
 
-    def open(self, words: int, patience: float) -> Open | None:
+    def open(self, patience: float) -> Open | None:
         """The taker's."""
         if self.mover is not None:
-            staging = Staging(self.mover, words)
-            return functools.partial(Moved, mover=self.mover, staging=staging, patience=patience)
-        return functools.partial(Mapped, words=words) if self.name else None
+            return functools.partial(Moved, mover=self.mover, stagings=Stagings(self.mover), patience=patience)
+        return Mapped if self.name else None
 
     def close(self) -> None:
         if self.mover is not None:
