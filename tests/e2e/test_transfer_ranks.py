@@ -1,13 +1,18 @@
 """Pages between engines of ranks that are processes: each takes its part of whoever has it, or all compute it."""
 
+import json
 import os
 from typing import Any
 
 import pytest
 
 from quintet import LLM
+from quintet.config import KVTransferConfig
 from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.elsewhere.making import _check_machines
 from quintet.outputs import RequestOutput
+from tests.e2e.test_nodes import engine as bundled
+from tests.e2e.test_nodes import flags, following, free_port, led
 from tests.e2e.test_offloading import FORMS, LENGTH, of_ranks, served, tokens
 from tests.e2e.test_transfer import BOTH, LENDS
 from tests.e2e.test_windows import GREEDY, prompt
@@ -106,6 +111,39 @@ def test_stages_give_to_their_like_and_to_nobody_else() -> None:
             second.reset_prefix_cache()
             got = ask(second, prompt(1, LENGTH), {**told, **other})
             assert got.num_cached_tokens == 0 and list(got.outputs[0].token_ids) == wanted(prompt(1, LENGTH))
+
+
+@pytest.mark.sweep
+def test_ranks_of_several_machines_are_found_where_each_of_them_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is an address of loopback here."""
+    monkeypatch.setenv("QUINTET_RANKS_KEY", "of these tests alone")
+    port, ids = free_port(), [*range(5, 205)]
+    words = [*flags(port, 2), "--kv-transfer-config", json.dumps({**BOTH, "kv_ip": "127.0.0.2"})]
+    with (
+        bundled(kv_transfer_config=BOTH) as alone,
+        following(*words),
+        led(port, 2, kv_transfer_config={**BOTH, "kv_ip": "127.0.0.3"}) as llm,
+    ):
+        want = [list(ask(alone, each, None, 8).outputs[0].token_ids) for each in (ids, ids[::-1])]
+        alone.reset_prefix_cache()
+        for first, second, each, wanted in ((llm, alone, ids, want[0]), (alone, llm, ids[::-1], want[1])):
+            told = ask(first, each, LENDS, 1).kv_transfer_params
+            assert told is not None and (first is alone or told["remote_hosts"] == ["127.0.0.3", "127.0.0.2"])
+            got = ask(second, each, told, 8)
+            assert list(got.outputs[0].token_ids) == wanted and got.num_cached_tokens == 192
+            assert until(lambda first=first: loans(first).num_free == loans(first).capacity)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "kv_ip: with nnodes, give on each machine the address"),
+        ({"kv_connector": "SharedMemoryConnector", "kv_ip": "127.0.0.2"}, "is of one machine, and nnodes are several"),
+    ],
+)
+def test_what_machines_need_is_said(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        _check_machines(KVTransferConfig(**{**BOTH, **settings}))
 
 
 def test_a_name_that_leaves_no_room_for_ranks_is_refused() -> None:

@@ -364,7 +364,8 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
          "remote_num_tokens": -1},
         *({"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": "x", **each}
           for each in ({"tp_size": 0}, {"tp_size": True}, {"tp_size": 257}, {"pp_size": "1"},
-                       {"tp_size": 3, "remote_ports": [1, 2]})),
+                       {"tp_size": 3, "remote_ports": [1, 2]}, {"remote_hosts": ["a"]},
+                       {"remote_ports": [1, 2], "remote_hosts": ["a", ""]})),
         {"do_remote_prefill": True, "do_remote_decode": True},
         {"do_remote_decode": "yes"},
         [1],

@@ -44,12 +44,15 @@ class Among:
             next(numbers).to_bytes(8, "little"), digest_size=16, key=secret, person=b"quintet-loans"
         ).hexdigest()
 
-    def tell_ports(self, transfer: Transfer) -> None:
-        """Rank 0's answers say where every rank listens, and how ranks share the model."""
+    def tell_ports(self, transfer: Transfer, here: bool) -> None:
+        """Rank 0's answers say where every rank listens, and how ranks share the model. here: at sockets of this
+        machine."""
         transfer.share, transfer.stages = self._place.share, self._place.stages
         if self._channel is not None:
-            said = self._channel.exchange(msgspec.msgpack.encode(transfer.port))
-            transfer.ports = tuple(msgspec.msgpack.decode(each, type=int) for each in said)
+            said = self._channel.exchange(msgspec.msgpack.encode((transfer.host, transfer.port)))
+            told = [msgspec.msgpack.decode(each, type=tuple[str, int]) for each in said]
+            transfer.ports, hosts = tuple(port for _, port in told), tuple(host for host, _ in told)
+            transfer.hosts = hosts if len(set(hosts)) > 1 and not here else ()
 
     def socket(self, engine: str, process: int) -> str:
         """What a process's socket is called on one machine."""
@@ -78,7 +81,8 @@ class Among:
     def _address(self, peer: Peer, process: int, here: bool) -> Peer:
         if not peer.ports:
             return peer
-        return replace(peer, host=self.socket(peer.host, process) if here else peer.host, port=peer.ports[process])
+        host = peer.hosts[process] if peer.hosts else self.socket(peer.host, process) if here else peer.host
+        return replace(peer, host=host, port=peer.ports[process])
 
 
 def parts_of(processes: int, share: int, layers: tuple[int, int]) -> tuple[Part, ...]:

@@ -26,6 +26,7 @@ class Peer:
     ports: tuple[int, ...] = ()  # of each process there, where ranks are processes
     share: int = 1  # ranks there that share each layer
     stages: int = 1  # that share the layers
+    hosts: tuple[str, ...] = ()  # of each process there, where these are on several machines
 
     @property
     def processes(self) -> int:
@@ -72,7 +73,8 @@ def handoff_of(params: SamplingParams) -> Handoff | None:
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
     host, port, loan = _text(said, "remote_host"), _port(said.get("remote_port")), _text(said, "remote_request_id")
-    return Handoff(peer=Peer(host, port, loan, tokens, *_ranks(said)))
+    ports, share, stages = _ranks(said)
+    return Handoff(peer=Peer(host, port, loan, tokens, ports, share, stages, _hosts(said, len(ports))))
 
 
 def check_handoff(params: SamplingParams, role: str | None) -> None:
@@ -101,6 +103,7 @@ def told(engine: str, peer: Peer) -> dict[str, Any]:
         "tp_size": peer.share,
         **({"pp_size": peer.stages} if peer.stages > 1 else {}),
         **({"remote_ports": list(peer.ports)} if peer.ports else {}),
+        **({"remote_hosts": list(peer.hosts)} if peer.hosts else {}),
     }
 
 
@@ -113,11 +116,15 @@ def _truth(said: Mapping[str, Any], name: str) -> bool:
 
 def _text(said: Mapping[str, Any], name: str) -> str:
     value = said.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or not value.isprintable():
+    if not _is_name(value):
         raise ParameterError(
             NAME, f"with do_remote_prefill must have {name}, as the answer of the other engine gave it"
         )
-    return value
+    return str(value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST and value.isprintable()
 
 
 def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
@@ -134,6 +141,16 @@ def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
             "the answer of the other engine as it is"
         )  # fmt: skip
     return ports, share, stages
+
+
+def _hosts(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Of each process; none where all are of one machine."""
+    hosts = said.get("remote_hosts")
+    if hosts is None:
+        return ()
+    if not isinstance(hosts, list) or len(hosts) != count or not all(map(_is_name, hosts)):
+        raise ParameterError(NAME, "has remote_hosts that are no list of a host for each of remote_ports")
+    return tuple(hosts)
 
 
 def _ports(said: Mapping[str, Any]) -> tuple[int, ...]:

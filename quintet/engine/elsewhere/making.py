@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.elsewhere.among import Among
 from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
@@ -31,7 +31,7 @@ from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities, Channel
-from quintet.settings.kv_transfer import MOONCAKE, NIXL
+from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
 
 if TYPE_CHECKING:
     from quintet.engine.start import Prepared
@@ -78,10 +78,25 @@ def _check_alike(config: EngineConfig) -> None:
             f"kv_transfer_config: {config.kv_transfer_config.kv_connector} was never tried where ranks are processes; "
             "take TCPConnector, or one process"
         )
-    if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
+    if config.distributed_executor_backend in (EXTERNAL, BACKEND):
         raise ValueError(
-            "kv_transfer_config: where ranks are several machines' or somebody else's (nnodes, external_launcher, ray) "
-            "others are not told where each listens; have all ranks on one machine, or leave it out"
+            "kv_transfer_config: where somebody else starts the ranks (external_launcher, ray) each machine's address "
+            "is not known; start them by nnodes, or have all on one machine, or leave it out"
+        )
+    if config.nnodes > 1:
+        _check_machines(config.kv_transfer_config)
+
+
+def _check_machines(settings: KVTransferConfig) -> None:
+    """ValueError where ranks of several machines could not be reached."""
+    if settings.kv_connector == SHARED_MEMORY:
+        raise ValueError(
+            f"kv_transfer_config.kv_connector {SHARED_MEMORY} is of one machine, and nnodes are several; take "
+            "TCPConnector"
+        )
+    if settings.kv_ip == KVTransferConfig.kv_ip and settings.gives:
+        raise ValueError(
+            "kv_transfer_config.kv_ip: with nnodes, give on each machine the address at which others reach it"
         )
 
 

@@ -69,7 +69,7 @@ def make_transfer(  # the last is of ranks
             _give(side, transfer, means, config.data_parallel_rank or 0)
         if settings.takes:
             _take(side, transfer, means, peers, changed)
-        among.tell_ports(transfer)
+        among.tell_ports(transfer, side.here)
     except BaseException:
         _each([*side.closing, means.close])
         raise

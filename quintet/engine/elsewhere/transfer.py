@@ -79,6 +79,7 @@ class Transfer:
         self.giver: Counting | None = None  # who gives them
         self.engine, self.host, self.port = "", "", 0  # as others know it
         self.ports: tuple[int, ...] = ()  # of each rank, where they are processes
+        self.hosts: tuple[str, ...] = ()  # and where these are, on several machines
         self.share = self.stages = 1  # ranks that share each layer, and stages that share the layers
         self.council: Council | None = None  # of these
         self.sources: Callable[[Peer], list[From]] = lambda peer: [From(peer)]  # ValueError: nobody has what is wanted
@@ -169,7 +170,8 @@ class Transfer:
                 raise
             self._copying = Copying(loan, keys[first : first + self._at_once], wait)
         tokens = request.num_prompt // self._tables.page_size * self._tables.page_size
-        return told(self.engine, Peer(self.host, self.port, loan, tokens, self.ports, self.share, self.stages))
+        there = Peer(self.host, self.port, loan, tokens, self.ports, self.share, self.stages, self.hosts)
+        return told(self.engine, there)
 
     def _prompt(self, request: Request, handoff: Handoff) -> tuple[list[int], list[bytes]]:
         """Full pages of its prompt that the token after them sees, in every group, and what they are called."""
