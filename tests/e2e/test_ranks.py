@@ -32,7 +32,7 @@ from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone, interrupted, killed_while_it_starts
-from tests.helpers.serving import Server, until, words_of
+from tests.helpers.serving import LONG, Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -401,7 +401,13 @@ def test_a_server_of_two_ranks_answers_and_ends_with_a_rank() -> None:
         assert httpx.post(server.url + "/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
         followers = [each for each in server.children() if "quintet.engine.ranks.follower" in words_of(each)]
         assert len(followers) == 1
-        followers[0].kill()
+        with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 400}, timeout=60) as more:
+            lines = more.iter_lines()
+            assert next(lines)
+            followers[0].kill()
+            assert any("rank 1 of 2 has ended: it was killed by SIGKILL" in line for line in lines), (
+                "its caller hears it"
+            )
         assert until(lambda: server.process.poll() is not None, 60)
         assert server.process.returncode == 1
         assert "rank 1 of 2 has ended: it was killed by SIGKILL" in server.output
