@@ -6,7 +6,7 @@ two cores with it would be slowed down more than one process with two threads.
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,8 +15,10 @@ import psutil
 class Way:
     """A process of `module --way=name --folder=folder`, which ends in answering(), and those of its ranks."""
 
-    def __init__(self, module: str, name: str, folder: Path, python: str = sys.executable) -> None:
-        words = [python, "-m", module, f"--way={name}", "--folder", str(folder)]
+    def __init__(
+        self, module: str, name: str, folder: Path, python: str = sys.executable, more: Sequence[str] = ()
+    ) -> None:
+        words = [python, "-m", module, f"--way={name}", "--folder", str(folder), *more]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         while (line := self._process.stdout.readline()) != "ready\n":
