@@ -101,6 +101,14 @@ def test_engines_that_share_a_model_out_differently_cut_each_others_pages(
         alike(second, first, family, 1)
 
 
+@pytest.mark.sweep
+def test_ranks_of_the_cpu_and_one_process_of_jax_cut_each_others_pages() -> None:
+    pytest.importorskip("jax")
+    with engine() as ranks, engine(device="tpu", tensor_parallel_size=1, page_size=16) as one:
+        alike(ranks, one, "llama", 0)
+        alike(one, ranks, "llama", 1)
+
+
 def test_stages_give_to_their_like_and_to_nobody_else() -> None:
     settings = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     with engine(**settings) as first, engine(**settings) as second:
