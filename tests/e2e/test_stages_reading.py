@@ -16,6 +16,7 @@ CASES: list[tuple[str, str, int, int]] = [
     ("rwkv7", "plain", 2, 2),
     ("solar", "plain", 3, 1),
     ("zamba2", "plain", 4, 1),  # the second stage keeps states alone, the last has the first's shared block
+    ("gemma3n_text", "plain", 3, 1),
 ]
 
 
