@@ -152,6 +152,7 @@ class Worker:
         if not stage.last and hasattr(self.model, "lm_head"):
             self.model.without_head()
         trunk.keep(stage)
+        self._reads = () if stage.first else self.model.reads(stage.start)
         return mixings_of(trunk.blocks)
 
     def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
@@ -288,17 +289,20 @@ class Worker:
             sampled = self._from_first(carried.sampled)
             batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
         if not self.stage.first:
-            batch = batch._replace(inputs=batch.inputs._replace(handed=self._handed(len(host.token_ids))))
+            handed, beside = self._handed(len(host.token_ids))
+            batch = batch._replace(inputs=batch.inputs._replace(handed=handed, beside=beside))
         outputs, self._state = self._step(self._state, batch)
         if not self.stage.last:
             assert self.comm.pipe is not None
             self.comm.pipe.hand_on(outputs.handed_on)
         return outputs
 
-    def _handed(self, tokens: int) -> Tensor:
-        """What the stage before has handed on, as [N, T, H] bytes."""
+    def _handed(self, tokens: int) -> tuple[Tensor, Tensor | None]:
+        """What the stage before has handed on, as [N, T, H] bytes, and bytes of what is beside."""
         assert self.comm.pipe is not None
-        return self.comm.pipe.take_over().view(-1, tokens, self._width * self._dtype.itemsize)
+        given, size = self.comm.pipe.take_over(), self._dtype.itemsize
+        first = len(given) - tokens * sum(self._reads) * size
+        return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
 
     def _planned(self, host: HostBatch) -> HostBatch:
         """With what the mixers of each group want to know beforehand."""
