@@ -40,7 +40,7 @@ SLOW := $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
 tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 --dist=loadfile $(2); others=$$?; \
 	$(BIN)/python -m pytest -m "$(1)" $(3) && exit $$others
 quick = $(call tests,not slow and not sweep,$(ALL_ALONE:%=--ignore=%),$(ALL_ALONE))
-slow = $(call tests,slow,$(filter-out $(ALONE),$(SLOW)),$(filter $(ALONE),$(SLOW)))
+slow = $(call tests,slow,$(filter-out $(ALONE),$(SLOW)),$(or $(filter $(ALONE),$(SLOW)),$(ALL_ALONE)))
 
 test: $(STAMP) ## run the tests that take seconds
 ifeq ($(ARGS),)

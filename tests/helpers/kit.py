@@ -18,9 +18,9 @@ def subject(device: str) -> Subject:
     return Subject(device, config=EngineConfig(compilation_cache_dir=programs().name))
 
 
-def sections(long: Mapping[str, int]) -> Sequence[Any]:
-    """(section, every which trial) for parametrize: of long ones, some in CI, and all in the sweep."""
-    some = [pytest.param(each, long.get(each, 1), id=each, marks=pytest.mark.slow) for each in kit.section_names()]
+def sections(mark: pytest.MarkDecorator, long: Mapping[str, int]) -> Sequence[Any]:
+    """(section, every which trial) for parametrize: of long ones, some with the mark, and all in the sweep."""
+    some = [pytest.param(each, long.get(each, 1), id=each, marks=mark) for each in kit.section_names()]
     return [*some, *(pytest.param(each, 1, id=f"all of {each}", marks=pytest.mark.sweep) for each in long)]
 
 

@@ -64,6 +64,12 @@ def test_tests_build_real_objects() -> None:
     assert breaches(rules.mocked, sources("tests")) == []
 
 
+def test_the_makefile_finds_every_file_that_has_slow_tests() -> None:
+    """It collects those alone whose text has the mark: no helper may give it in their place."""
+    slow = [path for path in (ROOT / "tests").rglob("*.py") if re.search(r"mark\.slow", path.read_text("utf-8"))]
+    assert len(slow) > 9 and [path for path in slow if not path.name.startswith("test_")] == []
+
+
 def test_structure_page_names_files_that_exist() -> None:
     page = ROOT / "docs" / "structure.md"
     assert page.is_file(), "docs/structure.md is missing: it leads a newcomer through the files"

@@ -11,10 +11,10 @@ import pytest
 from quintet.engine.elsewhere import memory
 from quintet.engine.elsewhere.among import parts_of
 from quintet.engine.elsewhere.connector import Rows
-from quintet.engine.elsewhere.cuts import Grid, Kept, lie, shares
+from quintet.engine.elsewhere.cuts import Grid, Kept, heads_of, lie, shares
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.handoff import Peer
-from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.elsewhere.loans import NOT_THERE, Loans
 from quintet.engine.elsewhere.moved import Lent, Moved, Stagings
 from quintet.engine.elsewhere.taker import From, Taker, Way
 from quintet.engine.elsewhere.wire import Ask, Broken, Channel, Facts, Part
@@ -48,7 +48,7 @@ class Givers:
     """The processes of an engine that has lent a prompt, each with a thread for whoever connects."""
 
     def __init__(self, grid: Grid, parts: tuple[Part, ...], way: str) -> None:
-        self.way, self.mover = way, Copying()
+        self.way, self.mover, self.gone = way, Copying(), set[int]()
         self.loans, self.givers = [], []
         for part in parts:
             each, (_, words) = rows(grid, part), lie(grid, part)
@@ -65,6 +65,8 @@ class Givers:
             self.givers.append(giver)
 
     def connect(self, address: Any) -> Channel:
+        if address.port in self.gone:
+            raise Broken("nobody answers")
         ours, theirs = socket.socketpair()
         threading.Thread(target=self.givers[address.port].serve, args=(theirs, "a test"), daemon=True).start()
         return Channel(ours, 5.0, 10**6)
@@ -89,6 +91,12 @@ class Givers:
         return found
 
 
+def sources(grid: Grid, givers: tuple[Part, ...], takers: tuple[Part, ...], taker: int) -> list[From]:
+    """Whom one asks; a port is a giver's number."""
+    found = shares(grid, givers, takers, taker)
+    return [From(Peer("here", each.giver, "loan"), givers[each.giver], each) for each in found]
+
+
 KEYS = [bytes([page]) for page in range(PAGES)]
 
 
@@ -105,9 +113,7 @@ def test_each_process_gets_what_it_would_have_computed_and_nothing_waits_on(seed
     lent = Givers(kinds, there, way)
     for at, part in enumerate(here):
         assert any(loans.num_free < loans.capacity for loans in lent.loans), "not all have read"
-        found = shares(kinds, there, here, at)
-        sources = [From(Peer("here", each.giver, "loan"), there[each.giver], each) for each in found]
-        assert np.array_equal(lent.taken(lie(kinds, part)[1], sources), rows(kinds, part))
+        assert np.array_equal(lent.taken(lie(kinds, part)[1], sources(kinds, there, here, at)), rows(kinds, part))
     for loans in lent.loans:
         _until(lambda loans=loans: loans.num_free == loans.capacity)  # type: ignore[misc]
 
@@ -124,6 +130,46 @@ def test_equal_engines_give_whole_rows_and_replicated_heads_are_read_where_few_r
     )
     reads = {each.giver: each.cut for each in shares(pages, four, one, 0)}
     assert sorted(reads) == [0, 1, 2, 3] and sum(bool(cut.wanted) for cut in reads.values() if cut is not None) == 2
+
+
+def test_whom_to_ask_is_known_at_once_whatever_a_request_says_of_the_other_engine() -> None:
+    """It names up to 256 ranks, and steps wait meanwhile."""
+    pages = (Kept(2, 8, 8),) * 80
+    heads_of.cache_clear()
+    made = heads_of.cache_info().misses
+    for count in (255, 256):
+        shares(pages, parts_of(count, count, (0, 0)), parts_of(4, 4, (0, 0)), 3)
+    assert heads_of.cache_info().misses - made <= 255 + 256 + 4, "each rank's heads are computed once"
+
+
+def test_a_page_that_one_giver_lacks_fails_whole() -> None:
+    pages: Grid = (Kept(2, 2, 8),)
+    two, one = parts_of(2, 2, (0, 0)), parts_of(1, 1, (0, 0))
+    lent = Givers(pages, two, "")
+    lent.loans[0]._loans["loan"].places.pop(KEYS[2])
+    taker = Taker(Way(lent.connect, lambda: facts(Part()), KEY, lie(pages, one[0])[1]), threading.Event())
+    load = taker.load(sources(pages, two, one, 0), KEYS, True)
+    found, failed = dict[int, Rows](), dict[int, str]()
+    while not load.done:
+        came = load.take(9)
+        found |= dict(zip(came.places, came.rows, strict=True))
+        failed |= came.failed
+    taker.close()
+    assert sorted(found) == [0, 1, 3, 4] and failed == {2: f"here:0: {NOT_THERE}"}
+    assert all(np.array_equal(row, rows(pages, one[0])[place]) for place, row in found.items())
+
+
+def test_a_giver_that_has_nothing_that_is_wanted_may_be_gone() -> None:
+    pages: Grid = (Kept(2, 2, 8),)
+    four, one = parts_of(4, 4, (0, 0)), parts_of(1, 1, (0, 0))
+    lent, asked = Givers(pages, four, ""), sources(pages, four, one, 0)
+    first, second = (each.address for each in asked if not each.wanted)
+    lent.gone.add(first.port)  # type: ignore[attr-defined]
+    assert np.array_equal(lent.taken(lie(pages, one[0])[1], asked), rows(pages, one[0]))
+    for at, loans in enumerate(lent.loans):
+        if at != first.port:  # type: ignore[attr-defined]
+            _until(lambda loans=loans: loans.num_free == loans.capacity)  # type: ignore[misc]
+    assert first != second and len(lent.loans[first.port]) == 1, "its lease ends"  # type: ignore[attr-defined]
 
 
 def test_a_giver_refuses_who_came_for_another_part_and_parts_that_no_row_has() -> None:

@@ -343,10 +343,10 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
     assert not lasting.promise("b", [b"1"]), "somebody reads them still"
     lasting.let_go(loan)
     assert lasting.promise("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_THERE], None)
-    lasting.end("b", readers=2, reader=1)
-    lasting.end("b", readers=2, reader=1)
+    lasting.end("b", of=2, reader=1)
+    lasting.end("b", of=2, reader=1)
     assert not lasting.promise("c", [b"1"]), "the other one has not read them yet"
-    lasting.end("b", readers=2, reader=0)
+    lasting.end("b", of=2, reader=0)
     assert lasting.promise("c", [b"1", b"2"])
 
 

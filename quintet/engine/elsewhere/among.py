@@ -26,7 +26,14 @@ class Among:
         """words: of a row; None: nobody may have parts of it."""
         self._place, self._channel, self.council = ranks.workers[0].place, ranks.channel, council
         self.rank, self.size = (0, 1) if self._channel is None else (self._place.rank, self._place.size)
-        self._part, self.grid = part_of(ranks), grid_of(ranks, words)
+        self._part, grid = part_of(ranks), grid_of(ranks, words)
+        self.grid = grid if self.least(grid is not None) else None  # all ranks answer a request alike
+
+    def least(self, number: int) -> int:
+        """Of all ranks' numbers; each brings its own at the same moment."""
+        if self._channel is None:
+            return number
+        return min(msgspec.msgpack.decode(each, type=int) for each in self._channel.exchange(_encoded(int(number))))
 
     def name(self, transfer: Transfer) -> None:
         """All have the engine's name of rank 0, and the same names of loans, which nobody can guess."""
@@ -69,8 +76,8 @@ class Among:
         ours = parts_of(self.size // stages, self._place.share, self._part.layers)
         if theirs != ours and self.grid is None:
             raise ValueError(
-                f"{peer.place} has tensor_parallel_size {peer.share}, and this engine {self._place.share}; pages of "
-                "this model cannot be cut by heads here, so both need as many"
+                f"{peer.place} has tensor_parallel_size {peer.share}, and this engine {self._place.share}; both need "
+                "as many, since pages are not cut by heads here (calculate_kv_scales, a TPU's lanes, a plugin's layers)"
             )
         before = self._place.stage * len(theirs)  # processes there of earlier stages
         return [
@@ -83,6 +90,9 @@ class Among:
             return peer
         host = peer.hosts[process] if peer.hosts else self.socket(peer.host, process) if here else peer.host
         return replace(peer, host=host, port=peer.ports[process])
+
+
+_encoded = msgspec.msgpack.Encoder().encode
 
 
 def parts_of(processes: int, share: int, layers: tuple[int, int]) -> tuple[Part, ...]:

@@ -50,12 +50,13 @@ class Share(NamedTuple):
     reader: int  # which of these this one is
 
 
+@functools.lru_cache(4096)
 def heads_of(heads: int, rank: int, size: int) -> range:
     """Those that a rank has, of so many: some, or one that others have as well."""
     return range(*split_heads(heads * size, heads, size)[1].ranges[rank])
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(16)
 def lie(grid: Grid, part: Part) -> tuple[dict[Piece, tuple[int, ...]], int]:
     """Where each piece that a process has lies in its row, in bytes, as often as it is there; and the row's words."""
     found: dict[Piece, list[int]] = {}
@@ -69,7 +70,7 @@ def lie(grid: Grid, part: Part) -> tuple[dict[Piece, tuple[int, ...]], int]:
     return {piece: tuple(places) for piece, places in found.items()}, start // WORD
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(16)
 def shares(grid: Grid, givers: tuple[Part, ...], takers: tuple[Part, ...], taker: int) -> list[Share]:
     """Whom one of the takers asks for what. Where several givers have a head, takers take turns with them; one that
     nobody needs is told by one taker that it may forget."""

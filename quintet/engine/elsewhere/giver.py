@@ -28,7 +28,7 @@ from quintet.engine.elsewhere.wire import (
 
 logger = logging.getLogger(__name__)
 
-MOST = 64  # connections at once
+MOST = 256  # connections at once: each process of another engine has four at most
 GREETING = 5.0  # seconds that an unknown may take to prove who it is
 TURN = 0.5  # seconds from one look at the clock to the next
 SAID = 300  # characters of why there are no pages

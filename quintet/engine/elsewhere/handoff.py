@@ -128,10 +128,11 @@ def _is_name(value: Any) -> bool:
 
 
 def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
-    """Ports, ranks of a stage and stages; what is not said is as if each process were one rank."""
-    ports, stages = _ports(said), said.get("pp_size", 1)
+    """Ports, ranks of a stage and stages; what is not said is as if each process were a rank of one stage."""
+    ports = _ports(said)
     processes = max(1, len(ports))
-    share = said.get("tp_size", processes)
+    share, stages = said.get("tp_size"), said.get("pp_size")
+    share, stages = processes if share is None else share, 1 if stages is None else stages
     for name, count in (("tp_size", share), ("pp_size", stages)):
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MOST_RANKS:
             raise ParameterError(NAME, f"has {name} {str(count)[:80]!r}, which is no number from 1 to {MOST_RANKS}")

@@ -110,14 +110,14 @@ class Loans:
             loan.readers -= 1
             self._recycle(loan)
 
-    def end(self, name: str, readers: int = 1, reader: int = 0) -> None:
-        """One of those who read it will not ask for it again: it goes when all have said so."""
+    def end(self, name: str, of: int = 1, reader: int = 0) -> None:
+        """One of so many who are to read it will not ask for it again: it goes when all have said so."""
         with self._changed:
             if name not in self._loans:
                 return
             done = self._loans[name].done
             done.add(reader)
-            if len(done) >= readers:
+            if len(done) >= of:
                 self._drop(name)
 
     def close(self) -> None:

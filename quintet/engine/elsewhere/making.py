@@ -60,7 +60,7 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
                 f"{name}: each machine holds a part of every page here, and no other can copy that; leave it out"
             )
     arrangement = ranks.workers[0].arrangement
-    if arrangement.states:
+    if arrangement.stateful:
         raise ValueError(
             f"{name}: layers of this model keep a state per request, which is not found by pages alone; leave it out"
         )
@@ -107,7 +107,7 @@ def _check_machines(settings: KVTransferConfig) -> None:
             f"kv_transfer_config.kv_connector {SHARED_MEMORY} is of one machine, and nnodes are several; take "
             "TCPConnector"
         )
-    if settings.kv_ip == KVTransferConfig.kv_ip and settings.gives:
+    if settings.kv_ip in (KVTransferConfig.kv_ip, "localhost", "::1") and settings.gives:
         raise ValueError(
             "kv_transfer_config.kv_ip: with nnodes, give on each machine the address at which others reach it"
         )
@@ -126,8 +126,8 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     places, shared = _places(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
     transfer = None
     try:
-        known_scales = not config.calculate_kv_scales  # or each rank has its own heads', and cuts none of others
-        among, known = Among(ranks, council, copies.words if known_scales else None), None
+        cut = not config.calculate_kv_scales  # each rank knows its own heads' scales
+        among, known = Among(ranks, council, copies.words if cut else None), None
         if meets or (shared and files is not None):
             known = facts_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
         if meets:

@@ -115,7 +115,9 @@ class Stagings:
         with self._lock:
             if words not in self._found:
                 if len(self._found) >= WIDTHS:
-                    raise Broken(f"pages were fetched from engines of {WIDTHS} other sizes; no more are held ready for")
+                    raise Broken(
+                        f"memory for rows of {WIDTHS} other widths is held; start this engine anew for another"
+                    )
                 self._found[words] = Staging(self._mover, words)
             return self._found[words]
 

@@ -97,7 +97,8 @@ class _Side(NamedTuple):
 def _give(side: _Side, transfer: Transfer, means: Means, engine: int) -> None:
     """Listens for others. engine: which of several behind one door."""
     settings, among, extras = side.settings, side.among, side.settings.extras
-    loans = Loans(settings.kv_buffer_size // among.size, side.copies.words, extras.lease_seconds, side.here)
+    room = among.least(settings.kv_buffer_size // among.size // side.copies.nbytes)  # pages: all have as much room
+    loans = Loans(room * side.copies.nbytes, side.copies.words, extras.lease_seconds, side.here)
     side.closing.append(loans.close)
     if not loans.capacity:
         raise ValueError(

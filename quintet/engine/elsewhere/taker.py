@@ -57,6 +57,11 @@ class From(NamedTuple):
     def cut(self) -> Cut | None:
         return None if self.share is None else self.share.cut
 
+    @property
+    def wanted(self) -> bool:
+        """Whether it has anything that is wanted here; where not, it is told at the end that it may forget."""
+        return self.cut is None or bool(self.cut.wanted)
+
 
 class Way(NamedTuple):
     """How connections come about, and what is said on them."""
@@ -117,8 +122,9 @@ class Taker:
         if load.canceled:
             return
         with contextlib.ExitStack() as stack:
-            givers = [self._reach(load, source, stack) for source in load.sources]
+            givers = [self._reach(load, source, stack) for source in load.sources if source.wanted]
             most = min(at_once(max(self._way.words, giver.words)) for giver in givers)
+            most = max(1, most // len(givers))  # the last of them waits until the others were heard
             for first in range(0, len(load.keys), most):
                 if not load.wait_for_room(most):
                     return
@@ -126,6 +132,14 @@ class Taker:
             if load.ends and load.wait_for_room(1) and not load.num_failed:
                 for giver in givers:
                     giver.forget(load)
+                for source in load.sources:
+                    if not source.wanted:
+                        self._let_forget(load, source)
+
+    def _let_forget(self, load: "TakerLoad", source: From) -> None:
+        """One that has nothing that is wanted here; where it is gone, nothing is lost."""
+        with contextlib.suppress(Broken), contextlib.ExitStack() as stack:
+            self._reach(load, source, stack).forget(load)
 
     def _reach(self, load: "TakerLoad", source: From, stack: contextlib.ExitStack) -> "GiverEnd":
         way, load.asking = self._way, source.address
@@ -134,19 +148,18 @@ class Taker:
         facts = way.facts()
         channel.claim(way.key, facts if source.part is None else structs.replace(facts, part=source.part), way.name)
         giver = GiverEnd(source, channel, way.words if source.cut is None else source.cut.words)
-        if way.open is not None and giver.wanted:
+        if way.open is not None:  # also where nothing is wanted: what is not read would cost the last word
             giver.far = way.open(channel, giver.words)
             stack.callback(giver.far.close)
         return giver
 
     def _bring(self, load: "TakerLoad", places: range, givers: Sequence["GiverEnd"]) -> None:
         """These pages: all givers are asked before the first has answered."""
-        asked = [giver for giver in givers if giver.wanted]
-        pieces = Pieces(load, places, self._way.words, len(asked))
+        pieces = Pieces(load, places, self._way.words, len(givers))
         keys = [load.keys[place] for place in places]
-        for giver in asked:
+        for giver in givers:
             giver.ask(load, keys)
-        for giver in asked:
+        for giver in givers:
             giver.answer(load, pieces)
 
 
@@ -164,9 +177,11 @@ class Pieces:
         if cut is None:
             self._load.bring(self.places[at], piece.view(np.int32))
             return
-        row = self._rows.setdefault(at, np.zeros(self._words, np.int32))
+        if at not in self._rows:
+            self._rows[at] = np.zeros(self._words, np.int32)
+        content = self._rows[at].view(np.uint8)
         for place, come, nbytes in cut.places:
-            row.view(np.uint8)[place : place + nbytes] = piece[come : come + nbytes]
+            content[place : place + nbytes] = piece[come : come + nbytes]
         self._came[at] += 1
         if self._came[at] == self._parts:
             self._load.bring(self.places[at], self._rows.pop(at))
@@ -179,11 +194,6 @@ class GiverEnd:
         """words: of its rows."""
         self._source, self._channel, self.words = source, channel, words
         self.far: Far | None = None
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it has anything that is wanted here; where not, it is told at the end that it may forget."""
-        return self._source.cut is None or bool(self._source.cut.wanted)
 
     def ask(self, load: "TakerLoad", keys: list[bytes]) -> None:
         load.asking, cut = self._source.address, self._source.cut

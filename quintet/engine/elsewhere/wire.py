@@ -155,7 +155,7 @@ class Done(Struct, tag=True, array_like=True):
 
     loan: Text
     readers: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1  # there are so many
-    reader: Number = 0
+    reader: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -22,6 +22,7 @@ from quintet.engine.runner import Others
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta
+from quintet.platforms.interface import DeviceLost
 from quintet.server.backend import Served
 from quintet.server.link import wire
 from quintet.server.link.child import REFUSED, follow_parent, read_orders
@@ -65,10 +66,14 @@ def main() -> int:
         farewell.wait()
         logger.exception("the engine broke")
         with contextlib.suppress(OSError):
-            said = f"{type(error).__name__}: {error}"[:SAID]
-            wire.last_words(folder, orders.number).write_text(said, errors="replace")
+            wire.last_words(folder, orders.number).write_text(_for_callers(error), errors="replace")
         return 1
     return 0
+
+
+def _for_callers(error: Exception) -> str:
+    """What broke the engine: whole where we worded it; of others' errors the kind, and the rest is in the log."""
+    return " ".join(str(error).split())[:SAID] if isinstance(error, DeviceLost) else type(error).__name__
 
 
 class Farewell:
