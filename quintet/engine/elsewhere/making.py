@@ -16,7 +16,7 @@ from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.council import Council
-from quintet.engine.elsewhere.disk import Disk, shared_folder
+from quintet.engine.elsewhere.disk import Disk, left_by_others, shared_folder
 from quintet.engine.elsewhere.host import HostMemory
 from quintet.engine.elsewhere.peers import facts_of, make_transfer
 from quintet.engine.elsewhere.tiers import Tiers
@@ -139,9 +139,10 @@ def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks, council: Council 
     if config.kv_offloading_folder is not None:
         folder = Path(config.kv_offloading_folder).expanduser()
         disk_size, place = int(float(config.kv_offloading_folder_size) * GIB), ranks.workers[0].place
+        others = left_by_others(folder, 0 if council is None else place.size)
         if council is not None:
             folder, disk_size = shared_folder(folder) / f"rank-{place.rank}", disk_size // place.size
-        disk = Disk(folder, disk_size, copies.words, order)
+        disk = Disk(folder, disk_size, copies.words, order, others)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
     return Tiers(host, disk, council)
