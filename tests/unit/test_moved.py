@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,16 @@ import psutil
 import pytest
 
 from quintet.config import KVTransferConfig
+from quintet.engine.elsewhere import moved as moved_module
+from quintet.engine.elsewhere.connector import Rows
 from quintet.engine.elsewhere.handoff import Peer
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Far, Mapped, lend
 from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
 from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging
 from quintet.engine.elsewhere.nixl_mover import NixlMover
-from quintet.engine.elsewhere.ways import means_of
-from quintet.engine.elsewhere.wire import Broken, Channel
+from quintet.engine.elsewhere.ways import Means, means_of
+from quintet.engine.elsewhere.wire import Broken, Channel, Memory
 from tests.helpers.mover import Copying
 from tests.unit.test_elsewhere import WORDS, beginnings
 from tests.unit.test_overlap import ENGINES, Served, traffic
@@ -152,6 +156,100 @@ def test_a_row_beyond_the_memory_is_no_page(kind: str) -> None:
             far.read([0, 1])
 
 
+# ------------------------------------------------------------------------------------------------- an engine that ends
+
+
+class Held(Copying):
+    """A library that writes on, whatever it is told, until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Any:
+        self.begun += 1
+        return HeldMoving(self)
+
+
+class HeldMoving:
+    def __init__(self, mover: Held) -> None:
+        self._mover = mover
+
+    def done(self) -> bool:
+        return False
+
+    def stop(self) -> bool:
+        return self._mover.may_end.is_set()
+
+
+class Quiet:
+    """A connection to somebody who has memory, and says nothing more."""
+
+    def receive(self, _: Any) -> Memory:
+        return Memory(b"a test", 4096, 9)
+
+    def look(self) -> None: ...
+
+
+def reading(means: Means) -> tuple[threading.Thread, "list[str]", "weakref.ref[Any]"]:
+    """A thread in the midst of a transfer; why it ends; and the memory that is written to."""
+    opening, said = means.open(WORDS, 60.0), list[str]()
+    assert opening is not None
+    far: Any = opening(Quiet())  # type: ignore[arg-type]
+
+    def read() -> None:
+        with pytest.raises(Broken) as error:
+            far.read([1, 2])
+        said.append(str(error.value))
+
+    lent, borrow = list[Any](), far._staging.borrow
+
+    def noted() -> Rows:
+        rows = borrow()
+        lent.append(weakref.ref(rows))
+        return rows
+
+    far._staging.borrow = noted
+    thread = threading.Thread(target=read)
+    thread.start()
+    _until(lambda: means.mover.begun > 0)  # type: ignore[union-attr]
+    return thread, said, lent[0]
+
+
+def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
+    mover = Held()
+    means = Means("a test", mover)
+    thread, said, _ = reading(means)
+    ending = threading.Thread(target=means.close)
+    ending.start()
+    thread.join(30)
+    assert said == ["the engine ends"] and ending.is_alive() and not mover.closed
+    mover.may_end.set()
+    ending.join(30)
+    assert mover.closed
+    with pytest.raises(Broken, match="the engine ends"):
+        means.stagings[0].borrow()
+
+
+def test_memory_that_is_written_to_outlives_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(moved_module, "CLOSING", 0.01)
+    mover = Held()
+    means = Means("a test", mover)
+    thread, _, memory = reading(means)
+    means.close()
+    assert "their memory stays until they do" in caplog.text and not mover.closed
+    thread.join(30)
+    mover.offered.clear()  # a library need not keep it either
+    del means
+    gc.collect()
+    assert memory() is not None and not mover.closed
+    mover.may_end.set()
+    _until(lambda: mover.closed)
+    _until(lambda: gc.collect() is not None and memory() is None)
+
+
 # -------------------------------------------------------------------------------------------------------------- NIXL
 
 
@@ -175,6 +273,10 @@ def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
     other.close()
     with pytest.raises(Broken, match="NIXL cannot reach it"):
         nixl.meet(b"nobody")
+    with pytest.raises(Broken, match="the engine ends"):
+        other.told()
+    with pytest.raises(Broken, match="the engine ends"):
+        other.begin("peer", [4096], np.zeros((1, WORDS), np.int32))
 
 
 def test_nixl_listens_where_it_is_told(nixl: NixlMover) -> None:
@@ -206,6 +308,8 @@ def test_mooncake_moves_what_one_engine_says() -> None:
     two.close()
     for mover in (one, other):
         mover.close()
+        with pytest.raises(Broken, match="the engine ends"):
+            mover.told()
 
 
 def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:

@@ -3,7 +3,7 @@
 import functools
 import ipaddress
 import socket
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -11,17 +11,19 @@ from quintet.config import KVTransferConfig
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Mapped, Open, Share, lend
 from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
-from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Staging
+from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Staging, end
 from quintet.engine.elsewhere.nixl_mover import NixlMover
 from quintet.engine.elsewhere.sockets import NO_KEY
 from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
 
 
-class Means(NamedTuple):
-    """Of one engine."""
+@dataclass
+class Means:
+    """Of one engine, or of one of its ranks where they are processes."""
 
     name: str  # as the other side must have it, too; empty: in frames
     mover: Mover | None = None
+    stagings: list[Staging] = field(default_factory=list)  # into which it moves pages
 
     def share(self, loans: Loans) -> Share | None:
         """The giver's half."""
@@ -33,12 +35,13 @@ class Means(NamedTuple):
         """The taker's."""
         if self.mover is not None:
             staging = Staging(self.mover, words)
+            self.stagings.append(staging)
             return functools.partial(Moved, mover=self.mover, staging=staging, patience=patience)
         return functools.partial(Mapped, words=words) if self.name else None
 
     def close(self) -> None:
         if self.mover is not None:
-            self.mover.close()
+            end(self.mover, self.stagings)
 
 
 def means_of(settings: KVTransferConfig, keyed: bool) -> Means:
