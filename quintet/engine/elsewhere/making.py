@@ -31,7 +31,6 @@ from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities, Channel
-from quintet.settings.kv_transfer import MOONCAKE, NIXL
 
 if TYPE_CHECKING:
     from quintet.engine.start import Prepared
@@ -78,11 +77,6 @@ def _check_alike(config: EngineConfig) -> None:
             "kv_transfer_config: each stage has pages of its own layers, and pages go between engines of the same "
             "ranks; share each layer out instead (tensor_parallel_size), or leave it out"
         )
-    if config.kv_transfer_config.kv_connector in (NIXL, MOONCAKE):
-        raise ValueError(
-            f"kv_transfer_config: {config.kv_transfer_config.kv_connector} was never tried where ranks are processes; "
-            "take TCPConnector, or one process"
-        )
     if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
         raise ValueError(
             "kv_transfer_config: where ranks are several machines' or somebody else's (nnodes, external_launcher, ray) "
@@ -98,7 +92,7 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
     council = None if ranks.channel is None else Council(ranks.channel, PATIENCE)
-    if ranks.channel is not None:  # their parts of a page may differ in size
+    if ranks.channel is not None:  # their parts of a page may differ in size, and all take in as many
         copies.at_once = min(_told(ranks.channel, copies.at_once))
     places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks, council)
     transfer = None
