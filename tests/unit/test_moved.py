@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import mmap
 import os
 import socket
 import sys
@@ -310,6 +311,53 @@ def test_mooncake_moves_what_one_engine_says() -> None:
         mover.close()
         with pytest.raises(Broken, match="the engine ends"):
             mover.told()
+
+
+LIBRARIES = {"NIXL": ("nixl", lambda: NixlMover("lo")),
+             "Mooncake": ("mooncake.engine", lambda: MooncakeMover("127.0.0.1", "tcp"))}  # fmt: skip
+
+
+@pytest.mark.parametrize("whose", ["the giver", "the taker"])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_an_engine_may_end_while_a_library_reads(name: str, whose: str) -> None:
+    """Memory that is read or written after it was let go of would end the process: here it is unmapped."""
+    module, make = LIBRARIES[name]
+    pytest.importorskip(module, reason=f"{name} is not installed")
+    words, count, read = 2**16, 32, threading.Event()
+    giving, taking = Means("a test", make()), Means("a test", make())
+    memory = mmap.mmap(-1, 4 * words * count)
+    rows: Rows = np.ndarray((count, words), np.int32, memory)
+    rows[:] = np.arange(count)[:, None]
+    assert giving.mover is not None
+    Lent(giving.mover, rows)
+    opening, told, said = taking.open(words, 10.0), Memory(giving.mover.told(), rows.ctypes.data, count), list[str]()
+    assert opening is not None
+
+    class Told(Quiet):
+        def receive(self, _: Any) -> Memory:
+            return told
+
+    def loop() -> None:
+        far = opening(Told())  # type: ignore[arg-type]
+        with pytest.raises(Broken) as error:
+            while True:
+                assert (far.read(range(count))[:, -1] == np.arange(count)).all()
+                read.set()
+        said.append(str(error.value))
+
+    threads = [threading.Thread(target=loop) for _ in range(2)]
+    for each in threads:
+        each.start()
+    assert read.wait(60)
+    (giving if whose == "the giver" else taking).close()
+    if whose == "the giver":
+        del giving, rows, memory
+        gc.collect()
+    for each in threads:
+        each.join(60)
+    wanted = "could not read there" if whose == "the giver" else "the engine ends"
+    assert len(said) == 2 and all(wanted in each for each in said), said
+    (taking if whose == "the giver" else giving).close()
 
 
 def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:
