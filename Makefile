@@ -32,20 +32,25 @@ demo: $(STAMP) ## generate and embed text with the bundled models, offline
 
 # These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through
 # (failed or not: one run tells all there is to mend).
-ALONE := $(wildcard $(addprefix tests/server/,link test_*.py))
+ALONE := tests/server/link/% tests/server/test_%
+ALL_ALONE := $(wildcard tests/server/link tests/server/test_*.py)
+SLOW := $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
 
-tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 --dist=loadfile $(ALONE:%=--ignore=%); others=$$?; \
-	$(BIN)/python -m pytest -m "$(1)" $(ALONE) && exit $$others
+# 1: a mark; 2: files of those that run beside others, or what to leave out; 3: those that run alone
+tests = $(BIN)/python -m pytest -m "$(1)" --numprocesses=auto --maxprocesses=4 --dist=loadfile $(2); others=$$?; \
+	$(BIN)/python -m pytest -m "$(1)" $(3) && exit $$others
+quick = $(call tests,not slow and not sweep,$(ALL_ALONE:%=--ignore=%),$(ALL_ALONE))
+slow = $(call tests,slow,$(filter-out $(ALONE),$(SLOW)),$(filter $(ALONE),$(SLOW)))
 
 test: $(STAMP) ## run the tests that take seconds
 ifeq ($(ARGS),)
-	$(call tests,not slow and not sweep)
+	$(quick)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-all: $(STAMP) ## run all tests, also those that take minutes
-	($(call tests,not slow and not sweep)); quick=$$?; ($(call tests,slow)) && exit $$quick
+	($(quick)); quick=$$?; ($(slow)) && exit $$quick
 
 lint: $(STAMP) ## style, types and import rules
 	$(BIN)/ruff check .

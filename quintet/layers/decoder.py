@@ -187,17 +187,22 @@ class Family(nn.Module):
         """Called where no logits are wanted: their head is not loaded."""
 
     def stages(self) -> "Staged":
-        """What its layers are shared out of; ValueError where a stage could not go on from one tensor or two of the
-        stage before."""
+        """What its layers are shared out of; ValueError where a stage could not go on from what it is handed."""
         trunk = getattr(self, getattr(self, "trunk_name", ""), None)
         steps = next(each for each in type(trunk).__mro__ if "forward" in vars(each) or each is object)
         if "keep" not in vars(steps):  # it walks through its layers in its own way
             family = type(self).__module__.rpartition(".")[2]
+            how = "take a text in one step" if self.encodes else "go through their layers in a way of their own"
             raise ValueError(
-                f"pipeline_parallel_size must be 1 for {family} models, which go through their layers in a way of "
-                "their own; share each layer out (tensor_parallel_size), or the requests (data_parallel_size)"
+                f"pipeline_parallel_size must be 1 for {family} models, which {how}; share each layer out "
+                "(tensor_parallel_size), or the requests (data_parallel_size)"
             )
         return cast(Staged, trunk)
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """Numbers of a token in each tensor that layers from `at` on read of those before it, beside what comes out of
+        the last of them: stages hand them on, in this order."""
+        return ()
 
     @classmethod
     def length(cls, config: Any) -> int | None:

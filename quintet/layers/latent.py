@@ -101,6 +101,7 @@ class LatentAttention(nn.Module):
                 shared=shape.rank,
             )
         )
+        self.mixing.kv_heads = 1
 
     def forward(self, x: Tensor, cache: Cache) -> Tensor:
         shape, tokens = self._shape, x.shape[0]

@@ -1,5 +1,6 @@
 """The state on its way through a step, and the place in it of each layer that mixes positions."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +32,18 @@ class Cache:
         assert given is not None, "nothing was handed on to this stage"
         return given[0].view(dtype), given[1].view(dtype) if given.shape[0] > 1 else None
 
+    def beside(self, dtype: torch.dtype, widths: Sequence[int]) -> list[Tensor]:
+        """What it has handed on beside, for layers that read more: [T, width] each, in the order of Family.reads()."""
+        given, tokens = self.batch.inputs.beside, len(self.batch.token_ids)
+        if given is None:
+            return []
+        return [each.view(tokens, -1) for each in given.view(dtype).split([tokens * width for width in widths])]
+
+    def hand_on_beside(self, tensors: Iterable[Tensor]) -> None:
+        """The same for the next stage, behind what else it is handed; for none nothing happens."""
+        if self.handed_on:
+            self.handed_on += tuple(tensors)
+
     def of(self, places: range) -> State:
         return tuple(self._tensors[place] for place in places)
 
@@ -48,6 +61,7 @@ class Mixing:
     def __init__(self, mixer: Mixer) -> None:
         self.mixer = mixer
         self.group: int | None = None  # None: it keeps nothing
+        self.kv_heads: int | None = None  # of the layer, on all ranks; None: nobody has said
         self.places = range(0)
 
     @property

@@ -29,10 +29,19 @@ class Stage:
         return self.index >= len(self.counts) - 1
 
     @property
+    def start(self) -> int:
+        """Its first layer's place."""
+        return sum(self.counts[: self.index])
+
+    @property
+    def stop(self) -> int:
+        """The place of the next stage's first layer."""
+        return sum(self.counts[: self.index + 1])
+
+    @property
     def layers(self) -> range:
         """Its own, of those of the model."""
-        start = sum(self.counts[: self.index])
-        return range(start, start + self.counts[self.index])
+        return range(self.start, self.stop)
 
     def own(self, layers: Sequence[T]) -> Iterator[tuple[int, T | None]]:
         """Its own layers and their places; behind the model's last, None in a last place."""
@@ -57,16 +66,32 @@ def shared_out(layers: int, stages: int) -> tuple[int, ...]:
 
 
 class Elsewhere(nn.Module):
-    """Stands where another stage has a layer, a table or a norm."""
+    """Stands where another stage has a layer, a table or a norm. What layers here use as well stays in its place: a
+    checkpoint has it under that name."""
+
+    def leave(self, path: str, module: nn.Module) -> None:
+        """`path`: the module's, from here."""
+        *parents, name = path.split(".")
+        at: nn.Module = self
+        for each in parents:
+            if not hasattr(at, each):
+                at.add_module(each, Elsewhere())
+            at = at.get_submodule(each)
+        at.add_module(name, module)
 
 
 def without(trunk: nn.Module, stage: Stage, before: Iterable[str], layers: str, after: Iterable[str]) -> None:
     """Leaves in a trunk what the stage has of it; `before` its layers stands what the first has, `after` them what the
     last has, all by name."""
     blocks: Any = getattr(trunk, layers)
-    for place in range(len(blocks)):
-        if place not in stage.layers:
-            blocks[place] = Elsewhere()
+    here = {module for place in stage.layers for module in blocks[place].modules()}
+    gone = {place: Elsewhere() for place in range(len(blocks)) if place not in stage.layers}
+    for path, module in blocks.named_modules():  # each once, where it stands first
+        place, _, within = path.partition(".")
+        if within and int(place) in gone and module in here:
+            gone[int(place)].leave(within, module)
+    for place, empty in gone.items():
+        blocks[place] = empty
     for name in (*(() if stage.first else before), *(() if stage.last else after)):
         setattr(trunk, name, Elsewhere())
 

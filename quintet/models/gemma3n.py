@@ -1,5 +1,7 @@
 """Gemma 3n (Google 2025), the text model: four streams (AltUp), and embeddings of each layer's own."""
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
+from quintet.layers.stages import Stage, without
 from quintet.models import gemma3
 
 HALF = 2.0**-0.5
@@ -90,6 +93,7 @@ class Trunk(nn.Module):
             )
         hidden, layers, inner = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
         self._layers, self._inner, self._known = layers, inner, config.vocab_size_per_layer_input
+        self._build, self._hidden, self._others = build, hidden, config.altup_num_inputs - 1
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
         self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
@@ -106,16 +110,57 @@ class Trunk(nn.Module):
         self._apart = Spread(build, self.altup_projections)
         self._together = Spread(build, self.altup_unembed_projections)
         self.layers = _layers(config, build)
+        self._sources = _sources(self.layers)
         self.norm = RMSNorm(build, hidden, config.rms_norm_eps)
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        return self.layers
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has; the first looks up what all layers have of a token."""
+        tables = ["embed_tokens", "embed_tokens_per_layer"]
+        before = [*tables, "projection", "per_layer_projection_norm", "altup_projections"]
+        without(self, stage, before, "layers", ["altup_unembed_projections", "norm"])
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """Widths of what layers from `at` on read beside the first stream: the others, embeddings of their own, and of
+        each that they read K and V."""
+        sizes = [each.spec.kv_heads * each.spec.head_dim for each in self._read(at)]
+        return (*[self._hidden] * self._others, (self._layers - at) * self._inner, *(n for n in sizes for _ in "kv"))
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        x = self.embed_tokens.of(cache.batch, self._scales[0])
-        own = self._of_layers(x, cache)
-        streams = self._apart.out(x)
-        for index, layer in enumerate(self.layers):
-            streams = layer(streams, own[:, index], cache)
+        stage = self._build.stage
+        if stage.first:
+            x = self.embed_tokens.of(cache.batch, self._scales[0])
+            own, streams = self._of_layers(x, cache), self._apart.out(x)
+        else:
+            own, streams = self._handed(cache)
+        for index, layer in stage.own([*self.layers]):
+            streams = streams if layer is None else layer(streams, own[:, index - stage.start], cache)
+        if not stage.last:
+            kept = [each for source in self._read(stage.stop) for each in cache.passed[source.mixing]]
+            cache.handed_on = (*streams, own[:, stage.stop - stage.start :], *kept)
+            return streams[0], []
         rows = cache.batch.rows
         return self.norm(self._together.together(tuple(self._ops.take_rows(each, rows) for each in streams))), []
+
+    def _read(self, at: int) -> list[SelfAttention]:
+        """Those before `at` whose cache layers from there on read."""
+        return [each for place, last, each in self._sources if place < at <= last]
+
+    def _handed(self, cache: Cache) -> tuple[Tensor, Streams]:
+        """Embeddings of the layers from here on, and the streams. K and V go where their readers look for them."""
+        x, _ = cache.handed(self._build.dtype)
+        start = self._build.stage.start
+        beside = iter(cache.beside(self._build.dtype, self.reads(start)))
+        streams = (x, *itertools.islice(beside, self._others))
+        own = next(beside).view(len(x), -1, self._inner)
+        for source in self._read(start):
+            k, v = (next(beside).view(len(x), -1, source.spec.head_dim) for _ in "kv")
+            cache.passed[source.mixing] = k, v
+        return own, streams
 
     def _of_layers(self, x: Tensor, cache: Cache) -> Tensor:
         """Each layer's embeddings of the tokens [T, layers, P]: made of what goes into the first, and of ids."""
@@ -165,9 +210,17 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
     return nn.ModuleList(blocks)
 
 
+def _sources(layers: Iterable[nn.Module]) -> tuple[tuple[int, int, SelfAttention], ...]:
+    """Layers whose cache others read: the place of each, and of the last that reads it."""
+    attending: list[Any] = [layer.self_attn for layer in layers]
+    last = {each.source: place for place, each in enumerate(attending) if isinstance(each, ReadingAttention)}
+    return tuple((place, last[each], each) for place, each in enumerate(attending) if each in last)
+
+
 class Model(CausalLM):
     """Of a checkpoint that also sees and hears, the language model alone is read."""
 
+    model: Trunk
     canonical = staticmethod(gemma3.Model.canonical)
     ignored = (
         *CausalLM.ignored,
@@ -185,6 +238,10 @@ class Model(CausalLM):
         self.model = Trunk(config, build)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """Streams, embeddings, K and V."""
+        return self.model.reads(at)
 
     def head(self, x: Tensor) -> Tensor:
         logits = super().head(x)

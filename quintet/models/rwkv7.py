@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import Build, split_heads
 from quintet.layers.decoder import CausalLM, across, head_source, refuse
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rwkv import ChannelMix, Goose, TimeMix
+from quintet.layers.stages import Stage, without
 
 
 class Block(nn.Module):
@@ -51,16 +52,34 @@ class Trunk(nn.Module):
         self.pre_norm = norm() if config.norm_first else None
         self.layers = nn.ModuleList(block(index) for index in range(config.num_hidden_layers))
         self.norm = norm()
+        heads, _ = split_heads(shape.heads, shape.heads, build.size)
+        self.reads = (heads.times(dim).local(build.rank),)  # the first layer's values
         build.ops.take("take_rows", "add")
 
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its layers."""
+        return self.layers
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        without(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        x, values = self.embeddings.of(cache.batch), list[Tensor]()
-        x = x if self.pre_norm is None else self.pre_norm(x)
-        return across([functools.partial(layer, values) for layer in self.layers], self.norm, x, cache, self._build)
+        build, x, values = self._build, None, cache.beside(self._build.dtype, self.reads)
+        if build.stage.first:
+            x = self.embeddings.of(cache.batch)
+            x = x if self.pre_norm is None else self.pre_norm(x)
+        layers = [functools.partial(layer, values) for layer in self.layers]
+        out = across(layers, self.norm, x, cache, build)
+        cache.hand_on_beside(values)
+        return out
 
 
 class Model(CausalLM):
     """Attention in some layers, and values wider than keys, are refused."""
+
+    model: Trunk
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
@@ -70,6 +89,10 @@ class Model(CausalLM):
         self.model = Trunk(config, build)
         source = head_source(config).replace("embed_tokens", "embeddings")
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """The first layer's values."""
+        return self.model.reads
 
     @staticmethod
     def canonical(name: str) -> str:

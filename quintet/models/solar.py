@@ -9,6 +9,7 @@ from torch import Tensor
 from quintet.layers.build import Build
 from quintet.layers.decoder import Block, Decoder, across
 from quintet.layers.mixing import Cache
+from quintet.layers.stages import Stage
 from quintet.models import llama
 
 
@@ -19,11 +20,26 @@ class Joined(Decoder):
     def __init__(self, config: Any, build: Build, block: Block) -> None:
         super().__init__(config, build, block)
         self._kept, self._mixed = (config.bskcn_1, config.bskcn_2), (config.bskcn_3, config.bskcn_4)
-        self._share = _share(config)
+        self._share, self._width = _share(config), config.hidden_size
         _check(config, self._kept, self._mixed, self._share)
 
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has."""
+        super().keep(stage)
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """Widths of what the layers before keep for those from here on."""
+        return (self._width,) * len(self._awaited(at))
+
+    def _awaited(self, at: int) -> list[int]:
+        """Which of the two are kept before this layer, and mixed into it or a later one."""
+        both = enumerate(zip(self._kept, self._mixed, strict=True))
+        return [which for which, (keeps, mixes) in both if mixes and max(mixes) >= at > min(keeps)]
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        kept: dict[int, Tensor] = {}
+        build, stage = self._build, self._build.stage
+        handed = cache.beside(build.dtype, self.reads(stage.start))
+        kept: dict[int, Tensor] = dict(zip(self._awaited(stage.start), handed, strict=True))
 
         def joint(index: int, x: Tensor) -> Tensor:
             for which, layers in enumerate(self._kept):
@@ -35,7 +51,10 @@ class Joined(Decoder):
             return x
 
         joints = {index: joint for each in (*self._kept, *self._mixed) for index in each}
-        return across(self.layers, self.norm, self.embed_tokens.of(cache.batch), cache, self._build, joints)
+        x = self.embed_tokens.of(cache.batch) if stage.first else None
+        out = across(self.layers, self.norm, x, cache, build, joints)
+        cache.hand_on_beside(kept[which] for which in self._awaited(stage.stop))
+        return out
 
     def _mix(self, early: Tensor, late: Tensor) -> Tensor:
         """share * early + (1 - share) * late, written over late: early may be wanted again."""
@@ -68,6 +87,12 @@ def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], s
 
 class Model(llama.Model):
     """The same blocks."""
+
+    model: Joined
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """What is kept and mixed in later."""
+        return self.model.reads(at)
 
     def _trunk(self, config: Any, build: Build, block: Block) -> Decoder:
         return Joined(config, build, block)

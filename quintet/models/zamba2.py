@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads
 from quintet.layers.build import Build, whole
-from quintet.layers.decoder import CausalLM, Decoder, across, head_source, refuse
+from quintet.layers.decoder import Block, CausalLM, Decoder, across, head_source, refuse
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mamba import Mamba2, Spaces
 from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
+from quintet.layers.stages import Stage
 
 
 class Layer(nn.Module):
@@ -41,13 +42,27 @@ class Layer(nn.Module):
 class Trunk(Decoder):
     """Every layer may read the embedding."""
 
+    def __init__(self, config: Any, build: Build, block: Block) -> None:
+        super().__init__(config, build, block)
+        self.reads = (config.hidden_size,)
+
+    def keep(self, stage: Stage) -> None:
+        """Only what the stage has: a shared block's weights stay under the name of its first use, wherever that is."""
+        super().keep(stage)
+
     def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
-        x = self.embed_tokens.of(cache.batch)
-        return across([functools.partial(layer, x) for layer in self.layers], self.norm, x, cache, self._build)
+        build, first = self._build, self._build.stage.first
+        embedded = self.embed_tokens.of(cache.batch) if first else cache.beside(build.dtype, self.reads)[0]
+        layers = [functools.partial(layer, embedded) for layer in self.layers]
+        out = across(layers, self.norm, embedded if first else None, cache, build)
+        cache.hand_on_beside([embedded])
+        return out
 
 
 class Model(CausalLM):
     """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
+
+    model: Trunk
 
     def __init__(self, config: Any, build: Build) -> None:
         super().__init__(build)
@@ -83,6 +98,10 @@ class Model(CausalLM):
         for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
             self.ignored = (*self.ignored, rf"model\.layers\.{index}\.shared_transformer\..*")
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+
+    def reads(self, at: int) -> tuple[int, ...]:
+        """The embedding."""
+        return self.model.reads
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -1,6 +1,6 @@
 """Pages of the KV cache that go to other engines and come from them: who with whom, and by what way."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from quintet.settings.kv_peers import peers
@@ -159,6 +159,13 @@ class KVTransferConfig(Nested):
     def takes(self) -> bool:
         """Whether pages of others are taken."""
         return self.kv_role in (_CONSUMES, _BOTH)
+
+    @property
+    def everywhere(self) -> "KVTransferConfig":
+        """What all machines of one engine have alike: each has its own address, and its own files."""
+        given = self.kv_connector_extra_config or {}
+        extras = {name: value for name, value in given.items() if name not in ("host", "key_file")}
+        return replace(self, kv_ip=type(self).kv_ip, kv_connector_extra_config=extras or None)
 
     @property
     def extras(self) -> TransferExtras:

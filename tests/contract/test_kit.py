@@ -5,18 +5,17 @@ import pytest
 from quintet.conformance import kit
 from quintet.conformance.clauses import CLAUSES
 from quintet.platforms import discover
-from tests.helpers.kit import assert_conforms, subject
+from tests.helpers.kit import assert_conforms, sections, subject
 
 ELSEWHERE = {"null", "tpu"}  # computes nothing; takes minutes, and has tests/platforms/tpu/test_kit.py for itself
 COMPUTING = [found.name for found in discover() if found.available and found.name not in ELSEWHERE]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("section", kit.section_names())
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("section", "every"), sections({"oracle": 16, "models": 3}))
 @pytest.mark.parametrize("device", COMPUTING)
-def test_it_conforms(device: str, section: str) -> None:
-    assert_conforms(device, section)
+def test_it_conforms(device: str, section: str, every: int) -> None:
+    assert_conforms(device, section, every)
 
 
 def test_there_is_a_platform_to_try() -> None:

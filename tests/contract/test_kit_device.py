@@ -421,7 +421,7 @@ def test_memory_that_is_not_what_it_seems(device: type[CPUDevice], clause: str, 
     assert says in first_failure(clause, stand_in(opening(device)))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_memory_that_is_counted_passes() -> None:
     """Otherwise those above fail for another reason."""
     for clause in ("memory.facts", "memory.limit", "memory.cycles"):

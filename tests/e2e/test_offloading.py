@@ -293,12 +293,12 @@ def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[st
     assert told.pages_loaded > 24 and told.pages_failed == 0
 
 
-def of_ranks(**more: Any) -> LLM:
+def of_ranks(family: str = "llama", **more: Any) -> LLM:
     """Few pages, of ranks that are processes."""
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
     return LLM(
-        str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, max_model_len=LENGTH + 32,
-        dtype="float32", use_tqdm=False, **{"num_pages": 20, "tensor_parallel_size": 2, **more},
+        str(FORMS[family][0].folder), skip_tokenizer_init=True, max_model_len=LENGTH + 32, use_tqdm=False,
+        **{"device": "cpu", "dtype": "float32", "num_pages": 20, "tensor_parallel_size": 2, **more},
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone, interrupted, killed_while_it_starts
-from tests.helpers.serving import Server, until, words_of
+from tests.helpers.serving import LONG, Server, until, words_of
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
@@ -374,18 +374,17 @@ def test_ctrl_c_interrupts_a_call_and_the_engine_goes_on() -> None:
 @pytest.mark.slow
 def test_whichever_rank_is_killed_whenever_nothing_hangs_and_nothing_is_left() -> None:
     tiny, draw = variant("llama", "plain"), random.Random(0)
-    for turn in range(6):
+    for victim in range(3):
         process, processes = offline(tiny, 3)
         assert process.stdout is not None
         time.sleep(draw.random() * 0.3)
-        victim = turn % 3
         os.kill(processes[victim], signal.SIGKILL)
         if victim:
             assert f"rank {victim} of 3 has ended: it was killed by SIGKILL" in process.stdout.readline()
             assert process.wait(30) == 9
         else:
             process.wait(30)
-        assert until(lambda left=processes: gone(*left), 10), f"turn {turn}: {processes}"  # type: ignore[misc]
+        assert until(lambda left=processes: gone(*left), 10), f"rank {victim}: {processes}"  # type: ignore[misc]
 
 
 def test_a_rank_that_is_killed_while_it_starts_ends_the_start() -> None:
@@ -401,7 +400,13 @@ def test_a_server_of_two_ranks_answers_and_ends_with_a_rank() -> None:
         assert httpx.post(server.url + "/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
         followers = [each for each in server.children() if "quintet.engine.ranks.follower" in words_of(each)]
         assert len(followers) == 1
-        followers[0].kill()
+        with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 400}, timeout=60) as more:
+            lines = more.iter_lines()
+            assert next(lines)
+            followers[0].kill()
+            assert any("rank 1 of 2 has ended: it was killed by SIGKILL" in line for line in lines), (
+                "its caller hears it"
+            )
         assert until(lambda: server.process.poll() is not None, 60)
         assert server.process.returncode == 1
         assert "rank 1 of 2 has ended: it was killed by SIGKILL" in server.output

@@ -14,6 +14,7 @@ import pytest
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
+from quintet.conformance.encoders import first as first_encoder
 from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
 from quintet.engine.admission import Admission, Bounds
 from quintet.engine.engine import Engine
@@ -21,6 +22,7 @@ from quintet.engine.explain import explain
 from quintet.engine.prompts import Prompt
 from quintet.engine.start import launch, prepare
 from quintet.layers.stages import Stage, shared_out
+from quintet.outputs import TokenLogprobs
 from quintet.platforms.host import nameless_file
 from quintet.platforms.interface import DeviceLost
 from quintet.types import Place
@@ -63,6 +65,13 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
     "mamba2": (lambda: variant("mamba2", "plain"), {}),
     "gpt2": (lambda: variant("gpt2", "scaled by depth"), {}),
     "opt": (lambda: variant("opt", "norm after, narrow"), {}),
+    "rwkv7": (lambda: variant("rwkv7", "plain"), {}),
+    "solar": (lambda: variant("solar", "plain"), {"dtype": "bfloat16"}),
+    "zamba2": (lambda: variant("zamba2", "plain"), {"dtype": "bfloat16"}),
+    "gemma3n, whose last layers read a cache in fp8": (
+        lambda: variant("gemma3n_text", "plain"),
+        {"kv_cache_dtype": "fp8", "calculate_kv_scales": True},
+    ),
     "int4": (lambda: make("llama", WIDE), {"quantization": "int4"}),
     "gptq": (lambda: gptq(make("llama", WIDE), 4, 64), {}),
     "a cache in fp8 whose scales are computed": (
@@ -77,7 +86,8 @@ MATRIX: dict[str, tuple[Callable[[], Tiny], dict[str, Any]]] = {
 
 
 ALIKE = (
-    "qwen3", "gemma2, windows", "qwen3_moe", "mamba2", "gpt2", "gptq", "a cache in fp8 whose scales are computed"
+    "qwen3", "gemma2, windows", "qwen3_moe", "mamba2", "gpt2", "gptq", "a cache in fp8 whose scales are computed",
+    "rwkv7", "solar", "zamba2", "gemma3n, whose last layers read a cache in fp8",
 )  # fmt: skip
 
 
@@ -167,13 +177,14 @@ class Threads:
         bounds = Bounds(self.prepared[0].vocab_size, self.prepared[0].plan.max_model_len, config.max_logprobs)
         self._admission = Admission(bounds, None, frozenset(), seed=0)
         self.said: dict[str, list[int]] = {}
+        self.scored: dict[str, list[TokenLogprobs]] = {}
         self.ended: dict[str, str] = {}
 
     def add(self, name: str, ids: list[int], params: SamplingParams = GREEDY) -> None:
         [asked] = self._admission.admit(name, Prompt(ids), params)
         for each in self.engines:
             each.add(asked)
-        self.said[name] = []
+        self.said[name], self.scored[name] = [], []
 
     def abort(self, name: str) -> None:
         for each in self.engines:
@@ -190,6 +201,7 @@ class Threads:
             each.check_integrity()
         for delta in first:
             self.said[delta.request_id] += delta.token_ids
+            self.scored[delta.request_id] += [*(delta.prompt_logprobs or ()), *(delta.logprobs or ())]
             if delta.finish_reason:
                 self.ended[delta.request_id] = delta.error or delta.finish_reason
 
@@ -327,13 +339,11 @@ def test_explain_says_which_layers_are_where() -> None:
         ("llama", {"pipeline_parallel_size": 17}, "pipeline_parallel_size 17: at most 16 ranks"),
         ("llama", {"pipeline_parallel_size": 16}, "16 is more than the model's . layers; lower it to . or less"),
         ("llama", {"pipeline_parallel_size": 2, "device": "null"}, "must be 1 on platform null"),
-        ("gemma3n_text", {"pipeline_parallel_size": 2}, "pipeline_parallel_size must be 1 for gemma3n models"),
-        ("rwkv7", {"pipeline_parallel_size": 2}, "must be 1 for rwkv7 models"),
-        ("zamba2", {"pipeline_parallel_size": 2}, "must be 1 for zamba2 models"),
+        ("bert", {"pipeline_parallel_size": 2}, "must be 1 for bert models, which take a text in one step"),
     ],
 )
 def test_what_cannot_be_shared_out_says_why(family: str, settings: dict[str, Any], says: str) -> None:
-    tiny = variant(family, next(iter(EVERY[family])))
+    tiny = variant(family, next(iter(EVERY[family]))) if family in EVERY else first_encoder(family)
     with pytest.raises(ValueError, match=says):
         explain(EngineConfig(model=str(tiny.folder), skip_tokenizer_init=True, **{"device": "cpu", **settings}))
 

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3ForTo
 
 from quintet import LLM, SamplingParams
 from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import VOCAB, Tiny, make
+from quintet.conformance.tiny import VOCAB, Tiny, make, variant
 from quintet.sampling_params import BeamSearchParams, StructuredOutputsParams
 from tests.e2e.test_embeds import given
 from tests.e2e.test_pooling_heads import QWEN3, TEXTS, saved
@@ -95,8 +95,9 @@ def test_logits_processors_run_in_the_last_stage() -> None:
 
 
 @pytest.mark.sweep
-def test_weights_that_stages_have_kept_are_read_again(tmp_path: Path) -> None:
-    tiny, cache = make("llama", DEEP), str(tmp_path / "cache")
+@pytest.mark.parametrize("family", ["llama", "zamba2", "gemma3n_text"])  # the last two: what layers share is there once
+def test_weights_that_stages_have_kept_are_read_again(family: str, tmp_path: Path) -> None:
+    tiny, cache = variant(family, "plain"), str(tmp_path / "cache")
     with engine(tiny, **CHUNKS) as alone:
         want = told(alone, PROMPTS, SCORED)
     for _ in range(2):

@@ -19,7 +19,7 @@ from quintet.engine.elsewhere.connector import Rows
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.handoff import Peer
 from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.taker import Taker, TakerLoad, Way
+from quintet.engine.elsewhere.taker import From, Taker, TakerLoad, Way
 from quintet.engine.elsewhere.ways import Means, means_of
 from quintet.engine.elsewhere.wire import Channel, Facts
 
@@ -79,7 +79,7 @@ def lent(kind: str, lots: list[Lot]) -> tuple[Giver, Loans, Means]:
 
 def taking(kind: str, where: str, words: int) -> Taker:
     found = means(kind)
-    opening = found.open(words, PATIENCE)
+    opening = found.open(PATIENCE)
     return Taker(
         Way(lambda _: connect(where, words), lambda: FACTS, KEY, words, opening, found.name), threading.Event()
     )
@@ -104,13 +104,13 @@ def _take(kind: str, lots: list[Lot], where: str) -> None:
     if taker._way.open is not None:
         opening = taker._way.open
 
-        def opened(channel: Channel) -> memory.Far:
-            far = opening(channel)
+        def opened(channel: Channel, words: int) -> memory.Far:
+            far = opening(channel, words)
             far.read = stop  # type: ignore[assignment]
             return far
 
         taker._way = taker._way._replace(open=opened)
-    taker.load(Peer("here", 1, lots[0].loan), lots[0].keys, True)
+    taker.load([From(Peer("here", 1, lots[0].loan))], lots[0].keys, True)
 
 
 def main() -> None:

@@ -24,8 +24,9 @@ from quintet.engine.elsewhere.handoff import Peer
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Far, Mapped, lend
 from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
-from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging
+from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging, Stagings
 from quintet.engine.elsewhere.nixl_mover import NixlMover
+from quintet.engine.elsewhere.taker import From, GiverEnd, Pieces
 from quintet.engine.elsewhere.ways import Means, means_of
 from quintet.engine.elsewhere.wire import Broken, Channel, Memory
 from tests.helpers.mover import Copying
@@ -39,10 +40,10 @@ PATIENCE = 0.1  # seconds
 def moved(two: Two, giving: Any, taking: Any, patience: float = PATIENCE) -> Staging:
     """From now on pages are fetched by these, which may be one."""
     two.giver.way, two.giver.share = "a test", Lent(giving, two.loans.rows)
-    staging = Staging(taking, WORDS)
-    opening = functools.partial(Moved, mover=taking, staging=staging, patience=patience)
+    stagings = Stagings(taking)
+    opening = functools.partial(Moved, mover=taking, stagings=stagings, patience=patience)
     two.taker._way = two.taker._way._replace(open=opening, name="a test")
-    return staging
+    return stagings.of(WORDS)
 
 
 @pytest.mark.parametrize("kind", ["whole", "late", "torn", "silent", "cut", "strange"])
@@ -120,7 +121,7 @@ def claimed(kind: str) -> Iterator[tuple[Two, Loans, Channel, Far]]:
     threading.Thread(target=two.giver.serve, args=(theirs, "a test"), daemon=True).start()
     channel = Channel(ours, 5.0, 0)
     channel.claim(KEY, FACTS, "a test")
-    far: Far = Mapped(channel, WORDS) if kind == "mapped" else Moved(channel, mover, Staging(mover, WORDS), 1.0)
+    far: Far = Mapped(channel, WORDS) if kind == "mapped" else Moved(channel, WORDS, mover, Stagings(mover), 1.0)
     assert loans.promise("loan", [b"k"])
     loans.fill("loan", [b"k"], np.full((1, WORDS), 7, np.int32))
     yield two, loans, channel, far
@@ -132,7 +133,7 @@ def claimed(kind: str) -> Iterator[tuple[Two, Loans, Channel, Far]]:
 def test_who_reads_too_late_does_not_take_what_lies_there_by_then(kind: str) -> None:
     """A taker that stood still: the giver has let go of the page meanwhile, and another prompt's is there."""
     with claimed(kind) as (two, loans, channel, far):
-        load = two.taker.load(Peer("here", 1, "loan"), [], False)
+        load = two.taker.load([From(Peer("here", 1, "loan"))], [], False)
         load.keys, load._left = [b"k"], {0}
         read = far.read
 
@@ -144,8 +145,11 @@ def test_who_reads_too_late_does_not_take_what_lies_there_by_then(kind: str) -> 
             return read(rows)
 
         far.read = late  # type: ignore[method-assign]
+        giver, pieces = GiverEnd(load.sources[0], channel, WORDS), Pieces(load, range(1), WORDS, 1)
+        giver.far = far
+        giver.ask(load, load.keys)
         with pytest.raises(Broken):
-            two.taker._ask(channel, load, range(1), far)
+            giver.answer(load, pieces)
         assert not load._came and load._brought == 0
 
 
@@ -194,9 +198,9 @@ class Quiet:
 
 def reading(means: Means) -> tuple[threading.Thread, "list[str]", "weakref.ref[Any]"]:
     """A thread in the midst of a transfer; why it ends; and the memory that is written to."""
-    opening, said = means.open(WORDS, 60.0), list[str]()
+    opening, said = means.open(60.0), list[str]()
     assert opening is not None
-    far: Any = opening(Quiet())  # type: ignore[arg-type]
+    far: Any = opening(Quiet(), WORDS)  # type: ignore[arg-type]
 
     def read() -> None:
         with pytest.raises(Broken) as error:
@@ -229,7 +233,7 @@ def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
     ending.join(30)
     assert mover.closed
     with pytest.raises(Broken, match="the engine ends"):
-        means.stagings[0].borrow()
+        means.stagings.of(WORDS)  # type: ignore[union-attr]
 
 
 def test_memory_that_is_written_to_outlives_the_engine(
@@ -330,7 +334,7 @@ def test_an_engine_may_end_while_a_library_reads(name: str, whose: str) -> None:
     rows[:] = np.arange(count)[:, None]
     assert giving.mover is not None
     Lent(giving.mover, rows)
-    opening, told, said = taking.open(words, 10.0), Memory(giving.mover.told(), rows.ctypes.data, count), list[str]()
+    opening, told, said = taking.open(10.0), Memory(giving.mover.told(), rows.ctypes.data, count), list[str]()
     assert opening is not None
 
     class Told(Quiet):
@@ -338,7 +342,7 @@ def test_an_engine_may_end_while_a_library_reads(name: str, whose: str) -> None:
             return told
 
     def loop() -> None:
-        far = opening(Told())  # type: ignore[arg-type]
+        far = opening(Told(), words)  # type: ignore[arg-type]
         with pytest.raises(Broken) as error:
             while True:
                 assert (far.read(range(count))[:, -1] == np.arange(count)).all()

@@ -16,7 +16,7 @@ import pytest
 
 from quintet.engine.elsewhere import memory
 from quintet.engine.elsewhere.handoff import Peer
-from quintet.engine.elsewhere.taker import TakerLoad
+from quintet.engine.elsewhere.taker import From, TakerLoad
 from quintet.engine.elsewhere.wire import Channel
 from tests.helpers import page_peer
 from tests.helpers.page_peer import Lot
@@ -70,8 +70,8 @@ def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None]
         if opening is None:
             kill()
 
-    def opened(channel: Channel) -> memory.Far:
-        far: memory.Far = opening(channel)
+    def opened(channel: Channel, words: int) -> memory.Far:
+        far: memory.Far = opening(channel, words)
         read = far.read
 
         def reading(rows: Any) -> Any:
@@ -134,7 +134,7 @@ def test_a_taker_that_is_killed_leaves_the_pages_to_others(kind: str, tmp_path: 
         os.kill(process.pid, signal.SIGKILL)
         _until(lambda: held.readers == 0 and not giver._open)
     taker = page_peer.taking(kind, page_peer.place(at), words)
-    load = taker.load(Peer("here", 1, "loan"), lot.keys, True)
+    load = taker.load([From(Peer("here", 1, "loan"))], lot.keys, True)
     came: dict[int, int] = {}
     while not load.done:
         arrived = load.take(5)

@@ -18,7 +18,7 @@ from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.handoff import Peer, handoff_of
 from quintet.engine.elsewhere.loans import NOT_THERE, Loans
-from quintet.engine.elsewhere.taker import Address, Taker, Way
+from quintet.engine.elsewhere.taker import Address, From, Taker, Way
 from quintet.engine.elsewhere.transfer import Transfer
 from quintet.engine.elsewhere.wire import HEAD, VERSION, Broken, Channel, Claim, Facts, Hello, Page, Welcome
 from quintet.engine.elsewhere.wire import Ask as Asking
@@ -323,7 +323,7 @@ def test_a_page_of_another_length_is_no_page() -> None:
 
     threading.Thread(target=lie, daemon=True).start()
     taker = Taker(Way(lambda _: Channel(ours, 0.5, 4 * WORDS), lambda: FACTS, KEY, WORDS), threading.Event())
-    load = taker.load(Peer("here", 1, "loan"), [b"k"], True)
+    load = taker.load([From(Peer("here", 1, "loan"))], [b"k"], True)
     _until(lambda: load.num_failed == 1)
     assert load.take(9).failed == {0: f"here:1: a page of 4 bytes, where {4 * WORDS} make one"} and load.done
     taker.close()
@@ -343,6 +343,11 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
     assert not lasting.promise("b", [b"1"]), "somebody reads them still"
     lasting.let_go(loan)
     assert lasting.promise("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_THERE], None)
+    lasting.end("b", readers=2, reader=1)
+    lasting.end("b", readers=2, reader=1)
+    assert not lasting.promise("c", [b"1"]), "the other one has not read them yet"
+    lasting.end("b", readers=2, reader=0)
+    assert lasting.promise("c", [b"1", b"2"])
 
 
 @pytest.mark.parametrize(
@@ -357,6 +362,10 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": 7},
         {"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": "x",
          "remote_num_tokens": -1},
+        *({"do_remote_prefill": True, "remote_host": "a", "remote_port": 1, "remote_request_id": "x", **each}
+          for each in ({"tp_size": 0}, {"tp_size": True}, {"tp_size": 257}, {"pp_size": "1"},
+                       {"tp_size": 3, "remote_ports": [1, 2]}, {"remote_hosts": ["a"]},
+                       {"remote_ports": [1, 2], "remote_hosts": ["a", ""]})),
         {"do_remote_prefill": True, "do_remote_decode": True},
         {"do_remote_decode": "yes"},
         [1],

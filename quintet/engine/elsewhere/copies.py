@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.elsewhere.cuts import ALIGNED
 from quintet.engine.runner import Ranks
 from quintet.engine.worker import Worker
 from quintet.ops.pages import WORD
 from quintet.types import Array
 
 AT_ONCE = 2**26  # bytes that are copied between two steps, for others wait for the next one
-ALIGNED = 16  # words: a part begins at 64 bytes, where every number is aligned that caches are made of
 
 
 class Copies:

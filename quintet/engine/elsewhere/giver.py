@@ -5,8 +5,11 @@ import logging
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from quintet.engine.elsewhere.connector import Rows
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Share
 from quintet.engine.elsewhere.wire import (
@@ -99,7 +102,7 @@ class Giver:
             while True:
                 asked = channel.receive(ASKED, 10 * self._patience)
                 if isinstance(asked, Done):
-                    self._loans.end(asked.loan)
+                    self._loans.end(asked.loan, asked.readers, asked.reader)
                 else:
                     self._answer(channel, asked, facts)
         except Broken as error:
@@ -116,6 +119,7 @@ class Giver:
             connection.close()
 
     def _answer(self, channel: Channel, asked: Ask, facts: Facts) -> None:
+        _check(asked.parts, self._loans.rows.strides[0])
         found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
         if self._facts() != facts:
             raise Broken("the weights are others now")
@@ -125,10 +129,12 @@ class Giver:
                 if isinstance(row, str):
                     channel.send(Missing([place], row[:SAID]))
                     continue
-                lies = self.share is not None
-                channel.send(Lies(place, self._loans.row(row)) if lies else Page(place, row.tobytes()))
+                if self.share is None:
+                    channel.send(Page(place, _parts(row, asked.parts)))
+                else:
+                    channel.send(Lies(place, self._loans.row(row)))
                 given += 1
-                self._count("bytes", row.nbytes)
+                self._count("bytes", sum(count for _, count in asked.parts) or row.nbytes)
             if given and self.share is not None:
                 channel.receive(COPIED)
                 channel.send(Kept())
@@ -141,3 +147,15 @@ class Giver:
     def _count(self, what: str, by: int) -> None:
         with self._lock:
             self._counts[what] += by
+
+
+def _check(parts: Sequence[tuple[int, int]], nbytes: int) -> None:
+    """Of rows of so many bytes."""
+    if any(first + count > nbytes for first, count in parts) or sum(count for _, count in parts) > nbytes:
+        raise Broken("parts that no row has")
+
+
+def _parts(row: Rows, parts: Sequence[tuple[int, int]]) -> bytes:
+    """What is wanted of a row."""
+    content = row.view(np.uint8).data
+    return b"".join(content[first : first + count] for first, count in parts) if parts else content.tobytes()

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.engine.elsewhere.wire import MOST_RANKS
 from quintet.sampling_params import ParameterError, SamplingParams
 
 NAME = "kv_transfer_params"
 LONGEST = 256  # characters of a name or an address
-MOST_RANKS = 256  # of one engine
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,14 @@ class Peer:
     port: int
     loan: str  # what they are called there
     tokens: int | None = None  # of the prompt that they hold; None: nobody has said
-    ports: tuple[int, ...] = ()  # of each rank there, where ranks are processes
+    ports: tuple[int, ...] = ()  # of each process there, where ranks are processes
+    share: int = 1  # ranks there that share each layer
+    stages: int = 1  # that share the layers
+    hosts: tuple[str, ...] = ()  # of each process there, where these are on several machines
 
     @property
-    def ranks(self) -> int:
-        """Processes that each have a part of every page."""
+    def processes(self) -> int:
+        """That each have a part of every page."""
         return max(1, len(self.ports))
 
     @property
@@ -70,7 +73,8 @@ def handoff_of(params: SamplingParams) -> Handoff | None:
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
     host, port, loan = _text(said, "remote_host"), _port(said.get("remote_port")), _text(said, "remote_request_id")
-    return Handoff(peer=Peer(host, port, loan, tokens, _ports(said)))
+    ports, share, stages = _ranks(said)
+    return Handoff(peer=Peer(host, port, loan, tokens, ports, share, stages, _hosts(said, len(ports))))
 
 
 def check_handoff(params: SamplingParams, role: str | None) -> None:
@@ -96,8 +100,10 @@ def told(engine: str, peer: Peer) -> dict[str, Any]:
         "remote_port": peer.port,
         "remote_request_id": peer.loan,
         "remote_num_tokens": peer.tokens,
-        "tp_size": peer.ranks,
+        "tp_size": peer.share,
+        **({"pp_size": peer.stages} if peer.stages > 1 else {}),
         **({"remote_ports": list(peer.ports)} if peer.ports else {}),
+        **({"remote_hosts": list(peer.hosts)} if peer.hosts else {}),
     }
 
 
@@ -110,15 +116,45 @@ def _truth(said: Mapping[str, Any], name: str) -> bool:
 
 def _text(said: Mapping[str, Any], name: str) -> str:
     value = said.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST or not value.isprintable():
+    if not _is_name(value):
         raise ParameterError(
             NAME, f"with do_remote_prefill must have {name}, as the answer of the other engine gave it"
         )
-    return value
+    return str(value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST and value.isprintable()
+
+
+def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
+    """Ports, ranks of a stage and stages; what is not said is as if each process were one rank."""
+    ports, stages = _ports(said), said.get("pp_size", 1)
+    processes = max(1, len(ports))
+    share = said.get("tp_size", processes)
+    for name, count in (("tp_size", share), ("pp_size", stages)):
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MOST_RANKS:
+            raise ParameterError(NAME, f"has {name} {str(count)[:80]!r}, which is no number from 1 to {MOST_RANKS}")
+    if share * stages % processes:
+        raise ParameterError(
+            NAME, f"has tp_size {share} and pp_size {stages}, which {processes} remote_ports cannot share out; hand on "
+            "the answer of the other engine as it is"
+        )  # fmt: skip
+    return ports, share, stages
+
+
+def _hosts(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Of each process; none where all are of one machine."""
+    hosts = said.get("remote_hosts")
+    if hosts is None:
+        return ()
+    if not isinstance(hosts, list) or len(hosts) != count or not all(map(_is_name, hosts)):
+        raise ParameterError(NAME, "has remote_hosts that are no list of a host for each of remote_ports")
+    return tuple(hosts)
 
 
 def _ports(said: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of each rank; none where one process has whole pages."""
+    """Of each process; none where one has whole pages."""
     ports = said.get("remote_ports")
     if ports is None:
         return ()

@@ -23,6 +23,7 @@ class Loan:
     missing: set[bytes] = field(default_factory=set)  # that are still being copied
     broken: str = ""  # why they will not come
     readers: int = 0
+    done: set[int] = field(default_factory=set)  # which of those who were to read it have
     gone: bool = False  # its rows are free as soon as nobody reads them
 
 
@@ -109,10 +110,14 @@ class Loans:
             loan.readers -= 1
             self._recycle(loan)
 
-    def end(self, name: str) -> None:
-        """Nobody will ask for it again."""
+    def end(self, name: str, readers: int = 1, reader: int = 0) -> None:
+        """One of those who read it will not ask for it again: it goes when all have said so."""
         with self._changed:
-            if name in self._loans:
+            if name not in self._loans:
+                return
+            done = self._loans[name].done
+            done.add(reader)
+            if len(done) >= readers:
                 self._drop(name)
 
     def close(self) -> None:

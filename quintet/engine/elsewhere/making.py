@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
-from quintet.config import EngineConfig
+from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.elsewhere.among import Among
 from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
@@ -31,6 +31,7 @@ from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities, Channel
+from quintet.settings.kv_transfer import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from quintet.engine.start import Prepared
@@ -72,15 +73,25 @@ def _check_alike(config: EngineConfig) -> None:
     """ValueError where ranks that are processes cannot give and take their parts of pages."""
     if config.kv_transfer_config.kv_connector is None:
         return
-    if config.pipeline_parallel_size > 1:
+    if config.distributed_executor_backend in (EXTERNAL, BACKEND):
         raise ValueError(
-            "kv_transfer_config: each stage has pages of its own layers, and pages go between engines of the same "
-            "ranks; share each layer out instead (tensor_parallel_size), or leave it out"
+            "kv_transfer_config: where somebody else starts the ranks (external_launcher, ray) each machine's address "
+            "is not known; start them by nnodes, or have all on one machine, or leave it out"
         )
-    if config.nnodes > 1 or config.distributed_executor_backend in (EXTERNAL, BACKEND):
+    if config.nnodes > 1:
+        _check_machines(config.kv_transfer_config)
+
+
+def _check_machines(settings: KVTransferConfig) -> None:
+    """ValueError where ranks of several machines could not be reached."""
+    if settings.kv_connector == SHARED_MEMORY:
         raise ValueError(
-            "kv_transfer_config: where ranks are several machines' or somebody else's (nnodes, external_launcher, ray) "
-            "others are not told where each listens; have all ranks on one machine, or leave it out"
+            f"kv_transfer_config.kv_connector {SHARED_MEMORY} is of one machine, and nnodes are several; take "
+            "TCPConnector"
+        )
+    if settings.kv_ip == KVTransferConfig.kv_ip and settings.gives:
+        raise ValueError(
+            "kv_transfer_config.kv_ip: with nnodes, give on each machine the address at which others reach it"
         )
 
 
@@ -98,8 +109,9 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     transfer = None
     try:
         if meets:
-            among = Among(ranks.workers[0].place, ranks.channel, council)
-            known = facts_of(config, prepared.sizes, ranks, prepared.hf_config, files)
+            known_scales = not config.calculate_kv_scales  # or each rank has its own heads', and cuts none of others
+            among = Among(ranks, council, copies.words if known_scales else None)
+            known = facts_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
             transfer = make_transfer(config, known, copies, tables, places.changed, among)
         identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
     except BaseException:

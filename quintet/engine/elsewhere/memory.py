@@ -26,7 +26,7 @@ class Far(Protocol):
     def close(self) -> None: ...
 
 
-Open = Callable[[Channel], Far]  # once both have proved who they are
+Open = Callable[[Channel, int], Far]  # once both have proved who they are; with the words of a row of the giver's
 Share = Callable[[Channel], None]  # the giver's side of it
 
 

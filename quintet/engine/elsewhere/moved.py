@@ -17,6 +17,7 @@ from quintet.engine.elsewhere.wire import MEMORY, Broken, Channel, Memory
 logger = logging.getLogger(__name__)
 
 BUFFERS = 8  # pieces of memory into which pages are fetched: four threads, and as many that nobody waits for any more
+WIDTHS = 4  # of givers' rows, for each of which memory is taken
 FIRST, LONGEST = 1e-4, 2e-3  # seconds from one look at a transfer to the next
 CLOSING = 5.0  # seconds that an engine which ends waits for its transfers
 LATER = 0.1  # seconds from one look to the next at those that did not end by then
@@ -127,30 +128,50 @@ class Staging:
         self._stuck = still
 
 
-def end(mover: Mover, stagings: Sequence[Staging]) -> None:
-    """Closes the mover once it writes nothing any more. Where a transfer does not end in time that is some time from
-    now, and until then a thread keeps the memory that it writes to."""
-    until = time.monotonic() + CLOSING
-    used = [each for each in stagings if not each.close(max(0.0, until - time.monotonic()))]
-    if not used:
-        mover.close()
-        return
-    logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSING)
-    threading.Thread(target=_end_later, args=(mover, used), name="quintet-ends", daemon=True).start()
+class Stagings:
+    """Of each width that givers' rows have."""
 
+    def __init__(self, mover: Mover) -> None:
+        self._mover, self._lock = mover, threading.Lock()
+        self._found: dict[int, Staging] = {}
+        self._ended = False
 
-def _end_later(mover: Mover, stagings: Sequence[Staging]) -> None:
-    for each in stagings:
-        each.close(math.inf, LATER)
-    mover.close()
+    def of(self, words: int) -> Staging:
+        """Broken: rows of too many widths were fetched before, or the engine ends."""
+        with self._lock:
+            if self._ended:
+                raise Broken("the engine ends")
+            if words not in self._found:
+                if len(self._found) >= WIDTHS:
+                    raise Broken(f"pages were fetched from engines of {WIDTHS} other sizes; no more are held ready for")
+                self._found[words] = Staging(self._mover, words)
+            return self._found[words]
+
+    def end(self) -> None:
+        """Closes the mover once it writes nothing any more. Where a transfer does not end in time that is some time
+        from now, and until then a thread keeps the memory that it writes to."""
+        with self._lock:
+            self._ended = True
+        until = time.monotonic() + CLOSING
+        used = [each for each in self._found.values() if not each.close(max(0.0, until - time.monotonic()))]
+        if not used:
+            self._mover.close()
+            return
+        logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSING)
+        threading.Thread(target=self._end_later, args=(used,), name="quintet-ends", daemon=True).start()
+
+    def _end_later(self, used: Sequence[Staging]) -> None:
+        for each in used:
+            each.close(math.inf, LATER)
+        self._mover.close()
 
 
 class Moved:
     """One giver's memory, as long as one connection to it lasts."""
 
-    def __init__(self, channel: Channel, mover: Mover, staging: Staging, patience: float) -> None:
-        """patience: seconds that one transfer may take."""
-        self._channel, self._mover, self._staging, self._patience = channel, mover, staging, patience
+    def __init__(self, channel: Channel, words: int, mover: Mover, stagings: Stagings, patience: float) -> None:
+        """words: of the giver's rows. patience: seconds that one transfer may take."""
+        self._channel, self._mover, self._staging, self._patience = channel, mover, stagings.of(words), patience
         memory = channel.receive(MEMORY)
         self._base, self._count = memory.address, memory.rows
         self._peer = mover.meet(memory.told)

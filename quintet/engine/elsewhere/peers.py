@@ -13,8 +13,9 @@ import msgspec
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.engine.dtypes import name_of
 from quintet.engine.elsewhere.allowed import Peers
-from quintet.engine.elsewhere.among import Among
+from quintet.engine.elsewhere.among import Among, part_of
 from quintet.engine.elsewhere.copies import Copies
+from quintet.engine.elsewhere.cuts import Grid
 from quintet.engine.elsewhere.giver import Giver
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.sockets import connected, connected_here, key_of, leave, listen, listen_here
@@ -68,7 +69,7 @@ def make_transfer(  # the last is of ranks
             _give(side, transfer, means, config.data_parallel_rank or 0)
         if settings.takes:
             _take(side, transfer, means, peers, changed)
-        among.tell_ports(transfer)
+        among.tell_ports(transfer, side.here)
     except BaseException:
         _each([*side.closing, means.close])
         raise
@@ -104,9 +105,9 @@ def _give(side: _Side, transfer: Transfer, means: Means, engine: int) -> None:
             "and none fits; raise it"
         )
     if side.here:
-        listening, transfer.host = listen_here(among.part(transfer.engine))
+        listening, transfer.host = listen_here(among.socket(transfer.engine, among.rank))
         transfer.port = settings.kv_port or 1  # nobody looks at it
-        side.closing.append(functools.partial(leave, among.part(transfer.engine)))
+        side.closing.append(functools.partial(leave, among.socket(transfer.engine, among.rank)))
     else:
         listening = listen(settings, bool(side.key), engine * among.size + among.rank)
         transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
@@ -126,9 +127,8 @@ def _take(side: _Side, transfer: Transfer, means: Means, peers: Peers | None, ch
     )
     if side.here:
         reach = functools.partial(connected_here, patience=patience)
-    connect, opening = side.among.connecting(reach, side.here), means.open(copies.words, patience)
-    taker = Taker(Way(connect, side.known, side.key, copies.words, opening, means.name), changed)
-    transfer.taker = taker
+    taker = Taker(Way(reach, side.known, side.key, copies.words, means.open(patience), means.name), changed)
+    transfer.taker, transfer.sources = taker, functools.partial(side.among.sources, here=side.here)
     side.closing.append(taker.close)
 
 
@@ -161,20 +161,30 @@ def _reweigh(known: Known, loans: Loans | None, weights: Weights | None) -> None
     known.reweigh(weights)
 
 
-def facts_of(config: EngineConfig, sizes: ModelSizes, ranks: Ranks, hf: Any, weights: Weights | None) -> Known:
-    """Nothing in it depends on the machine: engines on other devices have the same."""
+def facts_of(
+    config: EngineConfig, sizes: ModelSizes, ranks: Ranks, described: tuple[Any, Weights | None], grid: Grid | None
+) -> Known:
+    """Nothing in it depends on the machine: engines on other devices have the same. described: by a configuration and
+    a checkpoint. grid: how pages lie whose heads others may share out differently."""
+    hf, weights = described
     kept = {name: value for name, value in hf.to_dict().items() if name not in _NAMES}
-    place = ranks.workers[0].place
-    whose = (place.rank, place.size) if ranks.channel is not None else None  # a part of each page
     scales = [hashlib.sha256(each).hexdigest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
-    parts = [whose, sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
-    shapes = tuple(tuple(map(int, layout.shape)) for worker in ranks.workers for layout in worker.arrangement.layouts)
+    parts = [sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
     dtype = name_of(sizes.kv_dtype or sizes.dtype)
 
     def weigh(of: Weights | None) -> str:
         return hashlib.sha256(repr([*parts, _sampled(of)]).encode()).hexdigest()
 
-    return Known(Facts(weigh(weights), dtype, config.page_size, shapes), weigh)
+    facts = Facts(weigh(weights), dtype, config.page_size, _shapes(ranks, grid), part_of(ranks))
+    return Known(facts, weigh)
+
+
+def _shapes(ranks: Ranks, grid: Grid | None) -> tuple[tuple[int, ...], ...]:
+    """Of a page's tensors: with the heads of all ranks, where these are known, or those of each rank here."""
+    shapes = [tuple(map(int, layout.shape)) for rank in ranks.workers for layout in rank.arrangement.layouts]
+    if grid is None:
+        return tuple(shapes)
+    return tuple((kept.planes, kept.heads, *shape[2:]) for kept, shape in zip(grid, shapes, strict=False))
 
 
 def _sampled(weights: Weights | None) -> list[str]:

@@ -1,5 +1,6 @@
 """Fetches pages from other engines, in a few threads; what comes waits for the engine in a bounded queue."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -9,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from msgspec import structs
 
 from quintet.engine.elsewhere.connector import Arrived, Load, Rows
+from quintet.engine.elsewhere.cuts import Cut, Share
 from quintet.engine.elsewhere.memory import Far, Open, at_once
 from quintet.engine.elsewhere.wire import (
     ANSWERED,
@@ -24,7 +27,9 @@ from quintet.engine.elsewhere.wire import (
     Lies,
     Missing,
     Page,
+    Part,
 )
+from quintet.ops.pages import WORD
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,18 @@ class Address(Protocol):
 
     @property
     def place(self) -> str: ...
+
+
+class From(NamedTuple):
+    """One process that gives pages, or parts of them."""
+
+    address: Address
+    part: Part | None = None  # what it has of them; None: what this process has
+    share: Share | None = None  # None: its rows are this process's
+
+    @property
+    def cut(self) -> Cut | None:
+        return None if self.share is None else self.share.cut
 
 
 class Way(NamedTuple):
@@ -67,9 +84,10 @@ class Taker:
         for thread in self._threads:
             thread.start()
 
-    def load(self, address: Address, keys: Sequence[bytes], ends: bool) -> "TakerLoad":
-        """Begins to bring these. ends: nobody will ask for that loan again, if all of them come."""
-        load = TakerLoad(address, keys, ends, self._way.words, self._changed)
+    def load(self, sources: Sequence[From], keys: Sequence[bytes], ends: bool) -> "TakerLoad":
+        """Begins to bring these, of which each source has a part. ends: nobody will ask for that loan again, if all of
+        them come."""
+        load = TakerLoad(sources, keys, ends, self._way.words, self._changed)
         self._jobs.put(load)
         return load
 
@@ -87,10 +105,10 @@ class Taker:
             try:
                 self._take(load)
             except Broken as error:
-                load.fail(f"{load.address.place}: {error}")
+                load.fail(f"{load.asking.place}: {error}")
             except Exception as error:
-                logger.exception("taking pages from %s broke", load.address.place)
-                load.fail(f"{load.address.place}: {type(error).__name__}: {error}")
+                logger.exception("taking pages from %s broke", load.asking.place)
+                load.fail(f"{load.asking.place}: {type(error).__name__}: {error}")
             with self._lock:
                 self._counts.update(load.counts())
                 self._seconds += time.monotonic() - began
@@ -98,63 +116,130 @@ class Taker:
     def _take(self, load: "TakerLoad") -> None:
         if load.canceled:
             return
-        channel, far = self._way.connect(load.address), None
-        try:
-            channel.claim(self._way.key, self._way.facts(), self._way.name)
-            far = None if self._way.open is None else self._way.open(channel)
-            most = at_once(self._way.words)
+        with contextlib.ExitStack() as stack:
+            givers = [self._reach(load, source, stack) for source in load.sources]
+            most = min(at_once(max(self._way.words, giver.words)) for giver in givers)
             for first in range(0, len(load.keys), most):
                 if not load.wait_for_room(most):
                     return
-                self._ask(channel, load, range(first, min(first + most, len(load.keys))), far)
+                self._bring(load, range(first, min(first + most, len(load.keys))), givers)
             if load.ends and load.wait_for_room(1) and not load.num_failed:
-                channel.send(Done(load.address.loan))
-        finally:
-            if far is not None:
-                far.close()
-            channel.close()
+                for giver in givers:
+                    giver.forget(load)
 
-    def _ask(self, channel: Channel, load: "TakerLoad", places: range, far: Far | None) -> None:
-        channel.send(Ask(load.address.loan, [load.keys[place] for place in places]))
+    def _reach(self, load: "TakerLoad", source: From, stack: contextlib.ExitStack) -> "GiverEnd":
+        way, load.asking = self._way, source.address
+        channel = way.connect(source.address)
+        stack.callback(channel.close)
+        facts = way.facts()
+        channel.claim(way.key, facts if source.part is None else structs.replace(facts, part=source.part), way.name)
+        giver = GiverEnd(source, channel, way.words if source.cut is None else source.cut.words)
+        if way.open is not None and giver.wanted:
+            giver.far = way.open(channel, giver.words)
+            stack.callback(giver.far.close)
+        return giver
+
+    def _bring(self, load: "TakerLoad", places: range, givers: Sequence["GiverEnd"]) -> None:
+        """These pages: all givers are asked before the first has answered."""
+        asked = [giver for giver in givers if giver.wanted]
+        pieces = Pieces(load, places, self._way.words, len(asked))
+        keys = [load.keys[place] for place in places]
+        for giver in asked:
+            giver.ask(load, keys)
+        for giver in asked:
+            giver.answer(load, pieces)
+
+
+class Pieces:
+    """A few pages, and what has come of each."""
+
+    def __init__(self, load: "TakerLoad", places: range, words: int, parts: int) -> None:
+        """parts: which make a page."""
+        self._load, self.places, self._words, self._parts = load, places, words, parts
+        self._rows: dict[int, Rows] = {}
+        self._came: Counter[int] = Counter()
+
+    def bring(self, at: int, piece: Rows, cut: Cut | None) -> None:
+        """One part of the page in this place of the places: bytes."""
+        if cut is None:
+            self._load.bring(self.places[at], piece.view(np.int32))
+            return
+        row = self._rows.setdefault(at, np.zeros(self._words, np.int32))
+        for place, come, nbytes in cut.places:
+            row.view(np.uint8)[place : place + nbytes] = piece[come : come + nbytes]
+        self._came[at] += 1
+        if self._came[at] == self._parts:
+            self._load.bring(self.places[at], self._rows.pop(at))
+
+
+class GiverEnd:
+    """One source of a load, as long as its connection lasts."""
+
+    def __init__(self, source: From, channel: Channel, words: int) -> None:
+        """words: of its rows."""
+        self._source, self._channel, self.words = source, channel, words
+        self.far: Far | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has anything that is wanted here; where not, it is told at the end that it may forget."""
+        return self._source.cut is None or bool(self._source.cut.wanted)
+
+    def ask(self, load: "TakerLoad", keys: list[bytes]) -> None:
+        load.asking, cut = self._source.address, self._source.cut
+        self._channel.send(Ask(load.address.loan, keys, [] if cut is None else list(cut.wanted)))
+
+    def forget(self, load: "TakerLoad") -> None:
+        load.asking, share = self._source.address, self._source.share
+        readers, reader = (1, 0) if share is None else (share.readers, share.reader)
+        self._channel.send(Done(load.address.loan, readers, reader))
+
+    def answer(self, load: "TakerLoad", pieces: Pieces) -> None:
+        """All of what was asked."""
+        load.asking, places = self._source.address, pieces.places
         left, lies = set(range(len(places))), dict[int, int]()  # where in the giver's memory
         while left:
-            answer = channel.receive(ANSWERED)
+            answer = self._channel.receive(ANSWERED)
             said = answer.places if isinstance(answer, Missing) else [answer.place]
             if not said or not left.issuperset(said) or len(set(said)) < len(said):
                 raise Broken("an answer to what was not asked")
             left.difference_update(said)
             if isinstance(answer, Missing):
-                load.lack([places[place] for place in said], f"{load.address.place}: {answer.why}")
+                load.lack([places[place] for place in said], f"{load.asking.place}: {answer.why}")
             elif isinstance(answer, Lies):
-                lies[places[answer.place]] = answer.row
+                lies[answer.place] = answer.row
             else:
-                load.bring(places[answer.place], self._row(answer))
+                pieces.bring(answer.place, self._piece(answer), self._source.cut)
         if lies:
-            self._fetch(channel, load, lies, far)
+            self._fetch(lies, pieces)
 
-    def _fetch(self, channel: Channel, load: "TakerLoad", lies: Mapping[int, int], far: Far | None) -> None:
+    def _fetch(self, lies: Mapping[int, int], pieces: Pieces) -> None:
         """What lies in the giver's memory; it counts only once the giver says that it lay there all the while."""
-        if far is None:
+        if self.far is None:
             raise Broken("a page that lies nowhere")
-        rows = far.read(list(lies.values()))
-        channel.send(Copied())
-        channel.receive(KEPT)
-        for place, row in zip(lies, rows, strict=True):
-            load.bring(place, row)
+        rows, cut = self.far.read(list(lies.values())), self._source.cut
+        self._channel.send(Copied())
+        self._channel.receive(KEPT)
+        for at, row in zip(lies, rows.view(np.uint8), strict=True):
+            whole = cut is None
+            parts = [] if cut is None else [row[first : first + nbytes] for first, nbytes in cut.wanted]
+            pieces.bring(at, row if whole else np.concatenate(parts), cut)
 
-    def _row(self, answer: Page) -> Rows:
-        if len(answer.row) != 4 * self._way.words:
-            raise Broken(f"a page of {len(answer.row)} bytes, where {4 * self._way.words} make one")
-        return np.frombuffer(answer.row, np.int32)
+    def _piece(self, answer: Page) -> Rows:
+        nbytes = WORD * self.words if self._source.cut is None else self._source.cut.nbytes
+        if len(answer.row) != nbytes:
+            raise Broken(f"a page of {len(answer.row)} bytes, where {nbytes} make one")
+        return np.frombuffer(answer.row, np.uint8)
 
 
 class TakerLoad(Load):
     """Pages that one thread brings and the engine takes."""
 
     def __init__(
-        self, address: Address, keys: Sequence[bytes], ends: bool, words: int, changed: threading.Event
+        self, sources: Sequence[From], keys: Sequence[bytes], ends: bool, words: int, changed: threading.Event
     ) -> None:
-        self.address, self.keys, self.ends, self.canceled = address, list(keys), ends, False
+        self.sources, self.keys, self.ends, self.canceled = sources, list(keys), ends, False
+        self.address = self.asking = sources[0].address  # where the loan was told of; who is being asked
         self._words, self._changed = words, changed
         self._room = threading.Condition()  # of all that follows
         self._left = set(range(len(keys)))  # that have not come

@@ -16,6 +16,7 @@ from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.handoff import Handoff, Peer, told
 from quintet.engine.elsewhere.joint import Source
 from quintet.engine.elsewhere.loans import Loans
+from quintet.engine.elsewhere.taker import From
 from quintet.engine.pages import DUMP
 from quintet.engine.request import Request
 from quintet.engine.tables import HASH, Tables, extend_chain, own
@@ -28,7 +29,7 @@ Read = Callable[[Sequence[int]], Callable[[], Rows]]
 class Takes(Protocol):
     """A Taker, to the books."""
 
-    def load(self, address: Peer, keys: Sequence[bytes], ends: bool) -> Load: ...
+    def load(self, sources: Sequence[From], keys: Sequence[bytes], ends: bool) -> Load: ...
 
     def counts(self) -> Mapping[str, float]: ...
 
@@ -78,7 +79,10 @@ class Transfer:
         self.giver: Counting | None = None  # who gives them
         self.engine, self.host, self.port = "", "", 0  # as others know it
         self.ports: tuple[int, ...] = ()  # of each rank, where they are processes
+        self.hosts: tuple[str, ...] = ()  # and where these are, on several machines
+        self.share = self.stages = 1  # ranks that share each layer, and stages that share the layers
         self.council: Council | None = None  # of these
+        self.sources: Callable[[Peer], list[From]] = lambda peer: [From(peer)]  # ValueError: nobody has what is wanted
         self.loan_name: Callable[[], str] = lambda: secrets.token_hex(16)  # the same on every rank
         self._copying: Copying | None = None
         self.close: Callable[[], None] = lambda: None
@@ -111,13 +115,10 @@ class Transfer:
         def load(digests: Sequence[bytes]) -> Load:
             handoff.taken = True
             keys = [names[digest[:HASH]] + digest[HASH:] for digest in digests]
-            ours = max(1, len(self.ports))
-            if peer.ranks != ours:
-                why = (
-                    f"{peer.place} has {peer.ranks} ranks that are processes, and this engine {ours}; pages go between"
-                )
-                return Refused(len(keys), f"{why} engines of the same tensor_parallel_size")
-            load = taker.load(peer, keys, ends=request.params.n == 1)
+            try:
+                load = taker.load(self.sources(peer), keys, ends=request.params.n == 1)
+            except ValueError as error:
+                return Refused(len(keys), str(error))
             return load if self.council is None else self.council.agreed(load, len(keys))
 
         return Source(lambda digest: digest[:HASH] in names, load)
@@ -169,7 +170,8 @@ class Transfer:
                 raise
             self._copying = Copying(loan, keys[first : first + self._at_once], wait)
         tokens = request.num_prompt // self._tables.page_size * self._tables.page_size
-        return told(self.engine, Peer(self.host, self.port, loan, tokens, self.ports))
+        there = Peer(self.host, self.port, loan, tokens, self.ports, self.share, self.stages, self.hosts)
+        return told(self.engine, there)
 
     def _prompt(self, request: Request, handoff: Handoff) -> tuple[list[int], list[bytes]]:
         """Full pages of its prompt that the token after them sees, in every group, and what they are called."""

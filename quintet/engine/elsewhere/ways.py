@@ -3,7 +3,7 @@
 import functools
 import ipaddress
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
 
@@ -11,7 +11,7 @@ from quintet.config import KVTransferConfig
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Mapped, Open, Share, lend
 from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
-from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Staging, end
+from quintet.engine.elsewhere.moved import Lent, Moved, Mover, Stagings
 from quintet.engine.elsewhere.nixl_mover import NixlMover
 from quintet.engine.elsewhere.sockets import NO_KEY
 from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
@@ -23,7 +23,9 @@ class Means:
 
     name: str  # as the other side must have it, too; empty: in frames
     mover: Mover | None = None
-    stagings: list[Staging] = field(default_factory=list)  # into which it moves pages
+
+    def __post_init__(self) -> None:
+        self.stagings = None if self.mover is None else Stagings(self.mover)  # into which it moves pages
 
     def share(self, loans: Loans) -> Share | None:
         """The giver's half."""
@@ -31,17 +33,15 @@ class Means:
             return Lent(self.mover, loans.rows)
         return (lambda channel: lend(channel, loans.descriptor)) if self.name else None
 
-    def open(self, words: int, patience: float) -> Open | None:
+    def open(self, patience: float) -> Open | None:
         """The taker's."""
-        if self.mover is not None:
-            staging = Staging(self.mover, words)
-            self.stagings.append(staging)
-            return functools.partial(Moved, mover=self.mover, staging=staging, patience=patience)
-        return functools.partial(Mapped, words=words) if self.name else None
+        if self.mover is not None and self.stagings is not None:
+            return functools.partial(Moved, mover=self.mover, stagings=self.stagings, patience=patience)
+        return Mapped if self.name else None
 
     def close(self) -> None:
-        if self.mover is not None:
-            end(self.mover, self.stagings)
+        if self.stagings is not None:
+            self.stagings.end()
 
 
 def means_of(settings: KVTransferConfig, keyed: bool) -> Means:

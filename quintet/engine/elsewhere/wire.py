@@ -15,12 +15,14 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL = b"quintet pages 2"  # its number is raised with any change of what is said
-VERSION = 2
+PROTOCOL = b"quintet pages 3"  # its number is raised with any change of what is said
+VERSION = 3
 NONCE = 32  # bytes
 TAG = 32
 SMALL = 2**17  # bytes of a message without a page, and what stands around a page
 MOST_KEYS = 1024  # of one ask
+MOST_PARTS = 4096  # of a row, that are asked for
+MOST_RANKS = 256  # processes of one engine
 HEAD = struct.Struct("<I")
 
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -34,13 +36,23 @@ class Broken(Exception):
     """The other side is gone, silent, or says what it must not; the message says which."""
 
 
+class Part(Struct, array_like=True, frozen=True):
+    """What one process has of every page: its ranks', which share each layer's heads, of its stage's layers."""
+
+    first: Number = 0  # of its ranks
+    count: Number = 1
+    size: Number = 1  # ranks of its stage
+    layers: tuple[Number, Number] = (0, 0)  # the first and the one after the last; (0, 0): all
+
+
 class Facts(Struct, array_like=True, frozen=True):
-    """All that a page's numbers depend on, but for its tokens, and how they lie in its row."""
+    """All that a page's numbers depend on, but for its tokens, and how they lie in a giver's row."""
 
     checkpoint: Text
     dtype: Text  # of the cache
     page_size: Number
     shapes: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=8)], ...], Meta(max_length=4096)]
+    part: Part = Part()  # the giver's: who takes says whose he came for
 
     def unlike(self, given: "Facts") -> str:
         """Why pages that are given are of no use to one who is like this; empty: they are."""
@@ -50,11 +62,20 @@ class Facts(Struct, array_like=True, frozen=True):
             return f"pages of another shape are given ({_shown(given.shapes)}) than wanted ({_shown(self.shapes)})"
         if self.dtype != given.dtype:
             return f"pages in {given.dtype} are given, and in {self.dtype} wanted"
+        if self.part != given.part:
+            return f"another part of pages is given ({_said(given.part)}) than wanted ({_said(self.part)})"
         return "" if self.checkpoint == given.checkpoint else "one runs another model, or other weights of it"
 
 
 def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
     return f"{len(shapes)} of {'x'.join(map(str, shapes[0]))}" if shapes else "nothing"
+
+
+def _said(part: Part) -> str:
+    ranks = f"{part.first}-{part.first + part.count - 1}" if part.count > 1 else f"{part.first}"
+    return f"rank {ranks} of {part.size}" + (
+        f", layers {part.layers[0]}-{part.layers[1] - 1}" * (part.layers != (0, 0))
+    )
 
 
 class Hello(Struct, tag=True, array_like=True):
@@ -89,6 +110,7 @@ class Ask(Struct, tag=True, array_like=True):
 
     loan: Text
     keys: Annotated[list[Key], Meta(min_length=1, max_length=MOST_KEYS)]
+    parts: Annotated[list[tuple[Number, Number]], Meta(max_length=MOST_PARTS)] = []  # first byte, bytes; none: all
 
 
 class Page(Struct, tag=True, array_like=True):
@@ -129,9 +151,11 @@ class Missing(Struct, tag=True, array_like=True):
 
 
 class Done(Struct, tag=True, array_like=True):
-    """Nobody will ask for this loan again."""
+    """One of its readers will not ask for this loan again."""
 
     loan: Text
+    readers: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1  # there are so many
+    reader: Number = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -114,6 +114,7 @@ def check_alike(config: EngineConfig, ranks: Ranks, hf_config: Any, weights: Wei
 
 
 def _sums(config: EngineConfig) -> dict[str, int]:
+    config = dataclasses.replace(config, kv_transfer_config=config.kv_transfer_config.everywhere)
     return {each.name: _sum(getattr(config, each.name)) for each in dataclasses.fields(config) if each.name not in OWN}
 
 

@@ -46,7 +46,9 @@ class Model(Family):
         for call in trace.calls:
             held = call.module.__dict__.setdefault("attended", Attended(self._running))
             spec = plan.shared(_spec(call, build))
-            held.add(build.mixing(spec), spec.head_dim, call.value_dim)
+            mixing = build.mixing(spec)
+            mixing.kv_heads = call.kv_heads
+            held.add(mixing, spec.head_dim, call.value_dim)
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step, as of other families."""

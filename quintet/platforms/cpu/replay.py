@@ -100,10 +100,8 @@ class Replay:
     def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
-        beside = leaves(
-            batch.inputs._replace(types=None, handed=None)
-        )  # torch places those: no call of ours, to be recorded
-        if tokens > MOST_TOKENS or beside:
+        rest = batch.inputs._replace(types=None, handed=None, beside=None)
+        if tokens > MOST_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
             return False
         times = self._seen.get(size, 0)
         if len(self._seen) > 16 * KEPT:

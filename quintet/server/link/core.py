@@ -1,5 +1,6 @@
 """The engine's process: takes requests off the wire, steps, and sends each API process its deltas."""
 
+import contextlib
 import gc
 import importlib.util
 import logging
@@ -28,6 +29,7 @@ from quintet.server.logs import speak_as
 
 logger = logging.getLogger(__name__)
 
+SAID = 500  # characters of what broke an engine
 IDLE = 1000  # milliseconds that an idle engine waits for a message before it looks around
 
 
@@ -59,9 +61,12 @@ def main() -> int:
         if importlib.util.find_spec("llguidance") is not None:
             core.then = grammars.warm
         core.run()
-    except Exception:
+    except Exception as error:
         farewell.wait()
         logger.exception("the engine broke")
+        with contextlib.suppress(OSError):
+            said = f"{type(error).__name__}: {error}"[:SAID]
+            wire.last_words(folder, orders.number).write_text(said, errors="replace")
         return 1
     return 0
 

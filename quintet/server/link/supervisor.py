@@ -16,7 +16,7 @@ from quintet.config import EngineConfig
 from quintet.engine.several import each_engine
 from quintet.server.link.child import ENDING, REFUSED
 from quintet.server.link.children import API, ENGINE, Child, Exit, inheritable
-from quintet.server.link.wire import Orders, engine_name
+from quintet.server.link.wire import Orders, engine_name, last_words
 from quintet.server.private_folder import PrivateFolder
 from quintet.server.settings import ServerConfig
 from quintet.settings.wording import Wording
@@ -160,7 +160,14 @@ class Supervisor:
         """The others would serve on with what is left of the machine: whoever restarts this server gets all of it."""
         if not self._ending:
             self._refused = self._refused or how.code == REFUSED
-            self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}")
+            self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}{self._last_words(number)}")
+
+    def _last_words(self, number: int) -> str:
+        """What broke an engine, if it could say so."""
+        try:
+            return f" ({last_words(self._folder.path, number).read_text(errors='replace')})"
+        except OSError:
+            return ""
 
     def _fail(self, why: str) -> None:
         if self._failed is None:

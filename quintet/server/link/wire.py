@@ -209,6 +209,11 @@ def engine_address(folder: Path, engine: int = 0) -> str:
     return f"ipc://{folder}/engine{engine}"
 
 
+def last_words(folder: Path, engine: int) -> Path:
+    """A file in which that engine says what broke it."""
+    return folder / f"broken{engine}"
+
+
 def engine_name(engine: int, count: int) -> str:
     """In what users read."""
     return "the engine" if count == 1 else f"engine {engine} of {count}"

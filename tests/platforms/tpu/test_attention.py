@@ -180,10 +180,11 @@ def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
         assert torch.equal(kv[1:].nan_to_num(), expected[1:].nan_to_num()), "only the tokens' slots were written"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"shared": 16}, {"sinks": True, "softcap": 4.0}], ids=str)
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(
+    "mix", [pytest.param(mix, marks=pytest.mark.slow if mix == "mix" else pytest.mark.sweep) for mix in MIXES]
+)
 def test_pages_given_back_behind_a_window_are_not_looked_at(mix: str, provider: str, settings: dict[str, Any]) -> None:
     """Their places in the table are 0, and page 0 holds no number."""
     of, cache, q, books, sinks = made(Case(4, 2, 24, 8, mix, {"window": 19, **settings}))
