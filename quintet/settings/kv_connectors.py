@@ -8,9 +8,10 @@ from quintet.settings.option import NestedError
 from quintet.values import count, json_object, one_of, text
 
 FIELD, EXTRAS = "kv_transfer_config", "kv_connector_extra_config"
-OFFLOADING, SEVERAL = "OffloadingConnector", "MultiConnector"
+OFFLOADING, LMCACHE, SEVERAL = "OffloadingConnector", "LMCacheConnectorV1", "MultiConnector"
 _CPU, _TIERING = "CPUOffloadingSpec", "TieringOffloadingSpec"
 _POLICIES = ("lru", "arc")
+_LMCACHES = "lmcache."  # before LMCache's own names
 _ENGINES_OWN = ("engine_id", "kv_load_failure_policy")  # entries beside the list that go for each in it
 
 
@@ -20,18 +21,22 @@ def apart(named: Mapping[str, Any]) -> dict[str, Any]:
     if asked is None or isinstance(asked, KVTransferConfig):
         return dict(named)
     entries = KVTransferConfig.entries(asked)
-    if entries.get("kv_connector") not in (OFFLOADING, SEVERAL):
+    if entries.get("kv_connector") not in (OFFLOADING, LMCACHE, SEVERAL):
         return dict(named)
-    found, others = dict(named), list[dict[str, Any]]()
+    found, others, ours = dict(named), list[dict[str, Any]](), list[str]()
     del found[FIELD]
     for each in _listed(entries) if entries["kv_connector"] == SEVERAL else [entries]:
-        if each.get("kv_connector") != OFFLOADING:
+        connector = each.get("kv_connector")
+        if connector not in (OFFLOADING, LMCACHE):
             others.append(each)
             continue
-        for name, value in _ours(each).items():
+        ours.append(connector)
+        for name, value in (_offloading(each) if connector == OFFLOADING else _lmcache(each)).items():
             if found.get(name) is not None:
-                raise NestedError(f"{FIELD}: {OFFLOADING} is {name}, which is given as well; leave one of them out")
+                raise NestedError(f"{FIELD}: {connector} is {name}, which is given as well; leave one of them out")
             found[name] = value
+    if len(ours) > 1:
+        raise NestedError(f"{FIELD}: {' and '.join(ours)}: this engine's pages go to one place; leave one of them out")
     if len(others) > 1:
         names = " and ".join(str(each.get("kv_connector")) for each in others)
         raise NestedError(f"{FIELD}: {names}: pages of other engines come by one way; leave one of them out")
@@ -51,7 +56,21 @@ def _listed(entries: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _ours(entries: Mapping[str, Any]) -> dict[str, Any]:
+def _lmcache(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """An LMCacheConnectorV1 by our names."""
+    if entries.get("kv_role") not in (None, "kv_both"):
+        raise NestedError(f"{FIELD}.kv_role of an {LMCACHE} is kv_both: it keeps pages, and has them come back")
+    try:
+        extras = json_object(entries.get(EXTRAS) or {})
+    except ValueError as error:
+        raise NestedError(f"{FIELD}.{EXTRAS} {error}") from None
+    if strange := sorted(name for name in extras if not name.startswith(_LMCACHES)):
+        raise _wrong(strange[0], f"is not known of {LMCACHE}; it has LMCache's settings, each behind {_LMCACHES!r}")
+    asked = {name.removeprefix(_LMCACHES): value for name, value in extras.items()}
+    return {"kv_offloading_backend": "lmcache"} | ({"kv_offloading_lmcache": asked} if asked else {})
+
+
+def _offloading(entries: Mapping[str, Any]) -> dict[str, Any]:
     """An OffloadingConnector by our names."""
     if entries.get("kv_role") not in (None, "kv_both"):
         raise NestedError(f"{FIELD}.kv_role of an {OFFLOADING} is kv_both: it keeps pages, and has them come back")

@@ -17,8 +17,8 @@ _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, 
 _FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
 FOREIGN = {
     "P2pNcclConnector": f"pages go from host memory to host memory here; use {TCP}",
-    "LMCacheConnectorV1": "it is a set of hooks of vLLM's, and LMCache's own engine is not driven here; use "
-    f"kv_offloading_size and kv_offloading_folder, or {TCP}",
+    "LMCacheMPConnector": "its server and engines unpickle what they send each other; use LMCacheConnectorV1, whose "
+    "tiers and remotes do not",
     "MooncakeStoreConnector": f"Mooncake's store is not spoken here; use kv_offloading_size, or {TCP}",
     "SharedStorageConnector": _FOLDER,
     "ExampleConnector": _FOLDER,

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.settings.option import choice, option
-from quintet.values import count, integer, one_of, optional, real, share, text, truth
+from quintet.values import count, integer, json_object, optional, real, share, text, truth
 
 GIB = 2**30
+LMCACHE = "lmcache"
 
 
 def _length(value: Any) -> int | str:
@@ -21,13 +22,6 @@ def _gib(value: Any) -> float:
     if size <= 0:
         raise ValueError(f"must be over 0, in GiB (or an amount such as 512M), not {value!r}")
     return size
-
-
-def _backend(value: Any) -> str:
-    """vLLM's other one hands pages to another process."""
-    if value == "lmcache":
-        raise ValueError("'lmcache' is not there yet; use 'native', which keeps pages in this process")
-    return str(one_of("native")(value))
 
 
 @dataclass(frozen=True)
@@ -71,9 +65,14 @@ class MemoryOptions:
         None, optional(_gib), "GiB of host memory beside the KV cache, for pages that it has no room for (all ranks "
         "together)", group="memory", metavar="GIB",
     )  # fmt: skip
-    kv_offloading_backend: str = option(
-        "native", _backend, "who keeps them: native, the engine itself", group="memory", choices=("native",)
-    )
+    kv_offloading_backend: str = choice(
+        "native", "native", LMCACHE, help="who keeps them: native, the engine itself; lmcache, LMCache, where it is "
+        "installed, as its file and variables say (LMCACHE_CONFIG_FILE)", group="memory",
+    )  # fmt: skip
+    kv_offloading_lmcache: dict[str, Any] | None = option(
+        None, optional(json_object), "settings of LMCache's by its names, before those of its file and variables",
+        group="memory", metavar="JSON",
+    )  # fmt: skip
     kv_offloading_policy: str = choice(
         "lru", "lru", "arc", help="which go first: those not used for longest, or by ARC, which also heeds how often",
         group="memory",
@@ -100,7 +99,27 @@ class MemoryOptions:
         if self.num_pages is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")
 
+    @property
+    def keeps_elsewhere(self) -> bool:
+        """Whether pages lie outside the cache that this engine computed."""
+        return self.kv_offloading_size is not None or self.kv_offloading_backend == LMCACHE
+
     def _check_elsewhere(self) -> None:
+        if self.kv_offloading_backend == LMCACHE:
+            if self.kv_offloading_folder is not None:
+                raise ValueError(
+                    "kv_offloading_folder is for kv_offloading_backend='native'; LMCache's folder is its local_disk "
+                    "(kv_offloading_lmcache)"
+                )
+            if self.kv_offloading_policy != "lru":
+                raise ValueError(
+                    f"kv_offloading_policy={self.kv_offloading_policy!r} is for kv_offloading_backend='native'; "
+                    "LMCache's is its cache_policy (kv_offloading_lmcache)"
+                )
+        elif self.kv_offloading_lmcache is not None:
+            raise ValueError(
+                "kv_offloading_lmcache is for kv_offloading_backend='lmcache'; give that, too, or leave it out"
+            )
         if self.kv_offloading_folder is not None and self.kv_offloading_size is None:
             raise ValueError(
                 "kv_offloading_folder: pages come to the folder by way of host memory; give kv_offloading_size, too"

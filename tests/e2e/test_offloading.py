@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kv_offloading_size": "1K"}, "a page takes .* MiB, and none fits; raise it"),
     ({"kv_offloading_size": 1, "enable_prefix_caching": False}, "enable_prefix_caching is off"),
     ({"kv_offloading_folder": "/tmp/x"}, "give kv_offloading_size, too"),
-    ({"kv_offloading_size": 1, "kv_offloading_backend": "lmcache"}, "'lmcache' is not there yet; use 'native'"),
+    ({"kv_offloading_size": 1, "kv_offloading_backend": "mooncake"}, "must be one of native, lmcache"),
+    ({"kv_offloading_lmcache": {"local_cpu": True}}, "is for kv_offloading_backend='lmcache'; give that, too"),
+    ({"kv_offloading_backend": "lmcache", "kv_offloading_folder": "x"}, "LMCache's folder is its local_disk"),
+    ({"kv_offloading_backend": "lmcache", "kv_offloading_policy": "arc"}, "LMCache's is its cache_policy"),
+    ({"kv_offloading_backend": "lmcache", "tensor_parallel_size": 2}, "do not agree on that yet; take native"),
+    ({"kv_offloading_backend": "lmcache", "enable_prefix_caching": False}, "enable_prefix_caching is off"),
     ({"kv_offloading_size": 1, "kv_offloading_policy": "fifo"}, "must be one of lru, arc"),
     ({"kv_load_failure_policy": "retry"}, "must be one of recompute, fail"),
 ]
@@ -263,6 +269,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         served(FORMS["llama"][0], **settings)
+
+
+def test_without_lmcache_no_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmcache", None)
+    config = EngineConfig.from_kwargs(
+        model=str(FORMS["llama"][0].folder), device="cpu", skip_tokenizer_init=True, kv_offloading_backend="lmcache"
+    )
+    with pytest.raises(ValueError, match=r"needs LMCache \(it is not installed\); pip install 'quintet\[lmcache\]'"):
+        prepare(config)
 
 
 @pytest.mark.parametrize(("family", "message"), [("mamba", "keep a state per request"), ("bert", "keeps nothing")])

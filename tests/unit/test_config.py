@@ -158,6 +158,7 @@ SAMPLES |= {"activation_bits": "8", "config_format": "hf", "tokenizer_mode": "mi
 SAMPLES |= {"safetensors_load_strategy": "eager", "model_loader_extra_config": "{}"}
 SAMPLES |= {"model_impl": "transformers", "runner": "pooling", "convert": "embed"}
 SAMPLES["kv_cache_dtype"] = "fp8_e4m3"
+SAMPLES["kv_offloading_lmcache"] = '{"local_cpu": true}'
 SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "kv_load_failure_policy": "fail"}
 SAMPLES |= {"pipeline_parallel_size": "1", "distributed_executor_backend": "mp"}
 SAMPLES |= {"expert_placement_strategy": "round_robin", "all2all_backend": "naive"}

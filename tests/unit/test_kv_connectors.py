@@ -9,6 +9,7 @@ from quintet.config import EngineConfig
 
 GIB = 2**30
 OFFLOADING = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 TCP = {"kv_connector": "TCPConnector", "kv_role": "kv_producer"}
 
 
@@ -38,6 +39,16 @@ def test_its_second_tier_is_the_folder() -> None:
     assert config.kv_offloading_size == 1e9 / GIB
 
 
+def test_an_lmcache_connector_is_lmcache_with_the_settings_behind_its_name() -> None:
+    asked = {**LMCACHE, "kv_connector_extra_config": {"lmcache.max_local_cpu_size": 2, "lmcache.local_cpu": True}}
+    config = EngineConfig.from_kwargs(kv_transfer_config=several(TCP, asked))
+    assert (config.kv_offloading_backend, config.kv_offloading_size) == ("lmcache", None)
+    assert config.kv_offloading_lmcache == {"max_local_cpu_size": 2, "local_cpu": True} and config.keeps_elsewhere
+    assert config.kv_transfer_config.kv_connector == "TCPConnector"
+    alone = EngineConfig.from_kwargs(kv_transfer_config=LMCACHE)
+    assert alone == EngineConfig.from_kwargs(kv_offloading_backend="lmcache")
+
+
 def test_several_connectors_are_each_what_they_are_alone() -> None:
     asked = several(TCP, offloading(), engine_id="first")
     config = EngineConfig.from_kwargs(kv_transfer_config=asked)
@@ -59,6 +70,19 @@ def test_several_connectors_are_each_what_they_are_alone() -> None:
         (offloading(secondary_tiers=[{}, {}]), {}, "there is one folder"),
         ({**offloading(), "kv_role": "kv_producer"}, {}, "kv_role of an OffloadingConnector is kv_both"),
         (offloading(), {"kv_offloading_size": 1}, "OffloadingConnector is kv_offloading_size, which is given as well"),
+        ({**LMCACHE, "kv_role": "kv_producer"}, {}, "kv_role of an LMCacheConnectorV1 is kv_both"),
+        (
+            {**LMCACHE, "kv_connector_extra_config": {"lmcache_rpc_port": 1}},
+            {},
+            "extra_config.lmcache_rpc_port is not known of LMCacheConnectorV1; it has LMCache's settings, each behind",
+        ),
+        (LMCACHE, {"kv_offloading_backend": "native"}, "is kv_offloading_backend, which is given as well"),
+        (
+            several(LMCACHE, offloading()),
+            {},
+            "LMCacheConnectorV1 and OffloadingConnector: this engine's pages go to one",
+        ),
+        ({**LMCACHE, "kv_connector": "LMCacheMPConnector"}, {}, "unpickle what they send each other; use LMCacheConn"),
         (several(), {}, "connectors must be a list of connectors"),
         (several("TCPConnector"), {}, "kv_transfer_config must be a JSON object"),
         (several(several(TCP)), {}, "a MultiConnector within another"),

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.engine.elsewhere.connector import Connector, Load, Rows
+from quintet.engine.elsewhere.connector import Connector, Load, Lookup, Rows
 from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.joint import Source, either
 from quintet.engine.elsewhere.transfer import Transfer
@@ -91,7 +91,8 @@ class Elsewhere:
         self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
         self.transfer = transfer  # pages of other engines, and for them
         self.council = council
-        self._found: dict[Request, set[bytes]] = {}  # pages beside them that all ranks have, of those who wait
+        self._found: dict[Request, set[bytes]] = {}  # pages that were found beside them, of those who wait
+        self._lookups: dict[Request, tuple[Lookup, list[bytes]]] = {}  # of which pages, whose answers are waited for
         closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
         self._close = weakref.finalize(self, closing)  # threads keep the connector, and nothing of the engine
         self._identity, self._patience, self._fails = identity, patience, fails
@@ -109,8 +110,8 @@ class Elsewhere:
 
     @property
     def arriving(self) -> int:
-        """Requests that wait for pages."""
-        return len(self._arrivals)
+        """Requests that wait for pages, or to know of them."""
+        return len(self._arrivals) + len(self._lookups)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -159,15 +160,33 @@ class Elsewhere:
         return ours if other is None else either(ours, other)
 
     def _looked_up(self, request: Request) -> bool:
-        """Whether it is known which of its pages every rank has; if not, the next meeting says it."""
-        council = self.council
-        if council is None or not self.connector.private or request in self._found:
+        """Whether it is known which of its pages are there; if not, the next meeting of the ranks says it, or a
+        look-up."""
+        council = self.council if self.connector.private else None
+        if (council is None and not self.connector.late) or request in self._found:
             return True
+        if request in self._lookups:
+            return self._answered(request)
         digests = self._tables.pages_of(request)
-        if not digests or all(self._pool.has(each) for each in digests):
+        missing = [each for each in digests if not self._pool.has(each)]
+        if not missing:
             return True
-        council.look_up(request, lambda: [self.connector.lies(self._root + digest) for digest in digests])
-        return False
+        if council is not None:
+            council.look_up(request, lambda: [self.connector.lies(self._root + digest) for digest in digests])
+            return False
+        with Uninterrupted():
+            self._lookups[request] = self.connector.look_up([self._root + digest for digest in missing]), missing
+        return self._answered(request)
+
+    def _answered(self, request: Request) -> bool:
+        """Whether its look-up has an answer by now."""
+        lookup, digests = self._lookups[request]
+        there = lookup.there
+        if there is None:
+            return False
+        del self._lookups[request]
+        self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
+        return True
 
     def _meet(self, council: Council) -> None:
         for request, there in council.meet(self._at_once).items():
@@ -255,6 +274,8 @@ class Elsewhere:
         """It has ended, or does not wait any more."""
         self._queued.pop(request, None)
         self._found.pop(request, None)
+        if request in self._lookups:
+            self._lookups.pop(request)[0].cancel()
         if self.council is not None:
             self.council.forget(request)
         if request in self._arrivals:
@@ -327,9 +348,10 @@ class Elsewhere:
         """The pool's books were written anew: nothing is held, and what comes is for nobody."""
         for arrival in self._arrivals.values():
             arrival.load.cancel()
-        self._arrivals.clear()
-        self._queued.clear()
-        self._found.clear()
+        for lookup, _ in self._lookups.values():
+            lookup.cancel()
+        for each in (self._arrivals, self._lookups, self._queued, self._found):
+            each.clear()
         if self.council is not None:
             self.council.forget()
         self._copying = None
@@ -339,13 +361,14 @@ class Elsewhere:
     def reset(self) -> None:
         """Nothing of today is found from now on, here or by a later start: what is computed from now on may have
         other weights."""
-        for request in [*self._arrivals, *self._found]:
+        for request in [*self._arrivals, *self._lookups, *self._found]:
             self.leave(request)
         if self.council is not None:
             self.council.forget()
         self._copying = None
         self._root = _root(self._identity, os.urandom(16))
-        self.connector.clear()
+        with Uninterrupted():
+            self.connector.clear()
 
     def reweigh(self, weights: Weights | Path | None) -> None:
         """The weights are others now, to other engines, too."""

@@ -42,11 +42,29 @@ class Load(ABC):
         """Nobody waits for it any more."""
 
 
+class Lookup(ABC):
+    """What lies there of some pages, which it takes a while to know."""
+
+    @property
+    @abstractmethod
+    def there(self) -> list[bool] | None:
+        """By page; None as long as it is not known, which is not for ever."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+
+
 class Connector(ABC):
     """One place. All of this is called by the engine's thread alone."""
 
     keeps = True  # whether it wants what is computed
     private = False  # whether other ranks, which are processes, may have other pages than lies() says of this one
+    late = False  # whether has() knows of nothing, and what lies there has to be looked up
+
+    def look_up(self, keys: Sequence[bytes]) -> Lookup:
+        """Begins to find out which of these are there, the first of a request's first."""
+        raise AssertionError("what is known at once was looked up")
 
     def __init__(self) -> None:
         self.changed = threading.Event()  # set by its threads, when a load has something to give
@@ -61,7 +79,8 @@ class Connector(ABC):
 
     @abstractmethod
     def load(self, keys: Sequence[bytes]) -> Load:
-        """Begins to bring these pages, which it has, or all ranks have. A page that fails is not had any more."""
+        """Begins to bring these pages, which it has, or all ranks have, or a look-up has found. A page that fails is
+        not had any more."""
 
     @abstractmethod
     def store(self, keys: Sequence[bytes], rows: Rows) -> None:

@@ -18,7 +18,10 @@ from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.disk import Disk, left_by_others, shared_folder
 from quintet.engine.elsewhere.host import HostMemory
+from quintet.engine.elsewhere.late import Late
+from quintet.engine.elsewhere.lmcache_store import LMCacheStore, check_installed
 from quintet.engine.elsewhere.peers import facts_of, make_transfer
+from quintet.engine.elsewhere.sockets import key_of
 from quintet.engine.elsewhere.tiers import Tiers
 from quintet.engine.kv_calibration import scales_of
 from quintet.engine.loader import placed_by
@@ -32,6 +35,7 @@ from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities, Channel
 from quintet.settings.kv_transfer import SHARED_MEMORY
+from quintet.settings.memory import LMCACHE
 
 if TYPE_CHECKING:
     from quintet.engine.start import Prepared
@@ -44,8 +48,10 @@ PATIENCE = 30.0  # seconds until pages that do not come count as failed
 
 def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> None:
     """ValueError where a model or a device has no pages that could lie elsewhere."""
-    name = "kv_offloading_size" if config.kv_offloading_size is not None else "kv_transfer_config"
-    if config.kv_offloading_size is None and config.kv_transfer_config.kv_connector is None:
+    name = "kv_transfer_config"
+    if config.keeps_elsewhere:
+        name = "kv_offloading_backend" if config.kv_offloading_backend == LMCACHE else "kv_offloading_size"
+    elif config.kv_transfer_config.kv_connector is None:
         return
     if ranks.channel is not None:
         _check_alike(config)
@@ -65,12 +71,19 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> 
             f"{name}: pages are found again by the prefix cache, and enable_prefix_caching is off; leave one of the "
             "two out"
         )
+    if config.kv_offloading_backend == LMCACHE:
+        check_installed()
     if facts.opaque and ranks.workers[0].ops.choice("gather_pages").provider == "reference":
         raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
 def _check_alike(config: EngineConfig) -> None:
     """ValueError where ranks that are processes cannot give and take their parts of pages."""
+    if config.kv_offloading_backend == LMCACHE:
+        raise ValueError(
+            "kv_offloading_backend='lmcache': ranks that are processes are each answered at a moment of their own, and "
+            "do not agree on that yet; take native, or one process"
+        )
     if config.kv_transfer_config.kv_connector is None:
         return
     if config.distributed_executor_backend in (EXTERNAL, BACKEND):
@@ -99,27 +112,42 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
     """None where nothing was asked for. ValueError says why it cannot be."""
     config, ranks = prepared.config, prepared.ranks
     meets = config.kv_transfer_config.kv_connector is not None
-    if config.kv_offloading_size is None and not meets:
+    if not config.keeps_elsewhere and not meets:
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
     council = None if ranks.channel is None else Council(ranks.channel, PATIENCE)
     if ranks.channel is not None:  # their parts of a page may differ in size, and all take in as many
         copies.at_once = min(_told(ranks.channel, copies.at_once))
-    places: Connector = Nowhere() if config.kv_offloading_size is None else _tiers(config, copies, ranks, council)
+    places, shared = _places(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
     transfer = None
     try:
-        if meets:
-            known_scales = not config.calculate_kv_scales  # or each rank has its own heads', and cuts none of others
-            among = Among(ranks, council, copies.words if known_scales else None)
+        known_scales = not config.calculate_kv_scales  # or each rank has its own heads', and cuts none of others
+        among, known = Among(ranks, council, copies.words if known_scales else None), None
+        if meets or (shared and files is not None):
             known = facts_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
+        if meets:
+            assert known is not None
             transfer = make_transfer(config, known, copies, tables, places.changed, among)
         identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
+        if shared and known is not None:  # engines on other machines have the same pages
+            identity = msgspec.msgpack.encode(known())
     except BaseException:
         places.close()
         raise
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
     patience = PATIENCE if council is None else math.inf  # what a rank's clock says is said in the council
     return Elsewhere(places, copies, tables, identity, patience, policy == "fail", transfer, council)
+
+
+def _places(config: EngineConfig, copies: Copies, ranks: Ranks, council: Council | None) -> Connector:
+    if not config.keeps_elsewhere:
+        return Nowhere()
+    if config.kv_offloading_backend != LMCACHE:
+        return _tiers(config, copies, ranks, council)
+    asked, key = dict(config.kv_offloading_lmcache or {}), key_of(config.kv_transfer_config)
+    if config.kv_offloading_size is not None:  # as vLLM has it
+        asked |= {"local_cpu": True, "max_local_cpu_size": float(config.kv_offloading_size)}
+    return Late("LMCache", lambda: LMCacheStore(asked, copies.words, key), copies.words)
 
 
 def _told(channel: Channel, number: int) -> list[int]:

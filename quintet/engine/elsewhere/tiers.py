@@ -1,6 +1,5 @@
 """The connector of one engine's own tiers: host memory, and a folder behind it."""
 
-import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
@@ -10,8 +9,7 @@ from quintet.engine.elsewhere.connector import Arrived, Connector, Load, Rows
 from quintet.engine.elsewhere.council import Council
 from quintet.engine.elsewhere.disk import Disk
 from quintet.engine.elsewhere.host import HostMemory
-
-AHEAD = 8  # pages that a load has read from the disk and nobody has taken
+from quintet.engine.elsewhere.reads import ReadLoad
 
 
 class Tiers(Connector):
@@ -39,7 +37,7 @@ class Tiers(Connector):
     def read(self, keys: Sequence[bytes]) -> Load:
         """Of the disk alone."""
         assert self.disk is not None, "a page was asked for that is nowhere"
-        load = DiskLoad(self.disk, keys, self.changed)
+        load = ReadLoad(self.disk, keys, self.changed)
         return load if self._council is None else self._council.agreed(load, len(keys))
 
     def store(self, keys: Sequence[bytes], rows: Rows) -> None:
@@ -110,47 +108,3 @@ class TierLoad(Load):
         for key in keys:
             if self._tiers.awaited[key] <= 0:
                 del self._tiers.awaited[key]
-
-
-class DiskLoad(Load):
-    """Pages of the disk, read a few ahead."""
-
-    def __init__(self, disk: Disk, keys: Sequence[bytes], changed: threading.Event) -> None:
-        self._disk, self._keys, self._changed = disk, keys, changed
-        self._unread = deque(range(len(keys)))
-        self._reading = 0  # asked for, and not taken
-        self._read: deque[tuple[int, Rows | str]] = deque()  # threads append to it
-        self._ask()
-
-    @property
-    def done(self) -> bool:
-        return not (self._unread or self._reading)
-
-    def take(self, most: int) -> Arrived:
-        places, rows, failed = list[int](), [], dict[int, str]()
-        while self._read and len(places) < most:
-            place, row = self._read.popleft()
-            self._reading -= 1
-            if isinstance(row, str):
-                failed[place] = row
-            else:
-                places.append(place)
-                rows.append(row)
-        self._ask()
-        return Arrived(places, np.stack(rows) if rows else np.zeros((0, self._disk.words), np.int32), failed)
-
-    def cancel(self) -> None:
-        """What is being read is read on, for nobody."""
-        self._unread.clear()
-        self._reading = 0
-
-    def _ask(self) -> None:
-        """For the next pages."""
-        while self._unread and self._reading < AHEAD:
-            place = self._unread.popleft()
-            self._reading += 1
-            self._disk.read(self._keys[place], lambda row, place=place: self._came(place, row))  # type: ignore[misc]
-
-    def _came(self, place: int, row: Rows | str) -> None:
-        self._read.append((place, row))
-        self._changed.set()

@@ -52,7 +52,7 @@ def model(family: str) -> Any:
     ("family", "dtype"),
     [
         ("llama", torch.float16),
-        pytest.param("mixtral", torch.float32, marks=pytest.mark.slow),
+        pytest.param("mixtral", torch.float32, marks=pytest.mark.sweep),
         pytest.param("deepseek_v2", torch.float32, marks=pytest.mark.slow),
     ],
 )

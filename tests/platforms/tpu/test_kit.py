@@ -9,6 +9,6 @@ pytestmark = tpu.needs_jax
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("section", "every"), sections({"ops": 4, "attention": 3}))
+@pytest.mark.parametrize(("section", "every"), sections({"ops": 4, "attention": 3, "models": 4, "numbers": 4}))
 def test_it_conforms(section: str, every: int) -> None:
     assert_conforms("tpu", section, every)
