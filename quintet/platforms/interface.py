@@ -235,6 +235,9 @@ class Communicator(ABC):
     def all_to_all(self, x: Tensor, dim: int) -> Tensor:
         """Cuts x along dim into `size` equal pieces, sends piece i to rank i, joins what arrives in rank order."""
 
+    def leave(self) -> None:  # noqa: B027  # most ranks may go in any order
+        """The process is about to end: waits, a bounded time, for others that would end badly if it went before."""
+
 
 class Alone(Communicator):
     """The communicator of a model on one rank: every collective returns what it was given."""

@@ -3,6 +3,7 @@
 Every start compiles, so that these tests are slow.
 """
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +102,27 @@ def test_two_machines_serve_what_one_process_says_and_a_lost_one_is_named(tmp_pa
         assert served.wait(60) == 1
         assert "rank 1 of 2 is lost" in log.read_text()
     assert gone(rank.pid)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("asked", [False, True], ids=["idle", "in the midst of an answer"])
+def test_a_server_that_is_told_to_end_ends_the_other_machine_in_good_order(asked: bool, tmp_path: Path) -> None:
+    """JAX's coordinator is in machine 0's engine, and ends by SIGABRT whoever loses it: the other goes first."""
+    words = [*flags(), "--drain-timeout", "0"]
+    with following(*words) as other, serving(words, tmp_path) as (served, log, client):
+        (rank,) = psutil.Process(other.pid).children()
+        if asked:
+            body = {"prompt": PROMPTS[0], "max_tokens": 50, "ignore_eos": True, "stream": True}
+            with client.stream("POST", "http://quintet/v1/completions", json=body) as answer:
+                assert next(answer.iter_lines())
+                served.send_signal(signal.SIGTERM)
+        else:
+            served.send_signal(signal.SIGTERM)
+        assert served.wait(60) == 0, log.read_text()
+        assert other.wait(60) == 0 and other.stdout is not None
+        said = other.stdout.read()
+        assert "rank 0 has closed its engine: the ranks of this machine end" in said and "SIGABRT" not in said, said
+    assert gone(rank.pid) and "Traceback" not in log.read_text() + said
 
 
 @pytest.mark.sweep

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,15 +37,35 @@ def wanted(ids: list[int]) -> list[int]:
     return tokens(served(FORMS["llama"][0]), a=ids)["a"]
 
 
-@pytest.mark.parametrize("config", [BOTH, HERE], ids=["TCP", "shared memory"])
-def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(config: dict[str, Any]) -> None:
+@pytest.fixture
+def ways(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Mooncake listens at all addresses for the time of a test, and wants a key."""
+    (key := tmp_path / "key").touch(0o600)
+    key.write_text("a" * 32)
+    everywhere = {"kv_ip": "0.0.0.0", "kv_connector_extra_config": {"host": "127.0.0.1", "key_file": str(key)}}
+    return {
+        "TCP": BOTH, "shared memory": HERE, "NIXL": {**BOTH, "kv_connector": "NixlConnector"},
+        "Mooncake": {**BOTH, "kv_connector": "MooncakeConnector", **everywhere},
+    }  # fmt: skip
+
+
+LIBRARIES = {"NIXL": "nixl", "Mooncake": "mooncake.engine"}
+
+
+@pytest.mark.parametrize("way", ["TCP", "shared memory", "NIXL", "Mooncake"])
+def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(
+    way: str, ways: dict[str, dict[str, Any]]
+) -> None:
+    if way in LIBRARIES:
+        pytest.importorskip(LIBRARIES[way], reason=f"{way} is not installed")
+    config = ways[way]
     with engine(kv_transfer_config=config) as first, engine(kv_transfer_config={**config, "engine_id": None}) as second:
         told = ask(first, prompt(0, LENGTH), LENDS, 1).kv_transfer_params
         assert told is not None and told["tp_size"] == 2 == len(told["remote_ports"])
         got = ask(second, prompt(0, LENGTH), told)
         assert list(got.outputs[0].token_ids) == wanted(prompt(0, LENGTH))
         assert got.num_cached_tokens == (LENGTH - 1) // 16 * 16 and second._client.engine.stats().pages_failed == 0
-        if config is HERE:
+        if way == "shared memory":
             return
         told = ask(first, prompt(1, LENGTH), LENDS, 1).kv_transfer_params
         assert told is not None
@@ -99,6 +120,28 @@ def test_engines_that_share_a_model_out_differently_cut_each_others_pages(
     ):
         alike(first, second, family, 0)
         alike(second, first, family, 1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", LIBRARIES)
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 4)], ids=str)
+def test_libraries_fetch_rows_that_are_cut_here(
+    way: str, sizes: tuple[int, int], ways: dict[str, dict[str, Any]]
+) -> None:
+    pytest.importorskip(LIBRARIES[way], reason=f"{way} is not installed")
+    first, second = (engine(tensor_parallel_size=size, kv_transfer_config=ways[way]) for size in sizes)
+    with first, second:
+        alike(first, second, "llama", 0)
+        alike(second, first, "llama", 1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", LIBRARIES)
+def test_libraries_move_pages_between_stages(way: str, ways: dict[str, dict[str, Any]]) -> None:
+    pytest.importorskip(LIBRARIES[way], reason=f"{way} is not installed")
+    settings = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "kv_transfer_config": ways[way]}
+    with engine(**settings) as first, engine(**settings) as second:
+        alike(first, second, "llama", 0)
 
 
 @pytest.mark.sweep

@@ -1,5 +1,6 @@
 """Ranks agree on pages that come to each at a moment of its own: each test plays all ranks, a thread for each."""
 
+import dataclasses
 import random
 import threading
 from collections.abc import Sequence
@@ -9,11 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quintet.config import EngineConfig
 from quintet.engine.elsewhere.connector import Arrived, Load
-from quintet.engine.elsewhere.council import Council
+from quintet.engine.elsewhere.copies import Copies
+from quintet.engine.elsewhere.council import AHEAD, Agreed, Council
 from quintet.engine.elsewhere.joint import JointLoad
+from quintet.engine.elsewhere.making import make_elsewhere
+from quintet.engine.elsewhere.tiers import Tiers
 from quintet.engine.elsewhere.transfer import Refused
+from quintet.engine.start import launch, prepare
 from quintet.platforms.interface import Channel
+from tests.helpers.behind import Work, behind
+from tests.helpers.null_engine import folder
+from tests.unit.test_overlap import SETTINGS
 
 WORDS = 4
 
@@ -69,12 +78,42 @@ class Shuffled(Load):
         self.canceled, self._left = True, []
 
 
+class Ordered(Load):
+    """Pages that come in a given order, at most so many at a time, and none at some meetings."""
+
+    def __init__(self, order: Sequence[int], rng: random.Random, fastest: int) -> None:
+        self._left, self._rng, self._fastest = list(order), rng, fastest
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def take(self, most: int) -> Arrived:
+        count = min(most, self._rng.randint(0, self._fastest))
+        came, self._left = self._left[:count], self._left[count:]
+        return Arrived(came, np.repeat(np.array(came, np.int32)[:, None], WORDS, 1))
+
+    def cancel(self) -> None:
+        self._left = []
+
+
 def played(size: int, part: Any) -> list[Any]:
     """What each rank's part gives, told its rank and its channel."""
     notes, barrier = [b""] * size, threading.Barrier(size)
+
+    def alone(rank: int) -> Any:
+        try:
+            return part(rank, Table(rank, notes, barrier))
+        except BaseException:
+            barrier.abort()  # nobody waits for this one
+            raise
+
     with ThreadPoolExecutor(size) as pool:
-        waiting = [pool.submit(part, rank, Table(rank, notes, barrier)) for rank in range(size)]
-        return [each.result(60) for each in waiting]
+        waiting = [pool.submit(alone, rank) for rank in range(size)]
+        errors = [error for each in waiting if (error := each.exception(60)) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [each.result() for each in waiting]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -157,3 +196,102 @@ def test_a_load_of_which_a_part_will_not_come_gives_the_rest() -> None:
         return sorted(came), failed
 
     assert played(2, part) == [([0, 2, 4, 6, 8, 10], {1: "other ranks", 3: "other ranks"})] * 2
+
+
+# ------------------------------------------------------------------------------------- how much waits for a slow rank
+
+
+def all_of(load: Agreed, council: Council, most: int) -> tuple[list[int], int]:
+    """What a load gives in the end, and the most rows that it held behind a meeting."""
+    came, held, meetings = list[int](), 0, 0
+    while council.due:
+        council.meet(most)
+        held = max(held, len(load.rows))
+        came += load.take(most).places
+        meetings += 1
+        assert meetings < 5000, "nothing comes any more"
+    return came, held
+
+
+def test_a_fast_rank_holds_few_pages_while_a_slow_one_lags() -> None:
+    most, count = 4, 600
+
+    def part(rank: int, channel: Table) -> Any:
+        council = Council(channel, 60.0)
+        inner = Ordered(range(count), random.Random(rank), 1 if rank else most)
+        return all_of(council.agreed(inner, count), council, most)
+
+    for came, held in played(2, part):
+        assert came == list(range(count)) and held <= AHEAD * most
+
+
+def test_ranks_that_hold_different_pages_wait_for_each_other_but_not_for_ever() -> None:
+    """One has what the other has last."""
+    most, count = 2, 64
+
+    def part(rank: int, channel: Table) -> Any:
+        council = Council(channel, 60.0)
+        order = list(range(count)) if rank else list(reversed(range(count)))
+        return all_of(council.agreed(Ordered(order, random.Random(rank), most), count), council, most)
+
+    for came, held in played(2, part):
+        assert sorted(came) == list(range(count)) and held >= count // 2 - most
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_order_pages_come_in_all_come_and_none_runs_far_ahead(seed: int) -> None:
+    rng = random.Random(seed)
+    size, most, counts = rng.choice([2, 3]), rng.randint(1, 5), [rng.randint(1, 50) for _ in range(rng.randint(1, 4))]
+    lost = {place for place in range(50) if rng.random() < rng.choice([0.0, 0.1])}
+
+    def part(rank: int, channel: Table) -> Any:
+        own, council, given = random.Random(f"{seed} {rank}"), Council(channel, 60.0), list[Any]()
+        loads = []
+        for count in counts:
+            order, kind = list(range(count)), own.randrange(3)
+            if kind:
+                own.shuffle(order) if kind == 1 else order.reverse()
+            inner: Load = Ordered(order, own, own.randint(1, most))
+            if lost and own.random() < 0.5:
+                inner = Shuffled(own.randrange(99), count, sorted(lost))
+            loads.append(council.agreed(inner, count))
+        for _ in range(5000):
+            if not council.due:
+                return given
+            share = max(1, AHEAD * most // len(council._loads))
+            council.meet(most)
+            assert all(0 <= load.ahead <= share for load in loads if not load.done)
+            for at, load in enumerate(loads):
+                if not load.done:
+                    came = load.take(most)
+                    given += [(at, place, row[0]) for place, row in zip(came.places, came.rows.tolist(), strict=True)]
+                    given += [(at, place, None) for place in came.failed]
+        raise AssertionError("nothing comes any more")
+
+    said = played(size, part)
+    assert all(each == said[0] for each in said)
+    assert sorted((at, place) for at, place, _ in said[0]) == [
+        (at, place) for at, count in enumerate(counts) for place in range(count)
+    ]
+    assert all(row is None or row == place for _, place, row in said[0])
+
+
+def test_ranks_whose_parts_differ_in_size_take_in_as_many_pages() -> None:
+    """And keep as many: what is given at a meeting, and what is there, is the same for all."""
+
+    def part(rank: int, channel: Table) -> Any:
+        settings = {"load_format": "dummy", "skip_tokenizer_init": True, **SETTINGS, "page_size": 4 * 4**rank}
+        config = EngineConfig.from_kwargs(model=str(folder()), device="null", **settings)
+        prepared = prepare(config, behind(Work()))
+        engine = launch(prepared, progress=False)
+        alone = Copies(prepared.ranks)
+        prepared.ranks.workers[0].comm.channel = channel
+        prepared = dataclasses.replace(prepared, config=config.replace(kv_offloading_size="1M"))
+        made = make_elsewhere(prepared, engine.scheduler.tables, None)
+        assert made is not None and isinstance(made.connector, Tiers)
+        made.close()
+        return alone.at_once, made.copies.at_once, made._at_once, made.connector.host.capacity
+
+    (one, *first), (other, *second) = played(2, part)
+    assert other < one, "the test is of unequal ranks"
+    assert first == second and first[:2] == [other, other]

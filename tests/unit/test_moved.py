@@ -3,11 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import gc
+import mmap
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,8 @@ import psutil
 import pytest
 
 from quintet.config import KVTransferConfig
+from quintet.engine.elsewhere import moved as moved_module
+from quintet.engine.elsewhere.connector import Rows
 from quintet.engine.elsewhere.handoff import Peer
 from quintet.engine.elsewhere.loans import Loans
 from quintet.engine.elsewhere.memory import Far, Mapped, lend
@@ -22,8 +27,8 @@ from quintet.engine.elsewhere.mooncake_mover import MooncakeMover
 from quintet.engine.elsewhere.moved import BUFFERS, Lent, Moved, Staging, Stagings
 from quintet.engine.elsewhere.nixl_mover import NixlMover
 from quintet.engine.elsewhere.taker import From, GiverEnd, Pieces
-from quintet.engine.elsewhere.ways import means_of
-from quintet.engine.elsewhere.wire import Broken, Channel
+from quintet.engine.elsewhere.ways import Means, means_of
+from quintet.engine.elsewhere.wire import Broken, Channel, Memory
 from tests.helpers.mover import Copying
 from tests.unit.test_elsewhere import WORDS, beginnings
 from tests.unit.test_overlap import ENGINES, Served, traffic
@@ -156,6 +161,100 @@ def test_a_row_beyond_the_memory_is_no_page(kind: str) -> None:
             far.read([0, 1])
 
 
+# ------------------------------------------------------------------------------------------------- an engine that ends
+
+
+class Held(Copying):
+    """A library that writes on, whatever it is told, until it may end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Any:
+        self.begun += 1
+        return HeldMoving(self)
+
+
+class HeldMoving:
+    def __init__(self, mover: Held) -> None:
+        self._mover = mover
+
+    def done(self) -> bool:
+        return False
+
+    def stop(self) -> bool:
+        return self._mover.may_end.is_set()
+
+
+class Quiet:
+    """A connection to somebody who has memory, and says nothing more."""
+
+    def receive(self, _: Any) -> Memory:
+        return Memory(b"a test", 4096, 9)
+
+    def look(self) -> None: ...
+
+
+def reading(means: Means) -> tuple[threading.Thread, "list[str]", "weakref.ref[Any]"]:
+    """A thread in the midst of a transfer; why it ends; and the memory that is written to."""
+    opening, said = means.open(60.0), list[str]()
+    assert opening is not None
+    far: Any = opening(Quiet(), WORDS)  # type: ignore[arg-type]
+
+    def read() -> None:
+        with pytest.raises(Broken) as error:
+            far.read([1, 2])
+        said.append(str(error.value))
+
+    lent, borrow = list[Any](), far._staging.borrow
+
+    def noted() -> Rows:
+        rows = borrow()
+        lent.append(weakref.ref(rows))
+        return rows
+
+    far._staging.borrow = noted
+    thread = threading.Thread(target=read)
+    thread.start()
+    _until(lambda: means.mover.begun > 0)  # type: ignore[union-attr]
+    return thread, said, lent[0]
+
+
+def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
+    mover = Held()
+    means = Means("a test", mover)
+    thread, said, _ = reading(means)
+    ending = threading.Thread(target=means.close)
+    ending.start()
+    thread.join(30)
+    assert said == ["the engine ends"] and ending.is_alive() and not mover.closed
+    mover.may_end.set()
+    ending.join(30)
+    assert mover.closed
+    with pytest.raises(Broken, match="the engine ends"):
+        means.stagings.of(WORDS)  # type: ignore[union-attr]
+
+
+def test_memory_that_is_written_to_outlives_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(moved_module, "CLOSING", 0.01)
+    mover = Held()
+    means = Means("a test", mover)
+    thread, _, memory = reading(means)
+    means.close()
+    assert "their memory stays until they do" in caplog.text and not mover.closed
+    thread.join(30)
+    mover.offered.clear()  # a library need not keep it either
+    del means
+    gc.collect()
+    assert memory() is not None and not mover.closed
+    mover.may_end.set()
+    _until(lambda: mover.closed)
+    _until(lambda: gc.collect() is not None and memory() is None)
+
+
 # -------------------------------------------------------------------------------------------------------------- NIXL
 
 
@@ -179,6 +278,10 @@ def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
     other.close()
     with pytest.raises(Broken, match="NIXL cannot reach it"):
         nixl.meet(b"nobody")
+    with pytest.raises(Broken, match="the engine ends"):
+        other.told()
+    with pytest.raises(Broken, match="the engine ends"):
+        other.begin("peer", [4096], np.zeros((1, WORDS), np.int32))
 
 
 def test_nixl_listens_where_it_is_told(nixl: NixlMover) -> None:
@@ -210,6 +313,55 @@ def test_mooncake_moves_what_one_engine_says() -> None:
     two.close()
     for mover in (one, other):
         mover.close()
+        with pytest.raises(Broken, match="the engine ends"):
+            mover.told()
+
+
+LIBRARIES = {"NIXL": ("nixl", lambda: NixlMover("lo")),
+             "Mooncake": ("mooncake.engine", lambda: MooncakeMover("127.0.0.1", "tcp"))}  # fmt: skip
+
+
+@pytest.mark.parametrize("whose", ["the giver", "the taker"])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_an_engine_may_end_while_a_library_reads(name: str, whose: str) -> None:
+    """Memory that is read or written after it was let go of would end the process: here it is unmapped."""
+    module, make = LIBRARIES[name]
+    pytest.importorskip(module, reason=f"{name} is not installed")
+    words, count, read = 2**16, 32, threading.Event()
+    giving, taking = Means("a test", make()), Means("a test", make())
+    memory = mmap.mmap(-1, 4 * words * count)
+    rows: Rows = np.ndarray((count, words), np.int32, memory)
+    rows[:] = np.arange(count)[:, None]
+    assert giving.mover is not None
+    Lent(giving.mover, rows)
+    opening, told, said = taking.open(10.0), Memory(giving.mover.told(), rows.ctypes.data, count), list[str]()
+    assert opening is not None
+
+    class Told(Quiet):
+        def receive(self, _: Any) -> Memory:
+            return told
+
+    def loop() -> None:
+        far = opening(Told(), words)  # type: ignore[arg-type]
+        with pytest.raises(Broken) as error:
+            while True:
+                assert (far.read(range(count))[:, -1] == np.arange(count)).all()
+                read.set()
+        said.append(str(error.value))
+
+    threads = [threading.Thread(target=loop) for _ in range(2)]
+    for each in threads:
+        each.start()
+    assert read.wait(60)
+    (giving if whose == "the giver" else taking).close()
+    if whose == "the giver":
+        del giving, rows, memory
+        gc.collect()
+    for each in threads:
+        each.join(60)
+    wanted = "could not read there" if whose == "the giver" else "the engine ends"
+    assert len(said) == 2 and all(wanted in each for each in said), said
+    (taking if whose == "the giver" else giving).close()
 
 
 def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:

@@ -19,6 +19,7 @@ PIECE = 990  # bytes of a note that ranks exchange at once; a longer one takes s
 WHY = 300  # characters of why a page does not come
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
 LOOKED_UP = 64  # requests whose pages are looked up in one meeting
+AHEAD = 2  # times what is taken in at once: so many pages a rank may be ahead of the slowest, in all loads together
 
 
 class Said(msgspec.Struct, array_like=True):
@@ -27,6 +28,7 @@ class Said(msgspec.Struct, array_like=True):
     lie: list[bytes]  # bits by page, of each request that is looked up: whether it is there for this rank
     came: list[bytes]  # bits by place, of each load: what has come to this rank
     failed: list[bytes]  # and what will not
+    known: list[int]  # of each load: places of which this rank has heard the one or the other so far
     why: str  # one of the reasons
 
 
@@ -69,18 +71,22 @@ class Council:
 
     def meet(self, most: int) -> dict[Request, list[bool]]:
         """Waits for every rank; afterwards loads give what is agreed on -> which pages of each request all have. most:
-        pages that this rank takes in of each load before."""
+        pages that this rank takes in of each load before. A rank that is far ahead takes in less, and leaves the rest
+        where it waits by itself; the slowest always goes on, whatever pages it has, so that some rank always does."""
         asked, self._asked = self._asked, {}
+        share = max(1, AHEAD * most // max(len(self._loads), 1))
         for load in self._loads:
-            load.gather(most)
+            load.gather(min(most, share - load.ahead))
         why = next((why for load in self._loads for why in load.failed.values()), "")[:WHY]
         bits = ([load.bits(load.rows) for load in self._loads], [load.bits(load.failed) for load in self._loads])
-        note = _encode(Said([_packed(each) for each in asked.values()], *bits, why))
+        known = [load.known for load in self._loads]
+        note = _encode(Said([_packed(each) for each in asked.values()], *bits, known, why))
         said = [_decode(each) for each in self._exchange(note)]
         named = next((f"rank {rank} of {len(said)}: {each.why}" for rank, each in enumerate(said) if each.why), "")
         for at, load in enumerate(self._loads):
             came = [_unpacked(each.came[at], load.count) for each in said]
             failed = [_unpacked(each.failed[at], load.count) for each in said]
+            load.ahead = load.known - min(each.known[at] for each in said)
             load.settle(np.logical_and.reduce(came), np.logical_or.reduce(failed), named)
         return {
             request: np.logical_and.reduce([_unpacked(each.lie[at], len(lie)) for each in said]).tolist()
@@ -107,6 +113,8 @@ class Agreed(Load):
         self._left = set(range(count))  # that were not given
         self.rows: dict[int, Rows] = {}  # that have come to this rank
         self.failed: dict[int, str] = {}  # that will not
+        self.known = 0  # pages that have come to this rank, or will not
+        self.ahead = 0  # how many more they are than the slowest rank's
         self._ready: list[int] = []
         self._lost: dict[int, str] = {}
         self._heard = time.monotonic()
@@ -132,18 +140,23 @@ class Agreed(Load):
     # -------------------------------------------------------------------------------------------------- the council's
 
     def gather(self, most: int) -> None:
-        """Takes in what has come to this rank."""
+        """Takes in what has come to this rank; with nothing to take, it waits for others, and loses no patience."""
         if self._load.done:
+            return
+        if most <= 0:
+            self._heard = time.monotonic()
             return
         came = self._load.take(most)
         self._none = came.rows[:0]
-        self.rows.update(zip(came.places, came.rows, strict=True))
+        found = zip(came.places, came.rows, strict=True)
+        self.rows.update((place, row) for place, row in found if place in self._left)
         self.failed.update(came.failed)
+        self.known += len(came.places) + len(came.failed)
         if came.places or came.failed:
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > self._patience:
             self._load.cancel()
-            late = self._left.difference(self.rows, self.failed)
+            late, self.known = self._left.difference(self.rows, self.failed), self.count
             self.failed.update(dict.fromkeys(late, f"nothing more came within {self._patience:g} s"))
 
     def bits(self, places: Container[int]) -> bytes:

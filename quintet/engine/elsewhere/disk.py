@@ -8,12 +8,13 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import struct
 import tempfile
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,13 +36,14 @@ VERSION = 1  # raised with any change of what is in a file
 HEADER = struct.Struct("<16sI64sQI4x")  # magic, version, key, bytes that follow, their CRC-32
 SUFFIX = ".page"
 LOCK = "lock"
+OF_RANK = re.compile(r"rank-([0-9]{1,4})")  # the folder of one rank, where ranks are processes
 READERS = 2  # threads: checksums take a core each
 QUEUED = 2**28  # bytes that wait to be written; what comes while there are more is not kept here
 PATIENCE = 10.0  # seconds that close() waits for the writer
 
 
 class Foreign(NamedTuple):
-    """A file of pages of another size: another model's."""
+    """A file of pages of another size, which is another model's, or of another number of ranks."""
 
     path: Path
     nbytes: int
@@ -50,15 +52,16 @@ class Foreign(NamedTuple):
 class Disk:
     """Files by key. Whoever asks is not kept waiting: threads read and write."""
 
-    def __init__(self, folder: Path, nbytes: int, words: int, order: str) -> None:
-        """ValueError says why the folder cannot be used."""
+    def __init__(self, folder: Path, nbytes: int, words: int, order: str, others: Sequence[Path] = ()) -> None:
+        """others: folders in which a run with another number of ranks left pages: they count, too, and go first.
+        ValueError says why the folder cannot be used."""
         self._folder, self._limit, self._nbytes, self.words = folder, nbytes, HEADER.size + 4 * words, words
         self._order = ORDERS[order](nbytes // self._nbytes)
         self._foreign: deque[Foreign] = deque()  # the oldest first
         self._lock = threading.Lock()  # of the order, and of what follows
         self._queued, self._queued_bytes, self._broken = set[bytes](), 0, False
-        self._held = _own(folder)
-        self._find()
+        self._held = [_own(folder)]
+        self._find(self._taken_over(others))
         self._writes: queue.SimpleQueue[tuple[bytes, Rows] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[bytes, Callable[[Rows | str], None]] | None] = queue.SimpleQueue()
         loops = [self._write_all, *[self._read_all] * READERS]
@@ -97,9 +100,8 @@ class Disk:
         self._writes.put(None)
         for thread in self._threads:
             thread.join(PATIENCE)
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
+        while self._held:
+            os.close(self._held.pop())
 
     # ------------------------------------------------------------------------------------------------------ in threads
 
@@ -196,13 +198,25 @@ class Disk:
         name = key.hex()
         return self._folder / name[-2:] / (name + SUFFIX)
 
-    def _find(self) -> None:
+    def _taken_over(self, others: Sequence[Path]) -> list[Path]:
+        """Those of the folders that are no other's now; another rank may hold one, or another engine."""
+        found = []
+        for each in others:
+            try:
+                self._held.append(_own(each))
+                found.append(each)
+            except ValueError as error:
+                logger.info("what lies there is not counted: %s", error)
+        return found
+
+    def _find(self, others: Sequence[Path]) -> None:
         """What is there from before, the oldest first; what no engine finished is removed, and what is too much."""
-        for path, state in sorted(_files(self._folder), key=lambda found: found[1].st_mtime_ns):
+        found = [(*each, folder) for folder in (self._folder, *others) for each in _files(folder)]
+        for path, state, folder in sorted(found, key=lambda each: each[1].st_mtime_ns):
             key = _key(path)
             if key is None:
                 path.unlink(missing_ok=True)
-            elif state.st_size != self._nbytes:
+            elif folder is not self._folder or state.st_size != self._nbytes:
                 self._foreign.append(Foreign(path, state.st_size))
             else:
                 _, gone = self._order.add(key, lambda _: False)
@@ -211,6 +225,20 @@ class Disk:
                 if key not in self._order:
                     path.unlink(missing_ok=True)
         self._trim(0)
+
+
+def left_by_others(folder: Path, ranks: int) -> list[Path]:
+    """Folders with pages in there that an engine of so many ranks which are processes does not use (0: it has none)."""
+    try:
+        named = [(OF_RANK.fullmatch(each.name), Path(each.path)) for each in os.scandir(folder) if _is_folder(each)]
+    except OSError:  # it is not there; or it cannot be used, and who uses it says why
+        return []
+    found = [path for match, path in named if match and int(match[1]) >= ranks]
+    return sorted(found) + ([folder] if ranks and (folder / LOCK).exists() else [])
+
+
+def _is_folder(each: "os.DirEntry[str]") -> bool:
+    return each.is_dir(follow_symlinks=False)
 
 
 def shared_folder(folder: Path) -> Path:
@@ -249,7 +277,7 @@ def _own(folder: Path) -> int:
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Those in the folder's own subfolders; links are no files of ours."""
     for each in os.scandir(folder):
-        if not each.is_dir(follow_symlinks=False) or len(each.name) != 2:
+        if not _is_folder(each) or len(each.name) != 2:
             continue
         for found in os.scandir(each.path):
             if found.is_file(follow_symlinks=False):

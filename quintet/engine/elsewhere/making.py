@@ -16,7 +16,7 @@ from quintet.engine.elsewhere.books import Elsewhere
 from quintet.engine.elsewhere.connector import Connector, Nowhere
 from quintet.engine.elsewhere.copies import Copies
 from quintet.engine.elsewhere.council import Council
-from quintet.engine.elsewhere.disk import Disk, shared_folder
+from quintet.engine.elsewhere.disk import Disk, left_by_others, shared_folder
 from quintet.engine.elsewhere.host import HostMemory
 from quintet.engine.elsewhere.late import Late
 from quintet.engine.elsewhere.lmcache_store import LMCacheStore, check_installed
@@ -34,7 +34,7 @@ from quintet.engine.tables import Tables
 from quintet.engine.weight_files import Weights
 from quintet.engine.weights_cache import digest
 from quintet.platforms.interface import Capabilities, Channel
-from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
+from quintet.settings.kv_transfer import SHARED_MEMORY
 from quintet.settings.memory import LMCACHE
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ def _check_alike(config: EngineConfig) -> None:
         )
     if config.kv_transfer_config.kv_connector is None:
         return
-    if config.kv_transfer_config.kv_connector in (NIXL, MOONCAKE):
-        raise ValueError(
-            f"kv_transfer_config: {config.kv_transfer_config.kv_connector} was never tried where ranks are processes; "
-            "take TCPConnector, or one process"
-        )
     if config.distributed_executor_backend in (EXTERNAL, BACKEND):
         raise ValueError(
             "kv_transfer_config: where somebody else starts the ranks (external_launcher, ray) each machine's address "
@@ -121,7 +116,7 @@ def make_elsewhere(prepared: "Prepared", tables: Tables, files: Weights | None) 
         return None
     copies = Copies(ranks, prepared.capabilities.static_shapes)
     council = None if ranks.channel is None else Council(ranks.channel, PATIENCE)
-    if ranks.channel is not None:  # their parts of a page may differ in size
+    if ranks.channel is not None:  # their parts of a page may differ in size, and all take in as many
         copies.at_once = min(_told(ranks.channel, copies.at_once))
     places, shared = _places(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
     transfer = None
@@ -178,9 +173,10 @@ def _tiers(config: EngineConfig, copies: Copies, ranks: Ranks, council: Council 
     if config.kv_offloading_folder is not None:
         folder = Path(config.kv_offloading_folder).expanduser()
         disk_size, place = int(float(config.kv_offloading_folder_size) * GIB), ranks.workers[0].place
+        others = left_by_others(folder, 0 if council is None else place.size)
         if council is not None:
             folder, disk_size = shared_folder(folder) / f"rank-{place.rank}", disk_size // place.size
-        disk = Disk(folder, disk_size, copies.words, order)
+        disk = Disk(folder, disk_size, copies.words, order, others)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("pages elsewhere: %d of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
     return Tiers(host, disk, council)

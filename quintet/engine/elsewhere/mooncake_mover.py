@@ -31,7 +31,7 @@ class Reading:
         step = into.strides[0]
         here = [into.ctypes.data + at * step for at in range(len(addresses))]
         self._args = (peer, here, list(addresses), [step] * len(addresses))
-        self._engine, self._failed = engine, ""
+        self._engine, self._into, self._failed = engine, into, ""  # what is written to stays as long as the thread
         self._thread = threading.Thread(target=self._run, name="quintet-mooncake", daemon=True)
         self._thread.start()
 
@@ -58,7 +58,7 @@ class MooncakeMover:
 
     def __init__(self, host: str, protocol: str) -> None:
         """host: where others reach this engine. ValueError where there is no Mooncake, or it cannot begin."""
-        self._engine = library().TransferEngine()
+        self._engine: Any = library().TransferEngine()
         if code := self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
             raise ValueError(
                 f"{_FIRST}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
@@ -66,7 +66,7 @@ class MooncakeMover:
         self._host, self._kept = host, list[Rows]()
 
     def offer(self, rows: Rows) -> None:
-        if code := self._engine.register_memory(rows.ctypes.data, rows.nbytes):
+        if code := self._open.register_memory(rows.ctypes.data, rows.nbytes):
             raise ValueError(f"{_FIRST}: {rows.nbytes} bytes of memory cannot be registered (code {code})")
         self._kept.append(rows)  # which must stay as long as Mooncake knows of them
 
@@ -77,7 +77,7 @@ class MooncakeMover:
             raise Broken(str(error)) from None
 
     def told(self) -> bytes:
-        return f"{self._host}:{self._engine.get_rpc_port()}".encode()
+        return f"{self._host}:{self._open.get_rpc_port()}".encode()
 
     def meet(self, told: bytes) -> str:
         name = told.decode("ascii", "replace")
@@ -89,10 +89,18 @@ class MooncakeMover:
         """It keeps its connections for those who come after."""
 
     def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
-        return Reading(self._engine, peer, addresses, into)
+        return Reading(self._open, peer, addresses, into)
+
+    @property
+    def _open(self) -> Any:
+        """The engine; Broken once it was closed."""
+        engine = self._engine
+        if engine is None:
+            raise Broken("the engine ends")
+        return engine
 
     def close(self) -> None:
-        """Its threads end with the last that uses it."""
+        """Its threads end with the last that uses it; what was offered stays as long as this mover, which is longer."""
+        engine, self._engine = self._open, None
         for rows in self._kept:
-            self._engine.unregister_memory(rows.ctypes.data)
-        del self._engine
+            engine.unregister_memory(rows.ctypes.data)

@@ -1,6 +1,7 @@
 """Pages that a library fetches out of a giver's memory; what it must know of it comes by the connection of pages."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 BUFFERS = 8  # pieces of memory into which pages are fetched: four threads, and as many that nobody waits for any more
 WIDTHS = 4  # of givers' rows, for each of which memory is taken
 FIRST, LONGEST = 1e-4, 2e-3  # seconds from one look at a transfer to the next
+CLOSING = 5.0  # seconds that an engine which ends waits for its transfers
+LATER = 0.1  # seconds from one look to the next at those that did not end by then
 
 
 class Moving(Protocol):
@@ -51,7 +54,8 @@ class Mover(Protocol):
     def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Moving:
         """Reads a row from each address, one behind the other. Broken: it cannot."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Of what it began nothing runs any more."""
 
 
 class Lent:
@@ -73,13 +77,14 @@ class Staging:
         self._free: list[Rows] = []
         self._stuck: list[tuple[Moving, Rows]] = []
         self._lock, self._made = threading.Lock(), 0
+        self.closed = False
 
     def borrow(self) -> Rows:
-        """Broken: too many transfers do not end."""
+        """Broken: too many transfers do not end, or the engine does."""
         with self._lock:
-            still = [(moving, rows) for moving, rows in self._stuck if not moving.stop()]
-            self._free += [rows for moving, rows in self._stuck if all(rows is not each for _, each in still)]
-            self._stuck = still
+            if self.closed:
+                raise Broken("the engine ends")
+            self._recover()
             if self._free:
                 return self._free.pop()
             if self._made >= BUFFERS:
@@ -102,6 +107,26 @@ class Staging:
             else:
                 self._stuck.append((moving, rows))
 
+    def close(self, seconds: float, pause: float = LONGEST) -> bool:
+        """Whoever waits for a transfer gives it up -> whether, within so many seconds, nobody writes here any more."""
+        until = time.monotonic() + seconds
+        self.closed = True
+        while (used := self._used()) and time.monotonic() < until:
+            time.sleep(pause)
+        return not used
+
+    def _used(self) -> bool:
+        """Whether a piece is lent out, or written to."""
+        with self._lock:
+            self._recover()
+            return len(self._free) < self._made
+
+    def _recover(self) -> None:
+        """Pieces that the library has let go of."""
+        still = [(moving, rows) for moving, rows in self._stuck if not moving.stop()]
+        self._free += [rows for moving, rows in self._stuck if all(rows is not each for _, each in still)]
+        self._stuck = still
+
 
 class Stagings:
     """Of each width that givers' rows have."""
@@ -109,10 +134,13 @@ class Stagings:
     def __init__(self, mover: Mover) -> None:
         self._mover, self._lock = mover, threading.Lock()
         self._found: dict[int, Staging] = {}
+        self._ended = False
 
     def of(self, words: int) -> Staging:
-        """Broken: rows of too many widths were fetched before."""
+        """Broken: rows of too many widths were fetched before, or the engine ends."""
         with self._lock:
+            if self._ended:
+                raise Broken("the engine ends")
             if words not in self._found:
                 if len(self._found) >= WIDTHS:
                     raise Broken(
@@ -120,6 +148,24 @@ class Stagings:
                     )
                 self._found[words] = Staging(self._mover, words)
             return self._found[words]
+
+    def end(self) -> None:
+        """Closes the mover once it writes nothing any more. Where a transfer does not end in time that is some time
+        from now, and until then a thread keeps the memory that it writes to."""
+        with self._lock:
+            self._ended = True
+        until = time.monotonic() + CLOSING
+        used = [each for each in self._found.values() if not each.close(max(0.0, until - time.monotonic()))]
+        if not used:
+            self._mover.close()
+            return
+        logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSING)
+        threading.Thread(target=self._end_later, args=(used,), name="quintet-ends", daemon=True).start()
+
+    def _end_later(self, used: Sequence[Staging]) -> None:
+        for each in used:
+            each.close(math.inf, LATER)
+        self._mover.close()
 
 
 class Moved:
@@ -151,6 +197,8 @@ class Moved:
         while not moving.done():
             if time.monotonic() > until:
                 raise Broken("a transfer did not end in time")
+            if self._staging.closed:
+                raise Broken("the engine ends")
             self._channel.look()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)

@@ -83,7 +83,7 @@ class NixlMover:
         api = library()
         config = api.nixl_agent_config(backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
         try:
-            self._agent = api.nixl_agent(secrets.token_hex(8), config)
+            self._agent: Any = api.nixl_agent(secrets.token_hex(8), config)
             self._agent.create_backend("UCX", {"engine_config": f"NET_DEVICES={device}"} if device else {})
         except Exception as error:
             raise ValueError(
@@ -94,7 +94,7 @@ class NixlMover:
 
     def offer(self, rows: Rows) -> None:
         self._kept.append(rows)  # which must stay as long as they are known to UCX
-        self._agent.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST)
+        self._open.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST)
 
     def receive(self, rows: Rows) -> None:
         try:
@@ -103,7 +103,7 @@ class NixlMover:
             raise Broken(f"NIXL cannot write to this engine's memory ({error})") from None
 
     def told(self) -> bytes:
-        return bytes(self._agent.get_agent_metadata())
+        return bytes(self._open.get_agent_metadata())
 
     def meet(self, told: bytes) -> str:
         with self._lock:
@@ -112,7 +112,7 @@ class NixlMover:
                     met.users += 1
                     return name
             try:
-                found = self._agent.add_remote_agent(told)
+                found = self._open.add_remote_agent(told)
             except Exception as error:
                 raise Broken(f"NIXL cannot reach it ({error})") from None
             name = found.decode() if isinstance(found, bytes) else found
@@ -136,13 +136,23 @@ class NixlMover:
     def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
         length, start, step = into.strides[0], into.ctypes.data, into.strides[0]
         try:
-            here = self._agent.get_xfer_descs([(start + at * step, length, 0) for at in range(len(addresses))], _HOST)
-            there = self._agent.get_xfer_descs([(address, length, 0) for address in addresses], _HOST)
-            handle = self._agent.initialize_xfer("READ", here, there, peer)
+            agent = self._open
+            here = agent.get_xfer_descs([(start + at * step, length, 0) for at in range(len(addresses))], _HOST)
+            there = agent.get_xfer_descs([(address, length, 0) for address in addresses], _HOST)
+            handle = agent.initialize_xfer("READ", here, there, peer)
         except Exception as error:
             raise Broken(f"NIXL cannot read there ({error})") from None
-        return Reading(self._agent, handle, self._met.get(peer) or Met(b""))
+        return Reading(agent, handle, self._met.get(peer) or Met(b""))
+
+    @property
+    def _open(self) -> Any:
+        """The agent; Broken once it was closed."""
+        agent = self._agent
+        if agent is None:
+            raise Broken("the engine ends")
+        return agent
 
     def close(self) -> None:
-        """Its threads end with the last that uses it."""
-        del self._agent
+        """The agent ends with the last that uses it, and others read nothing here any more: what was offered stays as
+        long as this mover, which is longer."""
+        self._agent = None

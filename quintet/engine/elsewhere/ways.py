@@ -3,7 +3,7 @@
 import functools
 import ipaddress
 import socket
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import psutil
 
@@ -17,11 +17,15 @@ from quintet.engine.elsewhere.sockets import NO_KEY
 from quintet.settings.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
 
 
-class Means(NamedTuple):
-    """Of one engine."""
+@dataclass
+class Means:
+    """Of one engine, or of one of its ranks where they are processes."""
 
     name: str  # as the other side must have it, too; empty: in frames
     mover: Mover | None = None
+
+    def __post_init__(self) -> None:
+        self.stagings = None if self.mover is None else Stagings(self.mover)  # into which it moves pages
 
     def share(self, loans: Loans) -> Share | None:
         """The giver's half."""
@@ -31,13 +35,13 @@ class Means(NamedTuple):
 
     def open(self, patience: float) -> Open | None:
         """The taker's."""
-        if self.mover is not None:
-            return functools.partial(Moved, mover=self.mover, stagings=Stagings(self.mover), patience=patience)
+        if self.mover is not None and self.stagings is not None:
+            return functools.partial(Moved, mover=self.mover, stagings=self.stagings, patience=patience)
         return Mapped if self.name else None
 
     def close(self) -> None:
-        if self.mover is not None:
-            self.mover.close()
+        if self.stagings is not None:
+            self.stagings.end()
 
 
 def means_of(settings: KVTransferConfig, keyed: bool) -> Means:

@@ -95,6 +95,7 @@ class Processes:
         self.endpoint = endpoint or f"shared://{self._file.fileno()}"
         self._ranks = range(1, size) if ranks is None else ranks
         self._channel: Channel | None = None
+        self._leads = config.node_rank == 0  # on this machine rank 0 gathers the others
         self._codes, self._first = list[int](), threading.Event()  # of those that have ended
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
         fields, main = plain_fields(config, _asked(config)), in_main_thread()
@@ -155,12 +156,12 @@ class Processes:
             if self._channel is not None:
                 self._channel.stop(self._lost)
         self._first.set()
-        if self._channel is None and self.endpoint.startswith(TCP):
+        if self.endpoint.startswith(TCP) and not self._need_not_tell():
             called_off(self.endpoint, self._lost, self._need_not_tell)
 
     def _need_not_tell(self) -> bool:
         """Whoever waits hears of it otherwise, or is another machine's: it may have met others by then."""
-        return self._channel is not None or self._closing.is_set() or self._ranks.start > 1
+        return self._channel is not None or self._closing.is_set() or not self._leads
 
 
 def _asked(config: EngineConfig) -> str:

@@ -54,19 +54,17 @@ class Wire:
     """One end. Sending is for any thread, receiving for one."""
 
     def __init__(self, connection: socket.socket, sends: bytes, hears: bytes) -> None:
-        """`sends`, `hears`: the keys of the two directions."""
+        """`sends`, `hears`: the keys of the two directions. OSError if the other end is gone already."""
         connection.setblocking(False)
+        name = connection.getpeername()
+        # the other end's address: the system does not know it any more once that has gone
+        self.peer = str(name[0]) if isinstance(name, tuple) else "this machine"
         self._connection, self._sends, self._hears = connection, sends, hears
         self._sent = self._heard = 0
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
         return self._connection.fileno()
-
-    @property
-    def peer(self) -> str:
-        """The other end's address."""
-        return str(self._connection.getpeername()[0])
 
     @property
     def here(self) -> str:

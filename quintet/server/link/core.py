@@ -18,7 +18,7 @@ from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.grammar import Grammars
 from quintet.engine.hub import resolve_tokenizer
-from quintet.engine.runner import Others
+from quintet.engine.runner import Ranks
 from quintet.engine.start import Prepared, launch, prepare
 from quintet.engine.tokenizer import Tokenizer, load_tokenizer
 from quintet.outputs import TokenDelta
@@ -50,7 +50,7 @@ def main() -> int:
         serves = served(prepared)
         grammars = _grammars(serves)
         engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
-        farewell.others = prepared.ranks.others
+        farewell.ranks = prepared.ranks
     except (ValueError, OSError, MemoryError) as error:  # what the user can mend
         said = orders.wording(str(error) or type(error).__name__)
         print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
@@ -80,15 +80,16 @@ class Farewell:
     """What the engine does when the server has ended in good order: ranks elsewhere hear of it, and end as well."""
 
     def __init__(self) -> None:
-        self.others: Others | None = None  # once they have started
+        self.ranks: Ranks | None = None  # once they have started
         self._said = threading.Event()
 
     def __call__(self, why: str) -> None:
         """From a thread. A step that is under way is left."""
         self._said.set()
         try:
-            if self.others is not None:
-                self.others.close()
+            if self.ranks is not None and self.ranks.others is not None:
+                self.ranks.others.close()
+                self.ranks.workers[0].comm.leave()
         finally:
             os._exit(0)
 

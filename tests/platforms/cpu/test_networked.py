@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from quintet.config import EngineConfig
 from quintet.engine.ranks import processes
 from quintet.platforms.cpu.comm import Rooms, joined, naming_the_lost
 from quintet.platforms.cpu.networked import networked
@@ -293,6 +295,32 @@ def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: py
 
     error, _ = at_once([late, lambda: processes.called_off(endpoint, "rank 1 was killed", lambda: False)])
     assert str(error) == "rank 1 was killed"
+
+
+@pytest.mark.parametrize(("node_rank", "tells"), [(0, True), (1, False)])
+def test_machine_0_alone_calls_a_meeting_off(monkeypatch: pytest.MonkeyPatch, node_rank: int, tells: bool) -> None:
+    """Another machine's ranks may be started again while rank 0 waits, and theirs may be rank 1."""
+    said = list[tuple[str, str]]()
+    monkeypatch.setattr(processes, "Children", lambda *_: None)
+    monkeypatch.setattr(processes, "called_off", lambda endpoint, why, done: said.append((endpoint, why)))
+    config = EngineConfig(model="x", nnodes=2, node_rank=node_rank, tensor_parallel_size=2)
+    others = processes.Processes(config, 2, range(1, 2), "tcp://127.0.0.1:1")
+    others._ended(0, 9)
+    assert said == [("tcp://127.0.0.1:1", "rank 1 of 2 has ended: it exited with code 9")] * tells
+
+
+def test_a_wire_knows_its_peer_after_that_has_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    made = wire.Wire(one, b"a" * 32, b"b" * 32)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()  # at once: it is reset
+    with pytest.raises(wire.Closed):
+        made.receive(time.monotonic() + 30)
+    with pytest.raises(OSError):
+        one.getpeername()
+    assert made.peer == "127.0.0.1"
 
 
 def test_a_frame_that_was_changed_or_is_too_long_is_refused() -> None:

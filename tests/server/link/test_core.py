@@ -1,5 +1,6 @@
 """The engine's end of the wire, obeyed message by message: here the API process is a socket."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import zmq
 
 from quintet.engine.prompts import Prompt
 from quintet.server.link import wire
-from quintet.server.link.core import Core, Pulse, served
+from quintet.server.link.core import Core, Farewell, Pulse, served
 from tests.helpers.null_engine import VOCAB, greedy, null_client
 
 
@@ -115,3 +116,28 @@ def test_a_steps_time_counts_in_beats(engine: Wired) -> None:
     pulse.step_began = 0.0
     pulse._count()
     assert pulse.message().stepping == 0.0
+
+
+class Elsewhere:
+    """Ranks of other machines."""
+
+    pids = ()
+
+    def __init__(self, did: list[str]) -> None:
+        self._did = did
+
+    def close(self) -> None:
+        self._did.append("they are told")
+
+
+def test_other_machines_hear_of_the_end_and_go_before_this_process(
+    engine: Wired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did, farewell, ranks = list[str](), Farewell(), engine.client.prepared.ranks
+    monkeypatch.setattr(os, "_exit", lambda code: did.append(f"exits with {code}"))
+    farewell("before they have started")
+    monkeypatch.setattr(ranks, "others", Elsewhere(did))
+    monkeypatch.setattr(ranks.workers[0].comm, "leave", lambda: did.append("they are waited for"))
+    farewell.ranks = ranks
+    farewell("")
+    assert did == ["exits with 0", "they are told", "they are waited for", "exits with 0"]
