@@ -1,5 +1,6 @@
 """The house rules, held against every file of the repository. A failure lists file:line, so it is a to-do list."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -159,6 +159,18 @@ def test_a_page_that_one_giver_lacks_fails_whole() -> None:
     assert all(np.array_equal(row, rows(pages, one[0])[place]) for place, row in found.items())
 
 
+def test_a_load_that_waits_for_room_ends_with_its_engine() -> None:
+    pages: Grid = (Kept(2, 2, 8),)
+    lent, both = Givers(pages, parts_of(2, 2, (0, 0)), ""), parts_of(1, 1, (0, 0))
+    taker = Taker(Way(lent.connect, lambda: facts(Part()), KEY, lie(pages, both[0])[1]), threading.Event())
+    load = taker.load(sources(pages, parts_of(2, 2, (0, 0)), both, 0), KEYS, True)
+    _until(lambda: len(load._came) == PAGES)  # and nobody takes them, so that it cannot say that it is done
+    taker.close()
+    for thread in taker._threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_a_giver_that_has_nothing_that_is_wanted_may_be_gone() -> None:
     pages: Grid = (Kept(2, 2, 8),)
     four, one = parts_of(4, 4, (0, 0)), parts_of(1, 1, (0, 0))

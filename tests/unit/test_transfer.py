@@ -277,8 +277,8 @@ def test_strangers_get_no_page_whatever_they_say() -> None:
         giver = Giver(loans, lambda: FACTS, KEY, 0.05)
         ours, theirs = socket.socketpair()
         thread = threading.Thread(target=giver.serve, args=(theirs, "a stranger"))
+        ours.sendall(words)  # before it listens, for it does not wait long
         thread.start()
-        ours.sendall(words)
         thread.join()
         heard = _heard(ours)
         assert secret not in heard and len(heard) < 400 and giver.counts() == {"refused": 1}, words

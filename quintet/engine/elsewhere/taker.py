@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from msgspec import structs
@@ -80,6 +81,7 @@ class Taker:
     def __init__(self, way: Way, changed: threading.Event) -> None:
         self._way, self._changed = way, changed
         self._jobs: queue.SimpleQueue[TakerLoad | None] = queue.SimpleQueue()
+        self._loads: WeakSet[TakerLoad] = WeakSet()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
@@ -93,6 +95,7 @@ class Taker:
         """Begins to bring these, of which each source has a part. ends: nobody will ask for that loan again, if all of
         them come."""
         load = TakerLoad(sources, keys, ends, self._way.words, self._changed)
+        self._loads.add(load)
         self._jobs.put(load)
         return load
 
@@ -101,6 +104,10 @@ class Taker:
             return {**self._counts, "seconds": self._seconds}
 
     def close(self) -> None:
+        """Nobody waits for anything any more."""
+        for load in self._loads:
+            if not load.done:  # one that has all is about to say so
+                load.cancel()
         for _ in self._threads:
             self._jobs.put(None)
 
