@@ -42,19 +42,19 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return found
 
 
-def compare(tiny: Tiny, stages: int, share: int = 1) -> None:
-    """Stages with one: prompts whose chunks follow one another, and again from recorded steps and cached pages."""
-    one, several = Threads(tiny, 1, share, **SMALL), Threads(tiny, stages, share, **SMALL)
-    for params in (SCORED, DRAWN):
-        want = [told(one, params) for _ in range(2)]
-        assert [told(several, params) for _ in range(2)] == want
+def both(tiny: Tiny, stages: int, share: int = 1) -> list[list[Any]]:
+    """What one stage says, and so many: of prompts whose chunks follow one another, and again from recorded steps and
+    cached pages."""
+    engines = [Threads(tiny, count, share, **SMALL) for count in (1, stages)]
+    return [[told(each, params) for params in (SCORED, SCORED, DRAWN, DRAWN)] for each in engines]
 
 
 @pytest.mark.parametrize(("family", "kind", "stages", "share"), CASES)
 def test_what_is_read_of_earlier_stages_is_handed_on(
     family: str, kind: str, stages: int, share: int, made: list[Replay]
 ) -> None:
-    compare(variant(family, kind), stages, share)
+    one, several = both(variant(family, kind), stages, share)
+    assert several == one
     assert len(made) == (1 + stages) * share
     if not made[0].refused:  # steps of rwkv7 and zamba2 call torch, and one process runs them anew as well
         for steps in made:
@@ -64,7 +64,8 @@ def test_what_is_read_of_earlier_stages_is_handed_on(
 @pytest.mark.sweep
 @pytest.mark.parametrize("family", EVERY)
 def test_every_decoder_is_shared_out(family: str) -> None:
-    compare(variant(family, next(iter(EVERY[family]))), 2)
+    one, several = both(variant(family, next(iter(EVERY[family]))), 2)
+    assert several == one
 
 
 def test_a_shared_block_is_on_the_stages_that_use_it_under_one_name() -> None:

@@ -3,7 +3,7 @@ without. The device is behind the host, so that who copies too early, or lets go
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,12 +230,11 @@ def test_what_a_failed_step_wrote_goes_nowhere() -> None:
             assert np.array_equal(connector.pages[key], row)
 
 
-def test_after_ctrl_c_at_any_line_what_is_said_stays_the_same() -> None:
+def interrupted(make: Callable[[int], Connector], step: int) -> Iterator[tuple[int, dict[str, Said]]]:
+    """After a Ctrl-C at every so many-th line, with a connector each: what is said then."""
     asks = beginnings(4)
-    wanted = Served(False, **FEW).run(*asks)
-    for at in range(0, 60000, 1201):
-        connector = Odd(at, loses=0.1, delays=3)
-        ours = Connected(connector, **FEW)
+    for at in range(0, 60000, step):
+        ours = Connected(make(at), **FEW)
         ours.run(*asks)
         with CtrlC(at) as ctrl_c:
             ours.run(*asks)
@@ -243,8 +242,14 @@ def test_after_ctrl_c_at_any_line_what_is_said_stays_the_same() -> None:
             return
         ours.engine.abort([ask.name for ask in asks])
         ours.engine.check_integrity()
-        assert ours.run(*asks) == wanted, at
+        yield at, ours.run(*asks)
     raise AssertionError("there were more lines than were tried; raise the range")
+
+
+def test_after_ctrl_c_at_any_line_what_is_said_stays_the_same() -> None:
+    wanted = Served(False, **FEW).run(*beginnings(4))
+    for at, said in interrupted(lambda at: Odd(at, loses=0.1, delays=3), 1201):
+        assert said == wanted, at
 
 
 def test_a_connector_that_breaks_costs_no_request(caplog: pytest.LogCaptureFixture) -> None:

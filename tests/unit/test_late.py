@@ -9,9 +9,8 @@ import pytest
 from quintet.engine.elsewhere import late
 from quintet.engine.elsewhere.connector import Rows
 from quintet.engine.elsewhere.late import Late, Store
-from tests.helpers.null_engine import CtrlC
 from tests.helpers.serving import until
-from tests.unit.test_elsewhere import FEW, WORDS, Connected, beginnings
+from tests.unit.test_elsewhere import FEW, WORDS, Connected, beginnings, interrupted
 from tests.unit.test_overlap import ENGINES, Served, again, traffic
 
 PATIENCE = 60.0  # longer than any test waits
@@ -186,19 +185,9 @@ def test_what_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_after_ctrl_c_at_any_line_what_is_said_stays_the_same(begun: Begun) -> None:
-    asks = beginnings(4)
-    wanted = Served(False, **FEW).run(*asks)
-    for at in range(0, 60000, 5003):
-        ours = Connected(begun(Shelf(loses=10)), **FEW)
-        ours.run(*asks)
-        with CtrlC(at) as ctrl_c:
-            ours.run(*asks)
-        if not ctrl_c.came:
-            return
-        ours.engine.abort([ask.name for ask in asks])
-        ours.engine.check_integrity()
-        assert ours.run(*asks) == wanted, at
-    raise AssertionError("there were more lines than were tried; raise the range")
+    wanted = Served(False, **FEW).run(*beginnings(4))
+    for at, said in interrupted(lambda at: begun(Shelf(loses=10)), 5003):
+        assert said == wanted, at
 
 
 def test_after_a_reset_nothing_of_before_is_found(begun: Begun) -> None:

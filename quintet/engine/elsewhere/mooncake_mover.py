@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.elsewhere.moved import unclosed
 from quintet.engine.elsewhere.wire import Broken
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:\[\]-]{1,256}:[0-9]{1,5}")
@@ -93,11 +94,7 @@ class MooncakeMover:
 
     @property
     def _open(self) -> Any:
-        """The engine; Broken once it was closed."""
-        engine = self._engine
-        if engine is None:
-            raise Broken("the engine ends")
-        return engine
+        return unclosed(self._engine)
 
     def close(self) -> None:
         """Its threads end with the last that uses it; what was offered stays as long as this mover, which is longer."""

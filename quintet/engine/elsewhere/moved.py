@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -56,6 +56,13 @@ class Mover(Protocol):
 
     def close(self) -> None:
         """Of what it began nothing runs any more."""
+
+
+def unclosed(library: Any) -> Any:
+    """What a mover holds of its library; Broken once it was closed."""
+    if library is None:
+        raise Broken("the engine ends")
+    return library
 
 
 class Lent:

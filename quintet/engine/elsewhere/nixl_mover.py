@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.engine.elsewhere.connector import Rows
+from quintet.engine.elsewhere.moved import unclosed
 from quintet.engine.elsewhere.wire import Broken
 
 logger = logging.getLogger(__name__)
@@ -146,11 +147,7 @@ class NixlMover:
 
     @property
     def _open(self) -> Any:
-        """The agent; Broken once it was closed."""
-        agent = self._agent
-        if agent is None:
-            raise Broken("the engine ends")
-        return agent
+        return unclosed(self._agent)
 
     def close(self) -> None:
         """The agent ends with the last that uses it, and others read nothing here any more: what was offered stays as
