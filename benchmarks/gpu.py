@@ -1,6 +1,6 @@
-"""What steps cost on a GPU, as shares of the ceilings measured in the same run. Random weights of real shapes.
+"""Measures steps on a GPU as shares of the ceilings measured in the same run. Random weights of real shapes.
 
-python benchmarks/gpu.py [--shape llama-3.1-8b] [--device cuda] [--out benchmarks/results/nvidia-h200.json]
+python benchmarks/gpu.py [--shape llama-3.1-8b] [--quantization fp8] [--profile] [--device cuda] [--out FILE]
 python benchmarks/gpu.py --first-token
 
 Decoding is held against the bandwidth of a copy, prompts against the rate of a bf16 product, both by torch. With
@@ -10,6 +10,7 @@ Decoding is held against the bandwidth of a copy, prompts against the rate of a 
 import argparse
 import gc
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -49,14 +50,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
         "rope_theta": 500_000, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
     },
+    "qwen3-0.6b": {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40960, "rope_theta": 1_000_000, "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b-12-layers": {  # of 48: all of them are 61 GB
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "max_position_embeddings": 40960, "rope_theta": 1_000_000,
+    },
     TRIED: {
         "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192,
     },
 }  # fmt: skip
-DECODES = ((1, 512), (8, 512), (64, 512), (64, 4096))  # requests, tokens that each has behind it
+DECODES = ((1, 512), (16, 512), (64, 512), (256, 512), (64, 4096))  # requests, tokens that each has behind it
 PROMPTS = (512, 2048)  # tokens
 ROUNDS = 30
+REPEATS = 20  # of an op that is measured alone
 WANTED = {"decode 1 x 512": 0.8, "attention 64 x 4096": 0.8, "prefill 2048": 0.7}  # shares; not reached yet, or unknown
 FIRST_TOKEN = 10.0  # seconds from the start of the process, at most
 
@@ -117,15 +130,17 @@ def waiting(device: torch.device) -> Callable[[], object]:
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
-def prepared(shape: str, device: str) -> Prepared:
+def prepared(shape: str, device: str, quantization: str | None = None) -> Prepared:
     """The model with random weights, loaded."""
-    from transformers import LlamaConfig
+    from transformers import AutoConfig
 
     folder = tempfile.mkdtemp(prefix="quintet-shape-")
-    LlamaConfig(**SHAPES[shape], dtype="bfloat16").save_pretrained(folder)
-    limits = {"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    AutoConfig.for_model(**{"model_type": "llama", **SHAPES[shape]}, dtype="bfloat16").save_pretrained(folder)
+    limits: dict[str, Any] = {"max_model_len": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    if quantization:
+        limits["quantization"] = quantization
     if shape == TRIED:
-        limits = {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 1024}
+        limits |= {"max_model_len": 1024, "max_num_seqs": 8, "max_num_batched_tokens": 1024}
     config = EngineConfig.from_kwargs(
         model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
     )
@@ -193,19 +208,40 @@ def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, flo
     there = planned.on(worker.device.to_device(planned.leaves()))
     books, kv = Books(there, there.groups[0]), worker._state[0]
     q = torch.randn(len(host.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
-    took = timed(lambda: worker.ops.paged_attention(q, kv, books, spec, None), wait)
+    call = partial(worker.ops.paged_attention, q, kv, books, spec, None)
+    seconds, host_seconds = timed(repeated(call, kv.device), wait)
+    took = seconds / REPEATS, host_seconds / REPEATS
     read = requests * context * 2 * kv_heads * dim * 2
     return row("attention 64 x 4096", took, read, ceiling["copy_gbs"], "GB/s")
 
 
-def first_token(device: str) -> float:
-    """Seconds from the start of a process to the bundled model's first token; nothing is captured ahead."""
+def repeated(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """REPEATS calls one after the other: in a graph on a GPU, so that the host's launches do not count."""
+
+    def calls() -> None:
+        for _ in range(REPEATS):
+            call()
+
+    if device.type != "cuda":
+        return calls
+    call()  # compiles its kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    return graph.replay
+
+
+def first_token(device: str, cache: str) -> float:
+    """Seconds from the start of a process to the bundled model's first token; its kernels are kept in that folder."""
     code = (
         "import time, psutil; from quintet import LLM, SamplingParams;"
         f"LLM(device={device!r}, use_tqdm=False).generate(['Once'], SamplingParams(max_tokens=1), use_tqdm=False);"
         "print(time.time() - psutil.Process().create_time())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    own = {**os.environ, "TRITON_CACHE_DIR": cache}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=own, stdout=subprocess.PIPE, text=True, check=True)
     return float(done.stdout.splitlines()[-1])
 
 
@@ -224,35 +260,44 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"failed: {each}" for each in results["failed"])])
 
 
-def measure(shape: str, device: str, tell: Callable[..., None]) -> dict[str, Any]:
-    """Everything; the ceilings again at the end, so that a device that slowed down shows. What fails is named."""
+def measure(
+    shape: str, device: str, tell: Callable[..., None], quantization: str | None = None, profile: bool = False
+) -> dict[str, Any]:
+    """Measures everything, and the ceilings again at the end, so that a device that slowed down shows. Failures are
+    named in the result. With `profile`, also the kernels of each step and the host's part of it."""
     detail = choose(device).capabilities.detail
     start = time.perf_counter()
-    made = prepared(shape, device)
+    made = prepared(shape, device, quantization)
+    name = f"{shape}-{quantization}" if quantization else shape
     kind, loaded = place_of(made), time.perf_counter() - start
     wait = waiting(kind)
     before = ceilings(kind, wait)
-    tell(kind="ceilings", shape=shape, detail=detail, loaded_s=round(loaded, 1), **before)
+    tell(kind="ceilings", shape=name, detail=detail, loaded_s=round(loaded, 1), **before)
     rows, failed = [], []
     for each in [*steps(made, wait, before), partial(attention, made, wait, before)]:
         try:
             found = each()
         except Exception as error:  # one figure less
             failed.append(f"{each.args}: {type(error).__name__}: {error}")  # type: ignore[attr-defined]
-            tell(kind="failed", shape=shape, what=failed[-1])
+            tell(kind="failed", shape=name, what=failed[-1])
             continue
         if found is not None:
             rows.append(asdict(found))
-            tell(kind="speed", shape=shape, **rows[-1])
+            tell(kind="speed", shape=name, **rows[-1])
     ops = {choice.op: choice.provider for choice in made.ranks.workers[0].ops.bound}
+    print(table({"device": detail, "ceilings": before, "rows": rows, "failed": failed}), flush=True)
+    if profile:
+        from benchmarks import gpu_profile  # it imports this module
+
+        gpu_profile.measure(made, name, tell)
     del made, each  # or there may be no room for the ceilings
     gc.collect()
     if kind.type == "cuda":
         torch.cuda.empty_cache()
     after = ceilings(kind, wait)
-    tell(kind="ceilings", shape=shape, detail="at the end", **after)
+    tell(kind="ceilings", shape=name, detail="at the end", **after)
     return {
-        "date": time.strftime("%Y-%m-%d"), "device": detail.split(";")[0], "detail": detail, "shape": shape,
+        "date": time.strftime("%Y-%m-%d"), "device": detail.split(";")[0], "detail": detail, "shape": name,
         "ceilings": before, "ceilings_after": after, "loaded_s": round(loaded, 1), "ops": ops, "rows": rows,
         "failed": failed,
     }  # fmt: skip
@@ -262,6 +307,8 @@ def main() -> int:
     """0 if all of it was measured, 1 if there is no device or something failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--quantization", help="of the weights, as `quintet serve` takes it: fp8, int8, int4")
+    parser.add_argument("--profile", action="store_true", help="then also each step kernel by kernel, and on the host")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="benchmarks/results/gpu-<device>-<shape>.json if not given")
     parser.add_argument("--results", type=Path, help="a file that gets a line for each figure")
@@ -274,12 +321,13 @@ def main() -> int:
         print(f"nothing was measured: {error}", file=sys.stderr)
         return 1
     if args.first_token:
-        for turn in ("cold", "again"):  # the second time, kernels are compiled
-            tell(kind="first token", turn=turn, seconds=(seconds := round(first_token(args.device), 2)))
-            print(f"first token {seconds} s after the start of the process, {turn}; wanted {FIRST_TOKEN:.0f} s at most")
+        with tempfile.TemporaryDirectory(prefix="quintet-triton-") as cache:
+            for turn in ("cold", "again"):  # the second time, kernels are compiled
+                tell(kind="first token", turn=turn, seconds=(seconds := round(first_token(args.device, cache), 2)))
+                print(f"first token {seconds} s after the process's start, {turn}; wanted {FIRST_TOKEN:.0f} s at most")
         return 0
-    results = measure(args.shape, args.device, tell)
-    name = re.sub(r"[^a-z0-9]+", "-", f"gpu-{results['device']}-{args.shape}".lower()).strip("-")
+    results = measure(args.shape, args.device, tell, args.quantization, args.profile)
+    name = re.sub(r"[^a-z0-9]+", "-", f"gpu-{results['device']}-{results['shape']}".lower()).strip("-")
     out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a GPU: back to back by the device's clock, kernel by kernel, and on the host.
+"""Profiles the steps of a GPU: back to back by the device's clock, kernel by kernel, and on the host.
 
 python benchmarks/gpu_profile.py [--shape llama-3.1-8b] [--device cuda] [--results FILE]
 """
@@ -23,8 +23,9 @@ from quintet.types import HostBatch
 from scripts.on_gpu.jobs import note
 
 STEPS = {  # requests, new tokens of each, tokens behind each
-    "decode 1 x 512": (1, 1, 511), "decode 8 x 512": (8, 1, 511), "decode 64 x 512": (64, 1, 511),
-    "decode 64 x 4096": (64, 1, 4095), "prefill 512": (1, 512, 0), "prefill 2048": (1, 2048, 0),
+    "decode 1 x 512": (1, 1, 511), "decode 16 x 512": (16, 1, 511), "decode 64 x 512": (64, 1, 511),
+    "decode 256 x 512": (256, 1, 511), "decode 64 x 4096": (64, 1, 4095), "prefill 512": (1, 512, 0),
+    "prefill 2048": (1, 2048, 0),
 }  # fmt: skip
 REPLAYS, TRACED, LISTED = 50, 20, 40
 ROWS = (1, 8, 64, 2048)  # tokens of a product
@@ -116,16 +117,9 @@ def products(shape: str, device: torch.device) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> int:
-    """0 if all was measured; what fails is a line, and the rest goes on."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--results", type=Path, help="a file that gets a line for each figure")
-    args = parser.parse_args()
-    tell = partial(note, args.results) if args.results else lambda **values: None
-    made, failed = prepared(args.shape, args.device), 0
-    device = place_of(made)
+def measure(made: Prepared, shape: str, tell: Callable[..., None]) -> int:
+    """Each step's time back to back, its kernels, and its parts on the host -> how many steps failed."""
+    device, failed = place_of(made), 0
     worker, wait = made.ranks.workers[0], waiting(device)
     for name, (requests, new, behind) in STEPS.items():
         host = batch(requests, new, behind)
@@ -135,16 +129,30 @@ def main() -> int:
         step = partial(worker.run, host)
         try:
             ms = round(clocked(step, device, rounds) * 1e3, 4)
-            print(f"{name}: {ms} ms each, back to back", flush=True)
-            tell(kind="clocked", shape=args.shape, step=name, ms=ms, host_ms=host_parts(made, host, wait))
+            parts = host_parts(made, host, wait)
+            print(f"{name}: {ms} ms each, back to back; on the host {parts}", flush=True)
+            tell(kind="clocked", shape=shape, step=name, ms=ms, host_ms=parts)
             for each in kernels(step, device, min(rounds, TRACED)):
                 print(f"  {each['us']:>10.1f} us  {each['each_step']:>6.1f}  {each['name'][:100]}", flush=True)
-                tell(kind="kernel", shape=args.shape, step=name, **each)
+                tell(kind="kernel", shape=shape, step=name, **each)
         except Exception as error:
             failed += 1
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
-            tell(kind="failed", shape=args.shape, step=name, why=f"{type(error).__name__}: {error}")
-    for each in products(args.shape, device):
+            tell(kind="failed", shape=shape, step=name, why=f"{type(error).__name__}: {error}")
+    return failed
+
+
+def main() -> int:
+    """0 if all was measured; what fails is a line, and the rest goes on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--results", type=Path, help="a file that gets a line for each figure")
+    args = parser.parse_args()
+    tell = partial(note, args.results) if args.results else lambda **values: None
+    made = prepared(args.shape, args.device)
+    failed = measure(made, args.shape, tell)
+    for each in products(args.shape, place_of(made)):
         print(each, flush=True)
         tell(kind="product", shape=args.shape, **each)
     return int(failed > 0)

@@ -13,12 +13,14 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
 from quintet.config import KVEventsConfig
+
+if TYPE_CHECKING:  # a journal alone needs it, and not every machine that runs a model has it
+    import zmq
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +147,8 @@ class Publisher:
 
     def __init__(self, config: KVEventsConfig) -> None:
         """ValueError where an address cannot be used."""
+        import zmq
+
         self._context = zmq.Context(io_threads=1)
         self._encoder, self._next, self._left_out = msgspec.msgpack.Encoder(), 0, 0
         out, replay = self._context.socket(zmq.PUB), None
@@ -171,6 +175,8 @@ class Publisher:
         self.close = weakref.finalize(self, _close, self._context, self._outbox, self._thread)
 
     def send(self, batch: EventBatch) -> None:
+        import zmq
+
         seq, self._next = self._next, self._next + 1
         try:
             self._outbox.send_multipart((seq.to_bytes(8, "big"), self._encoder.encode(batch)), zmq.NOBLOCK)
@@ -182,6 +188,8 @@ class Publisher:
 
 def _join(socket: "zmq.Socket[bytes]", entry: str, endpoint: str) -> str:
     """Listens there, if the address is this machine's -> the address with its port."""
+    import zmq
+
     try:
         if not HERE.fullmatch(endpoint):
             socket.connect(endpoint)
@@ -202,6 +210,8 @@ def _run(
     kept: deque[tuple[bytes, bytes]],
 ) -> None:
     """Until an empty message comes."""
+    import zmq
+
     poller = zmq.Poller()
     for socket in (inbox, *([] if replay is None else [replay])):
         poller.register(socket, zmq.POLLIN)
@@ -234,6 +244,8 @@ def _replay(socket: "zmq.Socket[bytes]", kept: deque[tuple[bytes, bytes]]) -> No
 
 
 def _close(context: "zmq.Context[zmq.Socket[bytes]]", outbox: "zmq.Socket[bytes]", thread: threading.Thread) -> None:
+    import zmq
+
     try:
         outbox.send(b"", zmq.NOBLOCK)
     except zmq.Again:

@@ -1,6 +1,6 @@
-"""The first things to know of a device: what serves each op, what probing takes, whether a model's tokens are right.
+"""Checks a device: which provider serves each op, a model's tokens, attention at real shapes.
 
-python scripts/on_gpu/first.py ops|tokens|step --results FILE [--device cuda]
+python scripts/on_gpu/first.py ops|tokens|attention|step --results FILE [--device cuda]
 """
 
 import argparse
@@ -54,23 +54,98 @@ def generated(dtype: str, **settings: Any) -> tuple[list[list[int]], float]:
     return tokens, round(time.perf_counter() - start, 2)
 
 
+WAYS: dict[str, dict[str, Any]] = {  # of generating on the device -> settings
+    "eager": {"dtype": "float32", "enforce_eager": True},
+    "captured": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "fp8a8": {"dtype": "bfloat16", "quantization": "fp8a8"},
+    "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+}
+
+
 def tokens(device: str, results: Path) -> int:
-    """Eager, then captured, each against the CPU platform's in float32; captured once more in bfloat16 -> exit code."""
-    wanted, seconds = generated("float32", device="cpu")
-    note(results, kind="tokens", how="cpu", tokens=wanted, seconds=seconds)
-    wrong = 0
-    for how, dtype, eager in (("eager", "float32", True), ("captured", "float32", False), ("half", "bfloat16", False)):
+    """Compares greedy tokens with the CPU platform's in float32, for each of WAYS -> exit code.
+
+    In float32 they must be equal. Half precision may round to another token: there the first token of each prompt
+    must be the CPU's, computed in float32 with weights of the same form.
+    """
+    wrong, known = 0, dict[str | None, list[list[int]]]()
+    for way, settings in WAYS.items():
+        form = settings.get("quantization")
         try:
-            got, seconds = generated(dtype, device=device, enforce_eager=eager)
+            if form not in known:
+                known[form], seconds = generated("float32", device="cpu", **({"quantization": form} if form else {}))
+                note(results, kind="tokens", way=f"cpu {form or ''}".strip(), tokens=known[form], seconds=seconds)
+            wanted = known[form]
+            got, seconds = generated(device=device, **settings)
         except Exception as error:  # whatever a device does: the next way may tell more
-            print(f"{how}: {type(error).__name__}: {error}", flush=True)
-            note(results, kind="tokens", how=how, error=f"{type(error).__name__}: {error}")
+            print(f"{way}: {type(error).__name__}: {error}", flush=True)
+            note(results, kind="tokens", way=way, error=f"{type(error).__name__}: {error}")
             wrong += 1
             continue
+        alike = [_alike(*pair) for pair in zip(got, wanted, strict=True)]
         same = got == wanted
-        wrong += not same and dtype == "float32"  # half precision may round to another token
-        note(results, kind="tokens", how=how, tokens=got, same=same, seconds=seconds)
-        print(f"{how}: {'the' if same else 'NOT the'} CPU platform's tokens, {seconds} s", flush=True)
+        wrong += not (same if settings["dtype"] == "float32" else all(alike))
+        note(results, kind="tokens", way=way, tokens=got, same=same, alike=alike, seconds=seconds)
+        said = "the CPU platform's tokens" if same else f"NOT the CPU platform's tokens, but the first {alike}"
+        print(f"{way}: {said}, {seconds} s", flush=True)
+    return int(wrong > 0)
+
+
+def _alike(got: list[int], wanted: list[int]) -> int:
+    """How many tokens at the beginning are the same."""
+    return next((at for at, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), len(wanted))
+
+
+LAYERS = ((32, 8, 128), (16, 8, 128), (32, 8, 64))  # heads, KV heads, head_dim
+LOADS = ((4, 1, 3000), (4, 300, 0), (4, 200, 2000))  # requests, new tokens of each, tokens behind each
+BOUND = 0.01  # of the largest result: bfloat16's rounding of it, and of the values
+
+
+def attention(device: str, results: Path) -> int:
+    """Compares paged attention in bfloat16 over random pages with torch's in float32, per layer and load."""
+    import torch
+
+    from benchmarks.tpu_step import batch
+    from quintet.ops.attention import page_shape
+    from quintet.platforms.gpu import providers
+    from quintet.platforms.gpu.triton_probe import device_here
+    from quintet.types import AttentionSpec, Books
+
+    providers.register()
+    at, wrong = device_here(), 0
+    if at is None:
+        print("attention was not compared: torch finds no GPU")
+        return 1
+    triton = Op.registry["paged_attention"].providers["triton"]
+    small = at.type == "cpu"  # a host stands in where this is tried
+    for heads, kv_heads, dim in ((4, 2, 16),) if small else LAYERS:
+        for requests, new, behind in ((2, 1, 70), (2, 20, 30)) if small else LOADS:
+            spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, 16)
+            host = batch(requests, new, behind)
+            there = host.on([torch.from_numpy(each).to(at) for each in host.leaves()])
+            group = there.groups[0]
+            kv = torch.randn(int(group.table.max()) + 1, *page_shape(spec), device=at).bfloat16()
+            q = torch.randn(requests * new, heads, dim, device=at).bfloat16()
+            got = triton(q, kv, Books(there, group), spec, None).float()
+            k, v = (
+                kv.float()[group.table.long()][:, :, part].transpose(1, 2).flatten(2, 3)[:, :, : new + behind]
+                for part in (0, 1)
+            )
+            query = q.float().view(requests, new, heads, dim).transpose(1, 2)
+            seen = torch.ones(new, new + behind, device=at).tril(behind).bool()
+            k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
+            want = torch.nn.functional.scaled_dot_product_attention(query, k, v, seen).transpose(1, 2).flatten(0, 1)
+            off, largest = float((got - want).abs().max()), float(want.abs().max())
+            bad = not off < BOUND * largest
+            wrong += bad
+            load = f"{heads} heads, {kv_heads} KV heads of {dim}, {requests} x {new} new after {behind}"
+            print(f"{load}: off by {off:.3g} of {largest:.3g}{': WRONG' if bad else ''}", flush=True)
+            note(results, kind="attention", heads=heads, kv_heads=kv_heads, dim=dim, new=new, behind=behind, off=off,
+                 largest=largest, wrong=bad)  # fmt: skip
     return int(wrong > 0)
 
 
@@ -82,13 +157,16 @@ def step(device: str, results: Path) -> int:
     return 0
 
 
+CHECKS = {"ops": ops, "tokens": tokens, "attention": attention, "step": step}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("ops", "tokens", "step"))
+    parser.add_argument("what", choices=tuple(CHECKS))
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    return {"ops": ops, "tokens": tokens, "step": step}[args.what](args.device, args.results)
+    return CHECKS[args.what](args.device, args.results)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `make gpu` runs: parts under nine minutes each, the cheapest and most telling first."""
+"""Lists the parts of `make gpu`, each under nine minutes, the cheapest and most telling first."""
 
 import shutil
 import sys
@@ -9,13 +9,21 @@ from pathlib import Path
 from scripts.on_gpu.jobs import ROOT, Job, Part, results_of
 
 TESTS = "tests/platforms/gpu"
-# of the host alone: they compile for other devices, or try these scripts
-HOSTS = (f"{TESTS}/test_aot.py", f"{TESTS}/test_scripts.py", f"{TESTS}/test_make_gpu.py")
+# Tests of the host alone: they compile for other devices, run on a device of host memory, or try these scripts.
+HOSTS = tuple(
+    f"{TESTS}/test_{name}.py"
+    for name in (
+        "aot", "jit", "scripts", "make_gpu", "closure", "platform", "graphs", "start", "facts", "device", "comm",
+        "sleep",
+    )
+)  # fmt: skip
 SECTIONS = {  # of the conformance kit -> shares; those that compile most first
     "attention": 4, "ops": 2, "models": 2, "numbers": 1, "oracle": 1, "sampling": 1, "faults": 1, "graphs": 1,
     "cache": 1, "device": 1, "communicator": 1, "probe": 1, "memory": 1,
 }  # fmt: skip
 ALONE = ("memory",)  # it counts what is free, which others change
+SHARED = ("oracle", "graphs", "cache", "sampling", "faults", "attention", "ops", "models", "numbers")  # of `sample`
+SHARES = 6  # of which `sample` runs one
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Settings:
     out: Path
     device: str = "cuda"
     processors: int = 4
-    shapes: Sequence[str] = ("llama-3.2-1b", "llama-3.1-8b")
+    shapes: Sequence[str] = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b")
 
     def own(self, part: str, *command: str) -> tuple[str, ...]:
         """A script of ours that adds to the part's results."""
@@ -33,19 +41,62 @@ class Settings:
         return (sys.executable, *command, "--device", self.device, "--results", str(results))
 
 
-def probe(given: Settings) -> list[Job]:
+def correct(given: Settings) -> list[Job]:
+    """Side by side: what they take is compiling."""
     first = "scripts/on_gpu/first.py"
-    jobs = [
-        Job("machine", (sys.executable, "-c", MACHINE), 30),
+    left_out = [word for each in HOSTS for word in ("--ignore", each)]
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "--maxfail=40")
+    pytest += ("--timeout=100", "-n", str(max(1, given.processors - 3)), "-m", "not slow and not sweep")
+    return [
+        Job("machine", (sys.executable, "-c", MACHINE), 60),
         Job("platforms", (sys.executable, "-m", "quintet", "platforms"), 60),
-        Job("ops", given.own("probe", first, "ops"), 180),
-        Job("tokens", given.own("probe", first, "tokens"), 240),
+        Job("tokens", given.own("correct", first, "tokens"), 170),
+        Job("ops", given.own("correct", first, "ops"), 170),
+        Job("attention", given.own("correct", first, "attention"), 120),
+        Job("kernels", (*pytest, TESTS, *left_out), 170),
     ]
+
+
+def speed(given: Settings) -> list[Job]:
+    script, jobs = "benchmarks/gpu.py", []
+    for shape in given.shapes:
+        kept = str(given.out / f"speed-{shape}.json")
+        more = ("--profile",) if shape == given.shapes[0] else ()
+        jobs.append(Job(shape, given.own("speed", script, "--shape", shape, *more, "--out", kept), 120))
+    return jobs
+
+
+def forms(given: Settings) -> list[Job]:
+    script, shape, jobs = "benchmarks/gpu.py", given.shapes[0], []
+    for form in ("fp8a8", "int4"):
+        kept = str(given.out / f"speed-{shape}-{form}.json")
+        command = given.own("forms", script, "--shape", shape, "--quantization", form, "--out", kept)
+        jobs.append(Job(f"{shape} {form}", command, 120))
+    mixture = "qwen3-30b-a3b-12-layers"
+    command = given.own("forms", script, "--shape", mixture, "--out", str(given.out / f"speed-{mixture}.json"))
+    first = Job("first token", given.own("forms", script, "--first-token"), 120)
+    return [first, *jobs, *([Job(mixture, command, 120)] if shape in Settings.shapes else [])]
+
+
+def alternatives(given: Settings) -> list[Job]:
+    return [Job("alternatives", given.own("alternatives", "scripts/on_gpu/alternatives.py"), 90)]
+
+
+def sample(given: Settings) -> list[Job]:
+    script, jobs = "scripts/on_gpu/sections.py", []
+    for section in SHARED:
+        command = given.own("sample", script, "--section", section, "--share", f"0/{SHARES}")
+        jobs.append(Job(section, command, 120))
+    return jobs
+
+
+def sanitizer(given: Settings) -> list[Job]:
+    jobs = []
     if (nvcc := shutil.which("nvcc")) and (cmake := shutil.which("cmake")):
         jobs.append(Job("csrc/cuda", build(nvcc, cmake), 120))
-    if sanitizer := shutil.which("compute-sanitizer"):
-        command = (sanitizer, "--tool", "memcheck", "--error-exitcode", "9", *given.own("probe", first, "step"))
-        jobs.append(Job("memcheck", command, 150))
+    if tool := shutil.which("compute-sanitizer"):
+        step = given.own("sanitizer", "scripts/on_gpu/first.py", "step")
+        jobs.append(Job("memcheck", (tool, "--tool", "memcheck", "--error-exitcode", "9", *step), 400))
     return jobs
 
 
@@ -57,15 +108,11 @@ def build(nvcc: str, cmake: str) -> tuple[str, ...]:
     return (cmake, *(f"-D{name}={value}" for name, value in values.items()), "-P", str(source / "build.cmake"))
 
 
-def kernels(given: Settings) -> list[Job]:
+def engines(given: Settings) -> list[Job]:
     """Test by test in the log, which is what a run that is cut off leaves."""
     pytest = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--maxfail=60")
     pytest += ("--timeout=150", "-o", "faulthandler_timeout=140", "-n", str(given.processors))
-    left_out = [word for each in HOSTS for word in ("--ignore", each)]
-    return [
-        Job("kernels", (*pytest, "-m", "not slow and not sweep", TESTS, *left_out), 330),
-        Job("engines", (*pytest, "tests/platforms/cuda"), 300),
-    ]
+    return [Job("engines", (*pytest, "tests/platforms/cuda"), 300)]
 
 
 def conformance(given: Settings) -> list[Job]:
@@ -79,20 +126,6 @@ def conformance(given: Settings) -> list[Job]:
     return [*jobs, Job("report", given.own("conformance", script, "--join", report), 60, alone=True)]
 
 
-def speed(given: Settings) -> list[Job]:
-    script = "benchmarks/gpu.py"
-    jobs = []
-    for shape in given.shapes:
-        kept = str(given.out / f"speed-{shape}.json")
-        jobs.append(Job(shape, given.own("speed", script, "--shape", shape, "--out", kept), 220))
-    return [*jobs, Job("first token", given.own("speed", script, "--first-token"), 120)]
-
-
-def profile(given: Settings) -> list[Job]:
-    script = "benchmarks/gpu_profile.py"
-    return [Job(shape, given.own("profile", script, "--shape", shape), 250) for shape in given.shapes]
-
-
 def sweep(given: Settings) -> list[Job]:
     return [Job("sweep", given.own("sweep", "benchmarks/gpu_sweep.py"), 500)]
 
@@ -100,11 +133,14 @@ def sweep(given: Settings) -> list[Job]:
 def parts(processors: int) -> list[Part]:
     """All of them, in order, on so many processors."""
     return [
-        Part("probe", "each op's provider and probe; a model's tokens eagerly and captured, against the CPU's", probe),
-        Part("kernels", "every kernel's tests on the device, and engines on it", kernels),
-        Part("conformance", "the conformance kit, its sections beside each other", conformance, max(2, processors)),
-        Part("speed", "steps as shares of what a copy and a product reach here", speed),
-        Part("profile", "where the time of a step goes, kernel by kernel", profile),
+        Part("correct", "tokens beside the CPU's, each op's provider, kernel tests, attention", correct, 6, 190),
+        Part("speed", "steps as shares of a copy and a product; one shape kernel by kernel", speed, 1, 330),
+        Part("alternatives", "kernels beside what could take their place", alternatives, 1, 90),
+        Part("sample", "a sixth of the conformance kit, its sections side by side", sample, len(SHARED), 130),
+        Part("forms", "seconds to the first token; steps of quantized weights and of a mixture", forms),
+        Part("engines", "engines on the device against the CPU platform", engines),
+        Part("conformance", "the conformance kit, its sections side by side", conformance, max(2, processors)),
+        Part("sanitizer", "csrc/cuda where there is nvcc; a step under compute-sanitizer where that is", sanitizer, 2),
         Part("sweep", "what other tiles, splits and stages would give", sweep),
     ]
 
