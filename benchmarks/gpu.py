@@ -30,6 +30,7 @@ import torch  # noqa: E402  the path is set first, so that the script runs by it
 
 from benchmarks.tpu_step import batch  # noqa: E402
 from quintet.config import EngineConfig  # noqa: E402
+from quintet.engine.batch import CapturedSizes  # noqa: E402
 from quintet.engine.loader import num_bytes  # noqa: E402
 from quintet.engine.start import Prepared, prepare  # noqa: E402
 from quintet.engine.worker import Worker  # noqa: E402
@@ -158,12 +159,12 @@ def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float])
         host = batch(requests, 1, context - 1)
         if not fits(made, host):
             return None
-        took = stepped(worker, host, wait)
+        took = stepped(worker, padded(made, host), wait)
         cache = requests * context * worker.page_bytes / made.config.page_size
         return row(f"decode {requests} x {context}", took, weights + cache, ceiling["copy_gbs"], "GB/s")
 
     def prompt(tokens: int) -> Row:
-        took = stepped(worker, batch(1, tokens, 0), wait)
+        took = stepped(worker, padded(made, batch(1, tokens, 0)), wait)
         parameters = (weights - head_bytes(worker)) / 2
         return row(f"prefill {tokens}", took, 2 * parameters * tokens, ceiling["bf16_tflops"], "TFLOP/s")
 
@@ -171,6 +172,11 @@ def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float])
         yield partial(decode, requests, context)
     for tokens in (each for each in PROMPTS if each <= made.config.max_num_batched_tokens):
         yield partial(prompt, tokens)
+
+
+def padded(made: Prepared, host: HostBatch) -> HostBatch:
+    """The step in the size that the engine captures it in; as it is where no size holds it."""
+    return host if made.fixed else CapturedSizes(made.variants).pad(host)
 
 
 def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
@@ -285,8 +291,8 @@ def measure(
             rows.append(asdict(found))
             tell(kind="speed", shape=name, **rows[-1])
     ops = {choice.op: choice.provider for choice in made.ranks.workers[0].ops.bound}
-    print(table({"device": detail, "ceilings": before, "rows": rows, "failed": failed}), flush=True)
     if profile:
+        print(table({"device": detail, "ceilings": before, "rows": rows, "failed": failed}), flush=True)
         from benchmarks import gpu_profile  # it imports this module
 
         gpu_profile.measure(made, name, tell)

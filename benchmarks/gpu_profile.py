@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # the path is set first, so that the script runs by itself
 
-from benchmarks.gpu import SHAPES, fits, place_of, prepared, waiting
+from benchmarks.gpu import SHAPES, fits, padded, place_of, prepared, waiting
 from benchmarks.tpu_step import batch
 from quintet.engine.start import Prepared
 from quintet.types import HostBatch
@@ -125,7 +125,7 @@ def measure(made: Prepared, shape: str, tell: Callable[..., None]) -> int:
         host = batch(requests, new, behind)
         if not fits(made, host) or new > made.config.max_num_batched_tokens:
             continue
-        rounds = REPLAYS if device.type != "cpu" else 1
+        rounds, host = REPLAYS if device.type != "cpu" else 1, padded(made, host)
         step = partial(worker.run, host)
         try:
             ms = round(clocked(step, device, rounds) * 1e3, 4)

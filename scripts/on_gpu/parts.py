@@ -13,7 +13,7 @@ TESTS = "tests/platforms/gpu"
 HOSTS = tuple(
     f"{TESTS}/test_{name}.py"
     for name in (
-        "aot", "jit", "scripts", "make_gpu", "closure", "platform", "graphs", "start", "facts", "device", "comm",
+        "aot", "jit", "scripts", "make_gpu", "import_closure", "platform", "graphs", "start", "facts", "device", "comm",
         "sleep",
     )
 )  # fmt: skip

@@ -135,8 +135,29 @@ def test_scripts_that_parts_run_are_there_and_take_their_arguments(tmp_path: Pat
             files = [word for word in job.command if word.endswith(".py")]
             assert all((ROOT / each).is_file() for each in files), job.command
     assert all((ROOT / each).exists() for each in parts.HOSTS)
-    ignored = " ".join(parts.kernels(settings(tmp_path))[0].command)
+    (kernels,) = (job for job in parts.correct(settings(tmp_path)) if job.name == "kernels")
+    ignored = " ".join(kernels.command)
     assert "--ignore tests/platforms/gpu/test_aot.py" in ignored, "it compiles for other devices, on the host"
+
+
+@pytest.mark.parametrize(("name", "most"), [("first.sh", 540), ("second.sh", 230)])
+def test_a_script_runs_its_parts_within_its_limit_and_leaves_eight_files_at_most(name: str, most: int) -> None:
+    words = (ROOT / "scripts" / "on_gpu" / name).read_text().splitlines()[-1].split()
+    named = words[words.index("--only") + 1 : words.index("--out")]
+    run = [part for part in parts.parts(16) if part.name in named]
+    assert [part.name for part in run] == named and sum(part.seconds for part in run) < most
+    files = {f"{part.name}.{kind}" for part in run for kind in ("log", "jsonl")}
+    for job in (job for part in run for job in part.jobs(settings(Path("out")))):
+        files |= {word for word in job.command if word.endswith(".json")}
+    assert len(files) <= 8
+
+
+def test_a_script_is_one_line_that_takes_out(tmp_path: Path) -> None:
+    listed = subprocess.run(
+        ["bash", "scripts/on_gpu/first.sh", "--list"], cwd=ROOT, env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [part.name for part in parts.parts(2)]
 
 
 def test_every_choice_of_the_sweep_is_a_name_of_its_module() -> None:

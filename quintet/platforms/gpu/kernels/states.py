@@ -140,8 +140,7 @@ def selective_scan(
     there, numbers = c < channels, n < width
     block = there[:, None] & numbers[None, :]
     inside = c[:, None].to(tl.int64) * width + n[None, :]
-    size = channels.to(tl.int64) * width
-    held = tl.load(state + unit * size + inside, mask=block & (unit != 0), other=0.0)
+    held = tl.load(state + unit * channels * width + inside, mask=block & (unit != 0), other=0.0)
     rates = tl.exp(tl.load(a_log + inside, mask=block, other=0.0))
     bias = tl.load(dt_bias + c, mask=there, other=0.0)
     for past in range(end - first):
@@ -155,7 +154,7 @@ def selective_scan(
         if skip is not None:
             made += given * tl.load(skip + c, mask=there, other=0.0)
         tl.store(y + at * channels + c, made, mask=there)
-    tl.store(state + to * size + inside, held, mask=block)
+    tl.store(state + to * channels * width + inside, held, mask=block)
 
 
 @triton.jit
