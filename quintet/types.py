@@ -90,6 +90,11 @@ class Batch(NamedTuple):
     groups: tuple[Group, ...] = ()  # one for each group of layers that keep alike
     inputs: Inputs = Inputs()
 
+    @property
+    def rows_are_tokens(self) -> bool:
+        """Whether rows are 0, 1, ... T - 1: each request brings one token, and rows are the same tensor as owners."""
+        return self.rows is self.owners and self.starts.shape[0] - 1 == self.token_ids.shape[0]
+
 
 class Books(NamedTuple):
     """What a mixer is told of a step: all of it, and what is its own group's."""
@@ -311,6 +316,7 @@ class Estimate(NamedTuple):
     workspace: int  # of the largest step
     captured: int = 0  # what captured steps take beside it
     variants: tuple[Variant, ...] = ()  # in the order in which they are run ahead; steps are padded to them
+    late: frozenset[int] = frozenset()  # tokens of those that are not run ahead
 
 
 class Memory(NamedTuple):

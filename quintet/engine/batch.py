@@ -248,6 +248,7 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
     if size == count:
         return batch
     at, groups = np.arange(size + 1, dtype=np.int32), []
+    rows = at[:count] if batch.rows is batch.owners else batch.rows  # the beginning of what it is the whole of here
     for group in batch.groups:
         table = np.zeros((size, group.table.shape[1]), np.int32)
         table[:count] = group.table
@@ -257,6 +258,7 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
         positions=_fill(batch.positions, size),
         owners=at[:-1],
         starts=at,
+        rows=rows,
         groups=tuple(groups),
     )
 

@@ -68,6 +68,11 @@ class MemoryPlan:
         """Steps that the platform captures where shapes are free."""
         return self.footprint.takes.variants
 
+    @property
+    def ahead(self) -> tuple[Variant, ...]:
+        """Those of them that `capture_ahead` captures."""
+        return tuple(each for each in self.variants if each.tokens not in self.footprint.takes.late)
+
     def __str__(self) -> str:
         takes = self.footprint.takes
         captured = f"captured steps {_gib(takes.captured)}, " if takes.captured else ""

@@ -54,6 +54,7 @@ from quintet.engine.slots import Slots
 from quintet.engine.support import evidence
 from quintet.engine.tables import Tables
 from quintet.engine.variants import describe, plan_variants
+from quintet.engine.warm_up import warm_up
 from quintet.engine.weight_files import Weights, weights_of
 from quintet.engine.weights_cache import Where
 from quintet.engine.worker import ModelSizes, Room, Worker
@@ -67,6 +68,8 @@ from quintet.platforms.interface import Capabilities, Platform
 from quintet.types import Place, Variant
 
 logger = logging.getLogger(__name__)
+
+USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
 
 
 class Files(NamedTuple):
@@ -252,7 +255,7 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
-    ahead, room = plan.variants if config.capture_ahead else (), Room(plan.num_pages, plan.num_slots)
+    ahead, room = _ahead(config, plan), Room(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
     channel, overlap = prepared.ranks.channel, prepared.capabilities.overlap
@@ -280,12 +283,42 @@ def _launched(prepared: Prepared, progress: bool, grammars: Grammars | None) -> 
         engine.balancer = Balancer(config.eplb_config, prepared.ranks)
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    _warm_up(prepared, batches, runner, engine)
     if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
         pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     scheduler.elsewhere = make_elsewhere(prepared, tables, folder)
     if channel is not None and isinstance(engine, Leader):
         engine.lead(channel)
     return engine
+
+
+def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[Variant, ...]:
+    """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
+    if config.capture_ahead:
+        return plan.ahead
+    decodes = [each for each in plan.variants if each.decode] if config.capture_decode_ahead else []
+    usual = sorted({each.pages for each in decodes})[:USUAL_WIDTHS]
+    return tuple(each for each in decodes if each.pages in usual)
+
+
+def _warm_up(prepared: Prepared, batches: BatchBuilder, runner: Steps, engine: Engine) -> None:
+    """Runs requests on the ranks of `engine`, with books and a sampler of their own: they leave no trace in its own."""
+    config, plan, groups = prepared.config, prepared.plan, engine.scheduler.tables.groups
+    if not (config.warm_up and prepared.capabilities.compiles_late):
+        return
+    if prepared.pooling is None:
+        pipe, channel = prepared.ranks.workers[0].comm.pipe, prepared.ranks.channel
+        sampler = _sampler(prepared, processors=())  # code of the user's sees requests of users alone
+        runner = Runner(prepared.ranks, sampler, batches, overlap=prepared.capabilities.overlap)
+        if pipe is not None:
+            runner = Staged(runner, prepared.ranks, pipe)
+        elif channel is not None:
+            runner.agreed = Agreement(channel)
+    pool, slots = PagePool(plan.num_pages, False), Slots(plan.num_slots, False) if plan.num_slots else None
+    books = Tables(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    spare = Engine(Scheduler(engine.scheduler.limits, books), runner, prepared.capabilities.overlap)
+    spare.staged, spare.ahead = engine.staged, engine.ahead
+    warm_up(spare, prepared.vocab_size, plan.max_model_len, prepared.bounds)
 
 
 def _runner(prepared: Prepared, batches: BatchBuilder, fixed: Sequence[Variant]) -> Steps:
@@ -298,10 +331,11 @@ def _runner(prepared: Prepared, batches: BatchBuilder, fixed: Sequence[Variant])
     return PoolingRunner(prepared.ranks, batches, pooler, fixed, spans)
 
 
-def _sampler(prepared: Prepared) -> Sampler:
-    """Where logits processors cannot read what the device holds, sampling is left to the host and the specification."""
+def _sampler(prepared: Prepared, processors: Sequence[Any] | None = None) -> Sampler:
+    """With these logits processors, or those of the settings. Where they cannot read what the device holds, sampling is
+    left to the host and the specification."""
     config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
-    classes = load_processors(config.logits_processors)
+    classes = load_processors(config.logits_processors if processors is None else processors)
     ops, device = first.ops, first.device
     if classes and facts.opaque:
         names = ", ".join(each.__name__ for each in classes)

@@ -97,11 +97,16 @@ def across(
     if not build.stage.last:
         cache.handed_on = (x,) if residual is None else (x, residual)
         return x, taps
-    rows = cache.batch.rows
-    x = ops.take_rows(x, rows)
+    x = wanted_rows(x, cache.batch, ops)
     if residual is None:
         return norm(x), taps
-    return norm(x, ops.take_rows(residual, rows))[0], taps
+    return norm(x, wanted_rows(residual, cache.batch, ops))[0], taps
+
+
+def wanted_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
+    """Of x [T, H] those whose outputs are wanted [L, H]: x itself where each token's are."""
+    rows: Tensor = x if batch.rows_are_tokens else ops.take_rows(x, batch.rows)
+    return rows
 
 
 def through(layers: nn.ModuleList, x: Tensor | None, cache: Cache, build: Build) -> tuple[Tensor, list[Tensor]]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from quintet.layers.altup import AltUp, Lanes, SparseMLP, Spread, Streams
 from quintet.layers.attention import Heads, ReadingAttention, SelfAttention
 from quintet.layers.build import Build, whole
-from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded
+from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded, wanted_rows
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mixing import Cache
@@ -143,8 +143,8 @@ class Trunk(nn.Module):
             kept = [each for source in self._read(stage.stop) for each in cache.passed[source.mixing]]
             cache.handed_on = (*streams, own[:, stage.stop - stage.start :], *kept)
             return streams[0], []
-        rows = cache.batch.rows
-        return self.norm(self._together.together(tuple(self._ops.take_rows(each, rows) for each in streams))), []
+        rows = tuple(wanted_rows(each, cache.batch, self._ops) for each in streams)
+        return self.norm(self._together.together(rows)), []
 
     def _read(self, at: int) -> list[SelfAttention]:
         """Those before `at` whose cache layers from there on read."""

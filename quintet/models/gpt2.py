@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build
-from quintet.layers.decoder import CausalLM, refuse, through
+from quintet.layers.decoder import CausalLM, refuse, through, wanted_rows
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import LMHead, Stored
 from quintet.layers.mixing import Cache
@@ -75,7 +75,7 @@ class Trunk(nn.Module):
         if stage.first:
             x = self._ops.add(self.wte.of(batch), self.wpe(batch.positions))
         x, taps = through(self.h, x, cache, self._build)
-        return (self.ln_f(self._ops.take_rows(x, batch.rows)) if stage.last else x), taps
+        return (self.ln_f(wanted_rows(x, batch, self._ops)) if stage.last else x), taps
 
 
 class Model(CausalLM):

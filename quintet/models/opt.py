@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention import Heads, SelfAttention
 from quintet.layers.build import Build, Layer, even, whole
-from quintet.layers.decoder import CausalLM, Staged, through
+from quintet.layers.decoder import CausalLM, Staged, through, wanted_rows
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import Linear, LMHead, columns, rows
 from quintet.layers.mixing import Cache
@@ -94,7 +94,7 @@ class Trunk(nn.Module):
             x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
         x, taps = through(self.layers, x, cache, self._build)
         if stage.last:
-            x = self.project_out(self.final_layer_norm(self._ops.take_rows(x, batch.rows)))
+            x = self.project_out(self.final_layer_norm(wanted_rows(x, batch, self._ops)))
         return x, taps
 
 

@@ -49,8 +49,9 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
         return functional.linear(rounded(x, weight), dequantized(weight._replace(order=None)))
     values, own = _grouped(x, weight)
     assert weight.scales is not None, "what is quantized has scales"
-    whole = unpacked(weight).to(torch.int32).reshape(len(weight.values), values.shape[1], -1)
-    sums = torch.einsum("tgk,ngk->tng", values.round().to(torch.int32), whole).float()
+    exact = torch.float64 if values.is_cuda else torch.int32  # torch has no product of int32 there
+    whole = unpacked(weight).to(exact).reshape(len(weight.values), values.shape[1], -1)
+    sums = torch.einsum("tgk,ngk->tng", values.round().to(exact), whole).float()
     return (sums * own[:, None, :, 0] * weight.scales).sum(-1)
 
 

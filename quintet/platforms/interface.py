@@ -74,11 +74,16 @@ class Capabilities:
     # each rank is a process of its own; they meet at a file that all have open (shared://NUMBER), or over the network
     # (tcp://HOST:PORT): communicators have a channel; else ranks are threads of one process
     processes: bool = False
+    # ranks may be processes: distributed_executor_backend="mp" asks for it. They meet at tcp://HOST:PORT of a host,
+    # and their communicators have a channel
+    mp: bool = False
     # with spmd: one worker of each of several machines drives what that one has, and all compute as one; they meet over
     # the network (tcp://HOST:PORT), and their communicators, of size 1, have a channel
     machines: bool = False
     # what all devices here are of a cluster's resources, by Ray's names; ranks that are processes share it
     bundle: Mapping[str, float] = field(default_factory=lambda: {"GPU": 1.0})
+    # kernels are compiled, and libraries loaded, by their first call: the engine runs a prompt before it serves
+    compiles_late: bool = False
     automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
     placing: str = ""

@@ -82,8 +82,12 @@ class DeviceOptions:
     )  # fmt: skip
     enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
     capture_ahead: bool = option(
-        False, truth, "capture steps of every size before serving, on platforms that do; else each when it first comes",
-        group="device",
+        False, truth, "capture steps of every size before serving, on platforms that do (GPUs: up to 512 tokens, and "
+        "whatever capture_sizes names); else each when it first comes", group="device",
+    )  # fmt: skip
+    capture_decode_ahead: bool = option(
+        False, truth, "capture decode steps of requests up to a usual length before serving, on platforms that do; "
+        "quintet serve does, unless told not to", group="device",
     )  # fmt: skip
     capture_sizes: tuple[int, ...] = option(
         (), sizes, "sizes of steps to capture, in tokens, such as 1 2 4 8, on platforms that capture; the "
@@ -93,8 +97,12 @@ class DeviceOptions:
         True, truth, "capture steps with prompts too, on platforms that do; False: decode steps alone", group="device",
     )  # fmt: skip
     max_capture_size: int | None = option(
-        None, optional(count()), "most tokens in a step that is captured", group="device",
-        metavar="TOKENS", aliases=("max_cudagraph_capture_size",),
+        None, optional(count()), "most tokens in a step that is captured; if not given, the platform's own (GPUs: 512 "
+        "that decode, 8192 with prompts)", group="device", metavar="TOKENS", aliases=("max_cudagraph_capture_size",),
+    )  # fmt: skip
+    warm_up: bool = option(
+        True, truth, "run a prompt before the engine is ready, on platforms that compile kernels when they are first "
+        "called; it leaves nothing behind", group="device",
     )  # fmt: skip
     batch_invariant: bool = option(
         False, truth, "give a request the same bits whatever else is in the batch, where the platform would not by "

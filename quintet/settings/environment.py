@@ -45,6 +45,7 @@ class Environment:
     )  # fmt: skip
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
+    cc: str | None = _variable("CC", None, text, "C compiler that Triton builds its launcher with, if not gcc or clang")
     xla_flags: str | None = _variable("XLA_FLAGS", None, text, "XLA's own settings (the tpu platform)")
     rocr_visible_devices: str | None = _variable(
         "ROCR_VISIBLE_DEVICES",

@@ -22,6 +22,7 @@ from benchmarks.tpu_step import batch
 from quintet.ops import Op
 from quintet.ops.attention import page_shape
 from quintet.ops.quantize import quantize
+from quintet.platforms.cuda.cudnn_attention import attended
 from quintet.platforms.gpu import providers, torch_products
 from quintet.platforms.gpu.triton_probe import device_here
 from quintet.platforms.gpu.triton_quantized import packed_linear
@@ -80,6 +81,7 @@ def attention(device: torch.device, small: bool, tell: Tell) -> None:
                         enable_gqa=True,
                     )  # fmt: skip
                     us[backend.name] = microseconds(call, device)
+            us["cuDNN from pages"] = microseconds(partial(attended, q, kv, books, spec, new), device)
         print("attention", requests, new, behind, us, flush=True)
         tell(kind="attention", requests=requests, new=new, behind=behind, us=us)
 

@@ -75,7 +75,8 @@ def forms(given: Settings) -> list[Job]:
     mixture = "qwen3-30b-a3b-12-layers"
     command = given.own("forms", script, "--shape", mixture, "--out", str(given.out / f"speed-{mixture}.json"))
     first = Job("first token", given.own("forms", script, "--first-token"), 120)
-    return [first, *jobs, *([Job(mixture, command, 120)] if shape in Settings.shapes else [])]
+    generate = Job("generate", given.own("forms", "benchmarks/gpu_generate.py", "--shape", given.shapes[-1]), 120)
+    return [first, generate, *jobs, *([Job(mixture, command, 120)] if shape in Settings.shapes else [])]
 
 
 def alternatives(given: Settings) -> list[Job]:

@@ -1,6 +1,7 @@
 """Where the ranks of a model meet, and what they settle before it is loaded."""
 
 import contextlib
+import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,18 +14,21 @@ from quintet.engine.engine import Engine
 from quintet.engine.memory import MemoryPlan
 from quintet.engine.ranks.launched import EXTERNAL, Launched, Mirrored, place_of, settled
 from quintet.engine.ranks.leader import Leader
-from quintet.engine.ranks.nodes import check_alike, in_processes, on_this_machine, one_machine, size_of
+from quintet.engine.ranks.nodes import by_wish, check_alike, in_processes, on_this_machine, one_machine, size_of
 from quintet.engine.ranks.processes import Processes
 from quintet.engine.ranks.rays import BACKEND, Actors
 from quintet.engine.runner import Others, Ranks
 from quintet.engine.worker import Worker
 from quintet.platforms.interface import Capabilities, Channel, DeviceLost
+from quintet.platforms.network.rendezvous import listening
 from quintet.types import Place
 
 __all__ = [
     "Meeting", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of",
     "least_of_all", "met", "ranks_of", "settled", "size_of",
 ]  # fmt: skip
+
+LOOPBACK = "127.0.0.1"
 
 
 class Meeting(NamedTuple):
@@ -84,8 +88,22 @@ def _started(config: EngineConfig, facts: Capabilities, size: int) -> Meeting:
     if config.distributed_executor_backend == BACKEND:
         actors = Actors(config, facts, size)
         return Meeting(actors.place, actors)
+    if by_wish(config, facts):
+        return _connected(config, size)
     others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
     return Meeting(Place(0, size, others.endpoint, config.pipeline_parallel_size), others)
+
+
+def _connected(config: EngineConfig, size: int) -> Meeting:
+    """Ranks of this machine that meet over its loopback interface, by a key that is made for them alone."""
+    listener = listening(LOOPBACK, 0)
+    endpoint = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"
+    try:
+        others = Processes(config, size, endpoint=endpoint)
+    except BaseException:
+        listener.close()
+        raise
+    return Meeting(Place(0, size, f"{endpoint}&listener={listener.detach()}"), others)
 
 
 @contextlib.contextmanager
@@ -141,7 +159,8 @@ def described(config: EngineConfig, facts: Capabilities, ranks: Ranks) -> list[s
         drives = "a process on each drives its own" if of else "this process drives all of them"
         return [f"{size} devices{of}: {drives}, and the compiler adds the collectives"]
     kind = type(ranks.workers[0].comm).__name__
-    return [f"{size} ranks: threads of this process; communicator: {kind}"]
+    how = "processes of this machine" if by_wish(config, facts) else "threads of this process"
+    return [f"{size} ranks: {how}; communicator: {kind}"]
 
 
 def ends(counts: Sequence[int]) -> list[str]:

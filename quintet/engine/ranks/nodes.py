@@ -35,7 +35,12 @@ def endpoint_of(config: EngineConfig) -> str:
 
 def in_processes(config: EngineConfig, facts: Capabilities) -> bool:
     """Whether ranks are processes; where one worker drives a machine's devices, they are of several machines."""
-    return facts.processes or (facts.machines and config.nnodes > 1)
+    return facts.processes or (facts.machines and config.nnodes > 1) or by_wish(config, facts)
+
+
+def by_wish(config: EngineConfig, facts: Capabilities) -> bool:
+    """Whether ranks are processes of this machine because the settings say so: they would be threads."""
+    return facts.mp and config.distributed_executor_backend == "mp" and config.nnodes == 1
 
 
 def size_of(config: EngineConfig, facts: Capabilities) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, together
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, together, without_launcher
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
@@ -40,6 +40,8 @@ class Machine:
     visible: Callable[[int], list[int]] = lambda count: visible(count)
     driver: Path = DRIVER
     pci: Path = Path("/sys/bus/pci/devices")
+    compiler: Callable[[], str | None] = compiler
+    header: Callable[[], Path] = header
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def _facts(cards: Sequence[Card], driver: Driver, machine: Machine) -> Facts | U
         f"(CUDA {_dotted(driver.cuda)}), torch {machine.torch_version} (CUDA {machine.torch_cuda})"
     )
     names = tuple(card.name for card in cards)
-    return Facts(names, dtypes, torch.float8_e4m3fn if least >= FP8 else None, memory, detail)
+    fp8 = torch.float8_e4m3fn if least >= FP8 else None
+    return Facts(names, dtypes, fp8, memory, detail, without_launcher(machine.compiler(), machine.header()))
 
 
 def _of_torch(machine: Machine, driver: Driver | None) -> list[Unavailable]:

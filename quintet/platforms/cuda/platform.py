@@ -1,5 +1,6 @@
 """NVIDIA GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.platforms.cuda import facts, flashinfer, symmetric_sum
+from quintet.platforms.cuda import cudnn_attention, facts, flashinfer, symmetric_sum
 from quintet.platforms.gpu.attention import Planning
 from quintet.platforms.gpu.comm import SmallSum
 from quintet.platforms.gpu.facts import Facts
@@ -16,11 +17,14 @@ from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
 from quintet.platforms.interface import Mixer, Unavailable
 from quintet.types import AttentionSpec, Extent, Place, Variant
 
+logger = logging.getLogger(__name__)
+
 
 class CUDA(GPU):
     """Triton's kernels, FlashInfer's attention where it is installed and serves, torch for the rest."""
 
     name = "cuda"
+    _mp = True
 
     @classmethod
     def _facts(cls) -> Facts | Unavailable:
@@ -44,6 +48,7 @@ class CUDA(GPU):
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
+        self._prompts: dict[AttentionSpec, str | None] = {}  # whose whole prompts are cuDNN's, or why not
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
     def _small_across(self, store: Any, place: Place) -> SmallSum | str:
@@ -58,6 +63,27 @@ class CUDA(GPU):
             return planner
         planning.add(spec, planner)
         return flashinfer.mixer(spec, ops, planner)
+
+    def _whole_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+        """cuDNN's attention, where our kernels have the rest."""
+        sizes = cudnn_attention.sizes(self._config.max_num_batched_tokens)
+        if not sizes or ops.choice("paged_attention").provider != "triton":
+            return None
+        if self._why_not_cudnn(spec, rank, sizes[0]) is not None:
+            return None
+        self._planning[rank].wholes = lambda tokens: cudnn_attention.size_for(tokens, sizes) is not None
+        return cudnn_attention.mixer(spec, ops, sizes)
+
+    def _why_not_cudnn(self, spec: AttentionSpec, rank: int, size: int) -> str | None:
+        """Tries each kind of layer once."""
+        with self._trying:
+            if spec not in self._prompts:
+                self._runtime.use(rank)
+                device = self._runtime.empty((0,), torch.uint8, rank).device
+                wrong = ", ".join(cudnn_attention.refusals(spec)) or cudnn_attention.trial(spec, device, size)
+                self._prompts[spec] = wrong or None
+                logger.info("whole prompts by cuDNN: %s", wrong or f"yes, for {spec}")
+            return self._prompts[spec]
 
     def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
         """FlashInfer for such layers, or every reason why not."""
@@ -85,7 +111,10 @@ class CUDA(GPU):
     def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
         planners = [each for each in self._planners.values() if not isinstance(each, str)]
         ranks = len({rank for rank, _ in self._planners})
-        return flashinfer.planned_bytes(variants, len(extent.most.pages)) * -(-len(planners) // max(1, ranks))
+        planned = flashinfer.planned_bytes(variants, len(extent.most.pages)) * -(-len(planners) // max(1, ranks))
+        served = [spec for spec, why in self._prompts.items() if why is None]
+        most = [cudnn_attention.nbytes(spec, self._config.max_num_batched_tokens) for spec in served]
+        return planned + max(most, default=0)
 
     def _flashinfer(self) -> Any:
         """The module, or the reason why there is none."""

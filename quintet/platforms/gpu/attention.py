@@ -1,15 +1,22 @@
 """Attention on a GPU: one class for all layers of a group, which has every kind of layer in it plan its steps."""
 
+import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
+from quintet.ops.registry import Ops
+from quintet.ops.states import StateMixer
 from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, Turn
+from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, StateSpec, Turn
+
+logger = logging.getLogger(__name__)
 
 Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
-SINGLE, MIXED, WITHOUT = 1, 2, 3  # of a plan: single tokens; others; others, and no planner was asked
+# Of a plan: single tokens; others; others, and no planner was asked; all of one request, nothing of which is cached.
+SINGLE, MIXED, WITHOUT, WHOLE = 1, 2, 3, 4
 
 
 class Planner(Protocol):
@@ -28,13 +35,20 @@ class Planning:
     def __init__(self) -> None:
         self._planners: dict[Kept, dict[AttentionSpec, Planner]] = {}
         self._count = 0
-        self.mixed = True  # whether every layer can do without its planner
+        self.mixed = True  # whether every layer can do without its planner, and without the longest request's tokens
+        self.longest = False  # whether a state is advanced by the specification, token by token up to these
         self.sizes: frozenset[tuple[int, int]] = frozenset()  # (tokens, requests) of the captured steps with prompts
+        self.wholes: Callable[[int], bool] | None = None  # whether some layer has a mixer for whole prompts of so many
 
     def number(self) -> int:
         """Another for every layer."""
         self._count += 1
         return self._count
+
+    @property
+    def plans(self) -> bool:
+        """Whether some layer has a planner."""
+        return bool(self._planners)
 
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
@@ -42,12 +56,13 @@ class Planning:
     def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         """Of the group in whose name the layer of this number plans."""
         size = len(batch.token_ids), len(batch.starts) - 1
+        whole = self.wholes is not None and _whole(batch, group) and self.wholes(size[0])
         if size in self.sizes and self.mixed:
-            return (np.zeros((0, WITHOUT, number), np.int32),)
+            return (np.zeros((0, WHOLE if whole else WITHOUT, number), np.int32),)
         for planner in self._planners.get(kept, {}).values():
             planner.plan(number, batch, group)
         single = size[0] == size[1] and bool(np.diff(batch.starts).max(initial=0) <= 1)
-        return (np.zeros((0, SINGLE if single else MIXED, number), np.int32),)
+        return (np.zeros((0, WHOLE if whole else SINGLE if single else MIXED, number), np.int32),)
 
 
 class GraphAttention(Mixer):
@@ -57,14 +72,22 @@ class GraphAttention(Mixer):
     each, whether planners were asked, and the number of the layer that planned for the group.
     """
 
-    def __init__(self, inner: Mixer, spec: AttentionSpec, planning: Planning, unplanned: Mixer | None = None) -> None:
-        """`unplanned` serves where planners are not asked, over the same pages; None: `inner` does."""
+    def __init__(
+        self,
+        inner: Mixer,
+        spec: AttentionSpec,
+        planning: Planning,
+        unplanned: Mixer | None = None,
+        whole: Mixer | None = None,
+    ) -> None:
+        """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE, captured ones
+        among them, over the same pages; None: `inner` does, and `unplanned`."""
         self.layouts = inner.layouts
-        self._inner, self._unplanned = inner, unplanned or inner
-        assert self._unplanned.layouts == inner.layouts, "both read the same pages"
+        self._inner, self._unplanned, self._whole = inner, unplanned or inner, whole or unplanned or inner
+        assert self._unplanned.layouts == self._whole.layouts == inner.layouts, "all read the same pages"
         self._planning, self._number = planning, planning.number()
         self._kept: Kept = spec.window, spec.chunk
-        self.turns = inner.turns and self._unplanned.turns
+        self.turns = inner.turns and self._unplanned.turns and self._whole.turns
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
         return self._planning.plan(self._number, self._kept, batch, group)
@@ -80,7 +103,30 @@ class GraphAttention(Mixer):
         return self._serving(books.group).turned(q, k, v, turn, state, books, sinks)
 
     def _serving(self, group: Group) -> Mixer:
-        return self._unplanned if group.plan and group.plan[0].shape[1] == WITHOUT else self._inner
+        kind = group.plan[0].shape[1] if group.plan else MIXED
+        return self._unplanned if kind == WITHOUT else self._whole if kind == WHOLE else self._inner
+
+
+def _whole(batch: HostBatch, group: HostGroup) -> bool:
+    """Whether the step is all of its first request, of which nothing is cached, and at most an eighth of padding."""
+    count, end = batch.starts[1], batch.starts[-1]
+    return bool(count == end == group.lengths[0] and 8 * count >= 7 * len(batch.token_ids))
+
+
+class GraphStates(StateMixer):
+    """Plans how many tokens the longest request has only where the specification advances some layer's state: a plan's
+    shape is part of what a graph is captured for, and our kernels read none."""
+
+    def __init__(self, spec: StateSpec, ops: Ops, planning: Planning) -> None:
+        super().__init__(spec, ops)
+        self._planning = planning
+        if ops.choice(spec.op).provider == "reference":
+            if not planning.longest:
+                logger.info("steps with prompts are not captured: %s by the specification goes by tokens", spec.op)
+            planning.longest, planning.mixed = True, False
+
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+        return super().plan(batch, group) if self._planning.longest else ()
 
 
 def single(group: Group) -> bool:

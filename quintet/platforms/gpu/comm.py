@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quintet.platforms.gpu.processes import Met
 from quintet.platforms.interface import Communicator
 
 PATIENCE = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
@@ -28,8 +29,13 @@ class SmallSum(Protocol):
 class GroupCommunicator(Communicator):
     """Collectives of a process group. Nothing of torch.distributed's global state: two engines do not meet."""
 
-    def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None) -> None:
+    def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None, met: Met | None = None) -> None:
+        """`met`: how the ranks have met, where they are processes."""
         self.rank, self.size, self._group, self._small = rank, size, group, small
+        if met is not None:
+            self.channel = met.channel
+            met.abort_when_stopped(group)
+            weakref.finalize(self, met.close)
         self._ordered = False
         # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
         # no other rank, whose communicator may be gone by now

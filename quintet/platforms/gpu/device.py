@@ -80,23 +80,31 @@ class GPUDevice(Device):
 
     @telling()
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        """All in one copy: what a step's dozen small arrays cost is the number of copies."""
+        """All in one copy: what a step's dozen small arrays cost is the number of copies. An array that comes again is
+        the same tensor, and the beginning of one that came lies where that does: neither is written to."""
         self.runtime.use(self.index)
-        starts, end = [], 0
-        for array in arrays:
-            starts.append(end)
-            end += -(-array.nbytes // ALIGN) * ALIGN
+        starts: list[int] = []
+        end, again = 0, _again(arrays)
+        for index, array in enumerate(arrays):
+            starts.append(starts[again[index]] if index in again else end)
+            end += 0 if index in again else -(-array.nbytes // ALIGN) * ALIGN
         if end == 0:
             return tuple([self.runtime.empty(array.shape, _dtype(array), self.index) for array in arrays])
         staged = self.runtime.pinned(end)
         written = staged.numpy()
-        for start, array in zip(starts, arrays, strict=True):
+        for index, (start, array) in enumerate(zip(starts, arrays, strict=True)):
+            if index in again:
+                continue
             flat = np.ascontiguousarray(array).reshape(-1)
             written[start : start + array.nbytes].view(array.dtype)[:] = flat
         there = self.runtime.empty((end,), torch.uint8, self.index)
         self.runtime.copy(there, staged)
         views: dict[torch.dtype, Tensor] = {}
-        return tuple([_part(there, views, start, array) for start, array in zip(starts, arrays, strict=True)])
+        tensors: list[Tensor] = []
+        for index, array in enumerate(arrays):
+            same = index in again and array.shape == arrays[again[index]].shape
+            tensors.append(tensors[again[index]] if same else _part(there, views, starts[index], array))
+        return tuple(tensors)
 
     @telling()
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
@@ -157,6 +165,24 @@ class GPUDevice(Device):
 
 def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
     return TYPES.get(array.dtype) or torch.from_numpy(array[:0]).dtype
+
+
+def _again(arrays: Sequence[np.ndarray[Any, Any]]) -> dict[int, int]:
+    """Of the arrays that are another before them, or its beginning, which: by index."""
+    found: dict[int, int] = {}
+    firsts: dict[int, int] = {}  # by what has the memory
+    for index, array in enumerate(arrays):
+        first = firsts.setdefault(id(array if array.base is None else array.base), index)
+        if first != index and array.nbytes and _begins(arrays[first], array):
+            found[index] = first
+    return found
+
+
+def _begins(whole: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
+    if part is whole:
+        return True
+    alike = part.ndim == whole.ndim == 1 and part.dtype == whole.dtype and len(part) <= len(whole)
+    return alike and part.strides == whole.strides and part.ctypes.data == whole.ctypes.data
 
 
 def _part(there: Tensor, views: dict[torch.dtype, Tensor], start: int, array: np.ndarray[Any, Any]) -> Tensor:

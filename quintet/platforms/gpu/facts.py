@@ -1,11 +1,14 @@
 """What a GPU platform knows of its devices before it opens one, and how it says what is missing."""
 
+import shutil
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from quintet.config import read_environment
 from quintet.platforms.interface import Unavailable
 
 DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
@@ -21,6 +24,36 @@ class Facts:
     fp8: torch.dtype | None  # the 8-bit type of their products
     memory: int  # bytes of the smallest; 0: not known before it is opened
     detail: str  # for a person
+    warning: str = ""  # why it runs far slower than it could, and what helps
+    eager: str = ""  # why no step is captured unless it is asked for
+
+
+def without_launcher(compiler: str | None, header: Path) -> str:
+    """Why Triton cannot build its launcher, a small C library, and what helps; "" if it can. An engine without Triton
+    still runs, on torch. (A launcher that lies in Triton's cache needs no compiler, so this is no reason to refuse.)"""
+    missing = [("no C compiler", "gcc")] * (compiler is None) + [(f"no {header}", "python3-dev")] * (
+        not header.exists()
+    )
+    if not missing:
+        return ""
+    reasons, packages = zip(*missing, strict=True)
+    return (
+        f"Triton kernels cannot run here: {' and '.join(reasons)}; torch computes everything, uncaptured and about 10 "
+        f"times slower; apt-get install {' '.join(packages)}"
+    )
+
+
+def compiler() -> str | None:
+    """The C compiler that Triton would call, or None."""
+    asked = read_environment().cc
+    return next(filter(None, map(shutil.which, (asked,) if asked else ("gcc", "clang"))), None)
+
+
+def header() -> Path:
+    """Where Triton expects Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's own, which Triton passes over, too
+    return Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
 
 
 def together(missing: Sequence[Unavailable]) -> Unavailable:

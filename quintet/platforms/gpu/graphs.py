@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.variants import table_width
+from quintet.platforms.gpu.products import Into
+from quintet.platforms.gpu.variants import MOST, table_width
 from quintet.platforms.interface import State
 from quintet.types import Batch, Group, Outputs, Variant, leaves
 
@@ -23,10 +24,10 @@ logger = logging.getLogger(__name__)
 Model = Callable[[State, Batch], tuple[Outputs, State]]
 Shape = tuple[tuple[int, ...], torch.dtype]
 
-KEPT = 96  # graphs; the one that was not used for longest goes first
+KEPT = 96  # graphs; those with prompts go first, and of them the one that was not used for longest
 MIB = 2**20
-LEAST_ROOM = 64 * MIB  # that must be free before a capture: activations of a step of few requests
-ROWS = Batch._fields.index("rows")  # among the leaves
+LEAST_ROOM = 64 * MIB  # that must be free before a capture, beside what the pool has: a step's nodes, and fragments
+ROWS, OWNERS = Batch._fields.index("rows"), Batch._fields.index("owners")  # among the leaves
 
 
 class Size(NamedTuple):
@@ -38,6 +39,11 @@ class Size(NamedTuple):
     tables: tuple[int, ...]  # columns of each group's
     plans: tuple[tuple[Shape, ...], ...]  # of each group
     inputs: tuple[Shape | None, ...]
+
+    @property
+    def decode(self) -> bool:
+        """Whether each request brings one token."""
+        return self.tokens == self.requests
 
 
 class Captured(NamedTuple):
@@ -59,14 +65,15 @@ class Room:
         self._nothing: Tensor | None = None
 
     def batch(self, size: Size, batch: Batch) -> Batch:
-        """What a step of this size is captured on: tables have the captured width, and outputs its number of rows."""
+        """What a step of this size is captured on: tables have the captured width, and outputs its number of rows. A
+        decode step gives those of all tokens in their order, so that it looks none up."""
         groups = zip(batch.groups, size.tables, strict=True)
         wide = batch._replace(
             rows=batch.token_ids[: size.rows],
             groups=tuple(group._replace(table=group.table.new_empty(size.requests, width)) for group, width in groups),
         )
         own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, self._most_read(at, x)))
-        return own
+        return own._replace(rows=own.owners) if size.decode else own
 
     def outputs(self, given: Outputs) -> Outputs:
         """Where a step leaves what it gives: the next one may overwrite it."""
@@ -102,15 +109,20 @@ class Graphs:
     """A step like the model; steps of the sizes of these variants are captured. What it gives holds until its next
     call.
 
-    `ahead`: the caller runs a step of every size before it serves, and wants none of the graphs dropped.
+    `ahead`: the caller runs a step of every size up to 512 tokens, or of every size that was asked for, before it
+    serves, and wants none of those dropped. `pool`: bytes that the largest captured step takes.
     """
 
-    def __init__(self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False) -> None:
+    def __init__(
+        self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False, pool: int = 0
+    ) -> None:
         self._model, self._device, self._variants, self._ahead = model, device, variants, ahead
+        self._pool_bytes = pool
         self._decodes = frozenset(each.tokens for each in variants if each.decode)
         self._mixed = {(each.tokens, each.requests): each.rows for each in variants if not each.decode}
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
+        self._reserved: Any = None  # keeps what the largest step takes in the pool
         self._stream: Any = None
         self._room: Room | None = None
         self._held: tuple[int, ...] = ()  # addresses of the state, which graphs hold
@@ -126,18 +138,17 @@ class Graphs:
         found = self._graphs.get(size)
         if found is None and self.refused is not None:
             return self._model(state, batch)
-        rows = batch.rows.shape[0]
         if found is None:
-            return _first_rows(self._first(size, state, batch), rows), state
+            return _wanted(self._first(size, state, batch), size, batch), state
         self._graphs.move_to_end(size)
         self._fill(found.inputs, batch)
         found.graph.replay()
-        return _first_rows(found.outputs, rows), state
+        return _wanted(found.outputs, size, batch), state
 
     def drop(self) -> int:
         """Lets go of all graphs and of the memory that is theirs -> bytes."""
         self._graphs.clear()
-        self._pool = self._room = None
+        self._pool = self._room = self._reserved = None
         if self._stream is not None:  # kept: libraries have workspaces for each stream, which lie in the pool
             self._device.runtime.release(workspaces=True)
         freed, self.nbytes = self.nbytes, 0
@@ -174,9 +185,11 @@ class Graphs:
             self._room = Room(self._device, self._variants)
         own = self._room.batch(size, batch)
         self._fill(leaves(own), batch)
-        outputs, _ = self._model(state, own)
+        into = Into()
+        with into.noting():
+            outputs, _ = self._model(state, own)
         try:
-            self._capture(size, state, own, self._room.outputs(outputs))
+            self._capture(size, state, own, outputs, into)
         except RuntimeError as error:  # torch's errors of capturing and of memory are
             self.refused = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
             logger.warning(
@@ -186,20 +199,26 @@ class Graphs:
             )  # fmt: skip
         return outputs
 
-    def _capture(self, size: Size, state: State, own: Batch, outputs: Outputs) -> None:
-        while len(self._graphs) >= KEPT and not self._ahead:
-            self._graphs.popitem(last=False)
+    def _capture(self, size: Size, state: State, own: Batch, given: Outputs, into: Into) -> None:
+        """`given` is what the step gave eagerly, as `into` saw it."""
+        assert self._room is not None, "what a graph reads is in it"
+        outputs = self._room.outputs(given)
+        self._make_place()
         runtime, index = self._device.runtime, self._device.index
         self._check_room()
-        if self._pool is None:
-            self._pool = runtime.pool()
         if self._stream is None:
             self._stream = runtime.stream(index)
+        if self._pool is None:
+            self._pool = runtime.pool()
+            self._reserve()
         to = leaves(outputs)
 
         def run() -> None:
-            for each, x in zip(to, leaves(self._model(state, own)[0]), strict=True):
-                each.copy_(x)
+            with into.writing(given.logits, outputs.logits):
+                found = leaves(self._model(state, own)[0])
+            for each, x in zip(to, found, strict=True):
+                if x.data_ptr() != each.data_ptr():  # the head's product was written there
+                    each.copy_(x)
 
         before, start = runtime.memory(index)[0], time.perf_counter()
         graph = runtime.capture(run, self._pool, self._stream)
@@ -213,10 +232,37 @@ class Graphs:
             self.nbytes / MIB,
         )  # fmt: skip
 
+    def _make_place(self) -> None:
+        """Drops graphs until another may be kept: steps with prompts first, which are longer than their host's work."""
+        while True:
+            kept = [size for size in self._graphs if not (self._ahead and size.tokens <= MOST)]
+            if len(kept) < KEPT:
+                return
+            self._graphs.pop(next((size for size in kept if not size.decode), kept[0]))
+
+    def _reserve(self) -> None:
+        """Lets the pool have what the largest step takes, in one piece that all steps divide. Captured from the
+        smallest on, each would else add a piece of its own: none before it is large enough."""
+        runtime, index, need = self._device.runtime, self._device.index, self._pool_bytes
+        if need < LEAST_ROOM:
+            return
+        if runtime.memory(index)[0] < need + LEAST_ROOM:
+            runtime.release()
+        if (free := runtime.memory(index)[0]) < need + LEAST_ROOM:
+            logger.info("%d MiB are not free for captured steps, %d are: each adds its own", need // MIB, free // MIB)
+            return
+
+        def take() -> None:
+            runtime.empty((need,), torch.uint8, index)[:1].zero_()  # torch warns of a graph without work
+
+        self._reserved = runtime.capture(take, self._pool, self._stream)  # never replayed; free again in the pool
+        self.nbytes += max(0, free - runtime.memory(index)[0])
+
     def _check_room(self) -> None:
-        """OutOfMemoryError where a capture would end in one: what is freed in the midst of it invalidates it."""
+        """OutOfMemoryError where a capture would end in one: what is freed in the midst of it invalidates it. The step
+        has just run eagerly: what the allocator kept of that run is as much as the capture may take."""
         runtime, index, need = self._device.runtime, self._device.index, max(LEAST_ROOM, self._largest)
-        if runtime.memory(index)[0] < need:
+        if runtime.memory(index)[0] < max(need, runtime.idle(index)):
             runtime.release()  # a pool of its own takes nothing of what the allocator keeps
             if (free := runtime.memory(index)[0]) < need:
                 raise torch.OutOfMemoryError(f"{free / MIB:.0f} MiB are free, and a capture may need {need / MIB:.0f}")
@@ -225,11 +271,11 @@ class Graphs:
         """Queues the copies: of tables into the beginning of what a graph reads; rows beyond those are the first."""
         assert self._room is not None, "what a graph reads is in it"
         whole: list[tuple[Tensor, Tensor]] = []
-        wanted, all_rows = batch.rows.shape[0], inputs[ROWS].shape[0]
-        if wanted < all_rows:
+        wanted, all_rows, decode = batch.rows.shape[0], inputs[ROWS].shape[0], inputs[ROWS] is inputs[OWNERS]
+        if wanted < all_rows and not decode:
             whole.append((inputs[ROWS][wanted:], self._room.nothing(all_rows - wanted)))
-        for to, x in zip(inputs, leaves(batch), strict=True):
-            if not x.numel():
+        for place, (to, x) in enumerate(zip(inputs, leaves(batch), strict=True)):
+            if not x.numel() or (decode and place == ROWS):
                 continue
             if to.shape != x.shape:
                 to = to[tuple(map(slice, x.shape))]
@@ -244,12 +290,18 @@ def _shape(x: Tensor) -> Shape:
     return tuple(x.shape), x.dtype
 
 
-def _first_rows(outputs: Outputs, rows: int) -> Outputs:
-    """Of each row that was wanted; taps are of all tokens."""
-    logits, hidden = outputs.logits, outputs.hidden
-    return outputs._replace(
-        logits=None if logits is None else logits[:rows], hidden=None if hidden is None else hidden[:rows]
-    )
+def _wanted(outputs: Outputs, size: Size, batch: Batch) -> Outputs:
+    """Of each row that was wanted; taps are of all tokens. A decode step gives a row for each token: those that are
+    wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
+    rows = batch.rows
+    first = not size.decode or not rows.shape[0] or rows.data_ptr() == batch.owners.data_ptr()
+
+    def part(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return x[: rows.shape[0]] if first else torch.index_select(x, 0, rows)
+
+    return outputs._replace(logits=part(outputs.logits), hidden=part(outputs.hidden))
 
 
 def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:

@@ -15,8 +15,8 @@ from quintet.ops import attention
 from quintet.ops.linear import KINDS
 from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
-from quintet.platforms.gpu import packing, providers, small_sum
-from quintet.platforms.gpu.attention import GraphAttention, Planning
+from quintet.platforms.gpu import invariant, packing, processes, providers, small_sum
+from quintet.platforms.gpu.attention import GraphAttention, GraphStates, Planning
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
 from quintet.platforms.gpu.device import GPUDevice, telling
 from quintet.platforms.gpu.facts import Facts
@@ -24,11 +24,14 @@ from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.gpu.variants import (
+    MOST,
+    beside_planners,
     capture_sizes,
     decode_variants,
     late,
     mixed_capture_sizes,
     mixed_variants,
+    not_ahead,
     table_width,
 )
 from quintet.platforms.interface import (
@@ -61,6 +64,7 @@ class GPU(Platform):
     """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
 
     op_priority = providers.PRIORITY
+    _mp = False  # whether ranks may be processes
     _collectives = "NCCL"  # torch's name for the library of them
     states = True
     _asks: Mapping[tuple[str, str], str] = providers.ASKS
@@ -83,6 +87,7 @@ class GPU(Platform):
         self._specs: dict[AttentionSpec, str | None] = {}  # what our kernels serve, or why they do not
         self._fallen: set[AttentionSpec] = set()  # to torch's attention, because ours does not
         self._trying = threading.Lock()
+        self._pool_bytes = 0  # that the largest captured step takes
 
     @classmethod
     @abstractmethod
@@ -107,7 +112,9 @@ class GPU(Platform):
             overlap=True,
             sleep=True,
             batch_invariant_mode=True,
-            detail=f"{found.detail}; {UNVERIFIED.partition(';')[0]}",
+            compiles_late=True,
+            mp=cls._mp,
+            detail="; ".join(filter(None, (found.warning, found.detail, UNVERIFIED.partition(";")[0]))),
         )
 
     @classmethod
@@ -119,10 +126,12 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [UNVERIFIED, *late(config), *_invariant(config)]
+        return config, [*filter(None, (UNVERIFIED, found.warning)), *late(config), *invariant.described(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
+        if rank == 0 and isinstance(found := self._facts(), Facts) and found.warning:
+            logger.warning("%s", found.warning)
         with self._lock:
             providers.register()
             self._devices[rank] = device
@@ -131,12 +140,16 @@ class GPU(Platform):
     def connect(self, place: Place) -> Communicator:
         if place.size == 1:
             return Alone()
+        if not place.endpoint:  # one of several processes, whose model is looked at and not run
+            return GroupCommunicator(None, place.rank, place.size)
         self._runtime.use(place.rank)
+        met = processes.met(place, self._config) if self._mp and place.endpoint.startswith(processes.TCP) else None
+        place = place if met is None else met.place
         store = self._meeting.store(place.rank, place.size, place.endpoint)
         group = self._group(store, place.rank, place.size)
-        if self._config.batch_invariant:
-            return GroupCommunicator(group, place.rank, place.size).in_rank_order()
-        return GroupCommunicator(group, place.rank, place.size, self._small(store, place))
+        small = None if self._config.batch_invariant else self._small(store, place)
+        made = GroupCommunicator(group, place.rank, place.size, small, met)
+        return made.in_rank_order() if self._config.batch_invariant else made
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
         """The process group of the collectives."""
@@ -171,7 +184,9 @@ class GPU(Platform):
         with self._lock:
             planning = self._planning.setdefault(rank, Planning())
             self._ops[rank] = ops
-        if isinstance(spec, StateSpec) or spec.source == "none":
+        if isinstance(spec, StateSpec):
+            return GraphStates(spec, ops, planning)
+        if spec.source == "none":
             return mixer(spec, ops)
         asked = self._config.attention_backend != "auto" or self._config.batch_invariant
         made = "" if asked else self._other_mixer(spec, ops, rank, planning)
@@ -179,7 +194,8 @@ class GPU(Platform):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
-            return GraphAttention(self._own_mixer(spec, ops, rank), spec, planning)
+            own = self._own_mixer(spec, ops, rank)
+            return GraphAttention(own, spec, planning, whole=None if asked else self._whole_mixer(spec, ops, rank))
         # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
         beside = self._serving(spec, ops, rank)
         planning.mixed = planning.mixed and beside is not None
@@ -232,6 +248,10 @@ class GPU(Platform):
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
+
+    def _whole_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+        """A faster one for steps that are planned as WHOLE, if there is one."""
+        return None
 
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
@@ -298,7 +318,7 @@ class GPU(Platform):
         if variants:  # their pool is their own
             captured += self._attending(max(each.requests for each in variants))
             captured += self._gathering(weights, max(each.tokens for each in variants), extent.hidden)
-        return Estimate(placed, extent.workspace + attending, captured, variants)
+        return Estimate(placed, extent.workspace + attending, captured, variants, not_ahead(self._config, variants))
 
     def _gathering(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
         """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
@@ -331,6 +351,8 @@ class GPU(Platform):
         if uncaptured:
             return ()
         sizes = self._mixed_sizes if all(planning.mixed for planning in self._planning.values()) else ()
+        if any(planning.plans for planning in self._planning.values()):
+            sizes = beside_planners(self._config, sizes)
         mixed = mixed_variants(most, sizes, drafts=self._config.speculative_config is not None)
         return *mixed, *decode_variants(most, self._sizes)
 
@@ -345,29 +367,26 @@ class GPU(Platform):
     def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
         if not variants:
             return 0
-        count = len(variants) if self._config.capture_ahead else min(len(variants), KEPT)
+        ahead = sum(each.tokens <= MOST for each in variants) if self._config.capture_ahead else 0  # none is dropped
+        count = ahead + min(len(variants) - ahead, KEPT)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
         tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in variants})
-        pool = extent._replace(most=Variant(tokens, requests, rows, ())).workspace  # graphs keep theirs
-        return int(count * kernels * NODE) + outputs + tables + pool
-
-    def _check_invariant(self, model: nn.Module) -> None:
-        """ValueError where the model, or something that was bound, gives other bits in another batch."""
-        if self._config.batch_invariant and not getattr(model, "recordable", True):
-            raise ValueError("batch_invariant=True: torch computes parts of this model as it likes; leave it out")
-        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
-        if self._config.batch_invariant and (found := providers.varying(bound)):
-            raise ValueError(f"batch_invariant=True is not kept by {', '.join(found)}; leave it out")
+        # graphs keep theirs: activations of the largest, and its logits
+        self._pool_bytes = extent._replace(most=Variant(tokens, requests, rows, ())).workspace
+        return int(count * kernels * NODE) + outputs + tables + self._pool_bytes
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        self._check_invariant(model)
-        device = self._devices[next(model.parameters()).device.index or 0]
+        bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
+        invariant.check(self._config, getattr(model, "recordable", True), bound)
+        index = next(model.parameters()).device.index
+        device = self._devices[min(self._devices) if index is None else index]  # None: the host stands for a device
         captured = list(variants)
         if (planning := self._planning.get(device.index)) is not None:
             planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
-        run: Step = Graphs(model, device, captured, self._config.capture_ahead) if captured else model
+        ahead, pool = self._config.capture_ahead, self._pool_bytes
+        run: Step = Graphs(model, device, captured, ahead, pool) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
@@ -379,15 +398,3 @@ class GPU(Platform):
 
     def profile(self, tell: Tell) -> Recording:
         return record(self._config.profiler_config, tell)
-
-
-def _invariant(config: EngineConfig) -> list[str]:
-    """What is said of a mode that few need; ValueError where another setting takes it back."""
-    if not config.batch_invariant:
-        return []
-    if config.attention_backend != "auto":
-        raise ValueError(
-            f"batch_invariant=True has an attention of its own, and attention_backend={config.attention_backend!r} was "
-            "asked for; give one of them"
-        )
-    return ["batch_invariant: one tile for all sizes, no splits, sums in rank order: slower, by how much is unmeasured"]

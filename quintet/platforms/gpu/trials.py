@@ -14,6 +14,10 @@ from quintet.types import AttentionSpec, Batch, Books, Group
 
 WIDE = 1024  # slots of a table whose requests kernels share out: more than 512
 STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
+STEPS_BY_ROW = {torch.float32: 256}  # scores are sums in another order, and go through exp
+TOKENS, INTERPRETED = 700, 40  # of a request: several splits, tiles and pages
+TOGETHER = 8  # tokens whose contexts the specification gathers at once: 0.2 GB with 32 KV heads of 128
+APART = 4.0  # of scores: their standard deviation
 Pair = tuple[Tensor, Tensor]  # what a library gave, and the specification
 
 
@@ -49,15 +53,16 @@ def of_experts(device: torch.device, mixed: Callable[..., Tensor]) -> Pair:
 
 
 def of_attention(spec: AttentionSpec, device: torch.device, attend: Callable[..., Any], whose: str) -> str | None:
-    """A prompt of 3 tokens and a token behind 20 others, then single tokens in a table so wide that a request is shared
-    out, by another kernel; against the specification. Says what was wrong."""
+    """A prompt of 3 tokens and the second half of one of TOKENS, then single tokens in a table so wide that a request
+    is shared out, by another kernel; against the specification. Says what was wrong."""
     try:
-        kv = drawn(device, 3, *page_shape(spec)).to(spec.dtype)
-        sinks = torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
-        for books in (_step(spec, device, [3, 1], 21), _step(spec, device, [1, 1], WIDE, SINGLE)):
-            q = drawn(device, len(books.batch.positions), spec.heads, spec.head_dim).to(spec.dtype)
+        most = tokens_for(device)
+        kv = drawn(device, 2 + -(-most // spec.page_size), *page_shape(spec)).to(spec.dtype)
+        sinks = sinks_for(spec, device)
+        for books in (_step(spec, device, [3, most // 2], most), _step(spec, device, [1, 1], WIDE, SINGLE)):
+            q = queries(spec, device, len(books.batch.positions))
             got = attend(q, kv, books, spec, sinks)
-            if wrong := differ(got, paged_attention.reference(q, kv, books, spec, sinks), whose):
+            if wrong := differ_by_row(got, specified(q, kv, books, spec, sinks), whose):
                 return wrong
         return None
     except Exception as error:  # it compiles and launches: whatever goes wrong is a reason not to serve
@@ -65,12 +70,51 @@ def of_attention(spec: AttentionSpec, device: torch.device, attend: Callable[...
 
 
 def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: int, kind: int = 0) -> Books:
-    """Requests of 3 and of 21 tokens, which bring so many, in a table of so many slots; with a plan of the kind."""
-    lengths, starts = [3, 21], [0, brought[0], sum(brought)]
+    """Requests of 3 and of TOKENS tokens, which bring so many, in a table of so many slots; with a plan of the kind."""
+    lengths, starts = [3, tokens_for(device)], [0, brought[0], sum(brought)]
     positions = [length - count + i for length, count in zip(lengths, brought, strict=True) for i in range(count)]
-    numbers = (positions, [0] * brought[0] + [1] * brought[1], starts, [[1, 0], [2, 1]], lengths)
+    pages = -(-lengths[1] // spec.page_size)
+    rows = [[1] + [0] * (pages - 1), list(range(pages + 1, 1, -1))]  # page 1; the others, last to first
+    numbers = (positions, [0] * brought[0] + [1] * brought[1], starts, rows, lengths)
     place, owners, begin, table, kept = (torch.tensor(x, dtype=torch.int32, device=device) for x in numbers)
-    table = table.repeat(1, -(-slots // (2 * spec.page_size)))
+    table = torch.nn.functional.pad(table, (0, max(0, -(-slots // spec.page_size) - pages)))
     plan = (torch.zeros(0, kind, 2, dtype=torch.int32),) if kind else ()
     group = Group(place, table, kept, plan)
     return Books(Batch(place, place, owners, begin, begin[1:] - 1, (group,)), group)
+
+
+def tokens_for(device: torch.device) -> int:
+    """Of the longest request of a trial: several splits and tiles. Fewer where kernels are interpreted."""
+    return INTERPRETED if device.type == "cpu" else TOKENS
+
+
+def queries(spec: AttentionSpec, device: torch.device, count: int) -> Tensor:
+    """[count, H, D] for keys of size 1, with scores that let a few keys outweigh the others: each is some token's."""
+    size = APART / (spec.scale * spec.head_dim**0.5)
+    return (drawn(device, count, spec.heads, spec.head_dim).float() * size).to(spec.dtype)
+
+
+def sinks_for(spec: AttentionSpec, device: torch.device) -> Tensor | None:
+    return torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
+
+
+def specified(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """The specification of paged attention, which gathers a context for each token, a few tokens at a time."""
+    found = []
+    for first in range(0, len(q), TOGETHER):
+        some = slice(first, first + TOGETHER)
+        batch = books.batch._replace(positions=books.batch.positions[some], owners=books.batch.owners[some])
+        found.append(paged_attention.reference(q[some], kv, books._replace(batch=batch), spec, sinks))
+    return torch.cat(found)
+
+
+def differ_by_row(got: Tensor, want: Tensor, whose: str) -> str | None:
+    """What is wrong with rows [T, H, D], each measured by its own largest number: most keys weigh little."""
+    if got.shape != want.shape:
+        return f"{whose}'s result has shape {tuple(got.shape)}, not {tuple(want.shape)}"
+    most = want.float().abs().amax(-1)
+    off = (got.float() - want.float()).abs().amax(-1) / most.clamp(min=1e-6)
+    worst = float(off.max())  # NaN where there is one
+    if worst <= STEPS_BY_ROW.get(got.dtype, STEPS) * torch.finfo(got.dtype).eps:
+        return None
+    return f"{whose}'s result is off by {worst:.3g} of a row's largest number"

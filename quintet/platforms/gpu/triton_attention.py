@@ -6,12 +6,14 @@ depend on how it is cut into chunks.
 
 import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quintet.ops.attention import page_shape, paged_attention, row_width, write_kv
+from quintet.ops.attention import page_shape, paged_attention, row_width, stored, widened, write_kv
+from quintet.platforms.gpu import trials
 from quintet.platforms.gpu.attention import single
 from quintet.platforms.gpu.triton_probe import probing
 from quintet.types import AttentionSpec, Batch, Books, Group
@@ -47,34 +49,49 @@ def reasons(spec: AttentionSpec) -> list[str]:
 
 
 def trial(spec: AttentionSpec, device: torch.device) -> str | None:
-    """Runs the kernels once as this very layer wants them: a prompt of two tokens, then a third alone, over values of
-    1, as all results must be. -> which of them failed, and how."""
+    """Runs the kernels once as this very layer wants them, over random numbers on pages in no order: a prompt, the rest
+    of it, then a token alone; against the specification. -> which of them failed, and how."""
     what = "writing K and V"
     try:
-        kv = torch.zeros(2, *page_shape(spec), dtype=torch.uint8, device=device)
+        most = trials.tokens_for(device)
+        pages = -(-(most + 1) // spec.page_size)
+        kv = torch.zeros(pages + 1, *page_shape(spec), dtype=torch.uint8, device=device)
         kv = kv.repeat_interleave(spec.cached.itemsize, -1).view(spec.cached)
-        sinks = torch.full((spec.heads,), -1e4, dtype=spec.dtype, device=device) if spec.sinks else None
-        for what, first, last in (("a prompt", 0, 2), ("a token alone", 2, 3)):
-            books, count = step(first, last, spec.page_size, device), last - first
-            k = torch.ones(count, spec.kv_heads, spec.head_dim, dtype=spec.dtype, device=device)
-            kv = _write_kv(kv, k, None if spec.shared else k, books)
-            q = torch.zeros(count, spec.heads, spec.head_dim, dtype=spec.dtype, device=device)
-            out = _paged_attention(q, kv, books, spec, sinks)
-            off = float((out.float() - 1).abs().max())
-            if not off < 0.01:
-                return f"{what} came out {off:.3g} off"
+        table = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
+        k = trials.drawn(device, most + 1, spec.kv_heads, spec.head_dim).to(spec.dtype)
+        v, q = k.flip(0), trials.queries(spec, device, most + 1)
+        sinks, behind = trials.sinks_for(spec, device), most * 5 // 7
+        for what, first, last in (
+            ("a prompt", 0, behind), ("the rest of a prompt", behind, most), ("a token alone", most, most + 1),
+        ):  # fmt: skip
+            books, now = step(first, last, spec.page_size, device, table), slice(first, last)
+            kv = _write_kv(kv, k[now], None if spec.shared else v[now], books)
+            got = _paged_attention(q[now], kv, books, spec, sinks)
+            if wrong := trials.differ_by_row(got, _specified(q[now], k[:last], v[:last], books, spec, sinks), what):
+                return wrong
     except Exception as error:  # compilers and drivers fail in many ways; each is a reason not to serve
         lines = str(error).strip().splitlines()
         return f"{what} fails: {type(error).__name__}: {lines[0] if lines else 'no message'}"
     return None
 
 
-def step(first: int, last: int, page_size: int, device: torch.device) -> Books:
-    """Some positions of one request, on page 1; planned as what they are."""
+def _specified(q: Tensor, k: Tensor, v: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """In float32, over K and V as a cache has them, on one page: some types have no indexing of their own."""
+    kept = [widened(stored(each, spec.cached), spec.head_dim) for each in ((k,) if spec.shared else (k, v))]
+    kv = torch.stack(kept).transpose(1, 2).contiguous()[None]  # [1, 2 or 1, Hkv, tokens, D]
+    group = books.group._replace(table=books.group.table[:, :1] * 0)
+    of = replace(spec, dtype=torch.float32, kv_dtype=None, page_size=len(k))
+    return trials.specified(q.float(), kv, books._replace(group=group), of, None if sinks is None else sinks.float())
+
+
+def step(first: int, last: int, page_size: int, device: torch.device, pages: Tensor | None = None) -> Books:
+    """Some positions of one request, on these pages or on page 1; planned as what they are."""
     own = torch.arange(first, last, dtype=torch.int32, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
+    pages = one if pages is None else pages
     plan = torch.empty(0, 1 if last - first == 1 else 2, 0, dtype=torch.int32, device=device)
-    group = Group(own + page_size, one[None], one * last, (plan,))
+    slots = torch.index_select(pages, 0, own // page_size) * page_size + own % page_size
+    group = Group(slots, pages[None], one * last, (plan,))
     return Books(Batch(own, own, own * 0, torch.cat([one * 0, one * (last - first)]), one, (group,)), group)
 
 
@@ -220,7 +237,7 @@ def limits(device: torch.device) -> "Limits":
     from quintet.platforms.gpu.kernels.chips import cut_for
 
     if device.type == "cpu":  # interpreted
-        return Limits(bf16=False)
+        return Limits(bf16=False, cut=cut_for(device))
     import triton
     from triton.compiler import make_backend
 

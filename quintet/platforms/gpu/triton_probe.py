@@ -32,4 +32,4 @@ def device_here() -> torch.device | None:
 
     if knobs.runtime.interpret:
         return torch.device("cpu")
-    return torch.accelerator.current_accelerator()
+    return torch.accelerator.current_accelerator(check_available=True)  # a build for GPUs may find none

@@ -20,22 +20,30 @@ if TYPE_CHECKING:
     from quintet.platforms.gpu.kernels.quantized import Packed
 
 
+TRIED = 128  # tokens of a probe where a byte holds two numbers: Triton has been wrong from 64 on
+
+
 def check(form: Form) -> Callable[[torch.device], str | None]:
-    """A product of 64 inputs and two outputs."""
+    """A product of 256 inputs and two outputs, for one token and, in 4 bits, for TRIED."""
 
     def run(device: torch.device) -> str | None:
-        x, weight = torch.zeros(1, 64, device=device), torch.zeros(2, 64, device=device)
-        x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
+        weight = torch.zeros(2, 256, device=device)
+        weight[0, [5, 20, 197]], weight[1, [7, 22]] = 3.0, 2.0  # of both halves of a byte, and of two steps
         if form.table:
             packed = attributes(quantize(weight, form))
         elif form.dtype is None:
             packed = pack(weight, form)
         else:
             packed = {"weight": weight.to(form.dtype), "scales": torch.ones(2, 1, device=device)}
-        got = packed_linear(x.half(), Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
-        if torch.allclose(got.float().cpu(), torch.tensor([[3.0, -2.0]]), rtol=0.02):
-            return None
-        return f"a product gave {got.tolist()}, not [[3.0, -2.0]]"
+        for tokens in (1, TRIED) if form.bits == 4 else (1,):
+            x, times = torch.zeros(tokens, 256), 1.0 + torch.arange(tokens)[:, None] % 3
+            x[:, [5, 20, 197]], x[:, [7, 22]] = times, -times
+            matrix = Matrix(packed["weight"], packed["scales"], form=form)
+            got = packed_linear(x.half().to(device), matrix, None, (2,)).float().cpu()
+            if not torch.allclose(got, want := times * torch.tensor([[9.0, -4.0]]), rtol=0.02):
+                wrong = int((got - want).abs().amax(1).argmax())
+                return f"a product of {tokens} tokens gave {got[wrong].tolist()}, not {want[wrong].tolist()}"
+        return None
 
     return run
 

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from quintet.config import EngineConfig
 from quintet.types import Variant
 
-MOST = 512  # tokens of a step that is captured: beyond, the host's share of a step is small
+MOST = 512  # tokens of a captured decode step, and of the steps with prompts that are captured ahead
+# Tokens of a captured step with prompts. On an H100 the host takes 1.5 ms a layer for an eager step: 50 ms for Llama
+# 3.1 8B, as long as 2,048 tokens take the device; 43 ms for Qwen3-0.6B, as long as some 10,000.
+MOST_MIXED = 8192
+STEPS = ((1024, 64), (2048, 128), (4096, 256), (MOST_MIXED, 512))  # up to so many tokens, a size every so many
+# Rows of a large step's outputs, where drafts may want one for each token: logits of 8,192 would take gigabytes.
+MOST_ROWS = 512
 FEW = 16  # requests beside a prompt's tokens; then as many as there may be: attention has a program for each
 LEAST_PAGES = 64  # columns of a captured table; then four times as many each: a longer request seldom asks anew
 
@@ -18,9 +24,12 @@ def decode_sizes(most: int) -> tuple[int, ...]:
 
 
 def mixed_sizes(most: int) -> tuple[int, ...]:
-    """16, 32, then every 64: few tokens take as long as the weights do, and from 256 on a fifth is padding at most."""
-    sizes = [16, 32, *range(64, MOST + 1, 64)]
-    most = min(most, MOST)
+    """16, 32, every 64 to 1024, 128 to 2048, 256 to 4096, 512 to 8192: few tokens take as long as the weights do; from
+    256 on a fifth is padding at most, and from 448 on, where padding takes the device time, an eighth."""
+    sizes = [16, 32]
+    for last, step in STEPS:
+        sizes += range(sizes[-1] // step * step + step, last + 1, step)
+    most = min(most, MOST_MIXED)
     return (*(size for size in sizes if size < most), most)
 
 
@@ -39,7 +48,20 @@ def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
         return ()
     if config.capture_sizes:
         return tuple(size for size in config.capture_sizes if 1 < size <= config.max_num_batched_tokens)
-    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST))
+    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST_MIXED))
+
+
+def beside_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Those of steps with prompts where a planner's kernels have the others, which run eagerly: unless sizes were asked
+    for, these are expected to be the faster ones for many tokens."""
+    asked = config.capture_sizes or config.max_capture_size
+    return tuple(size for size in sizes if asked or size <= MOST)
+
+
+def not_ahead(config: EngineConfig, variants: Sequence[Variant]) -> frozenset[int]:
+    """Tokens of the steps that are not captured ahead. Whoever names sizes has few; of our own there are hundreds, and
+    capturing a large one when it first comes is no longer than the step."""
+    return frozenset(each.tokens for each in variants if each.tokens > MOST and not config.capture_sizes)
 
 
 def late(config: EngineConfig) -> list[str]:
@@ -85,12 +107,13 @@ def decode_variants(most: Variant, sizes: Sequence[int]) -> tuple[Variant, ...]:
 
 def mixed_variants(most: Variant, sizes: Sequence[int], drafts: bool = False) -> tuple[Variant, ...]:
     """Steps in which some request brings more than one token, of these sizes, the largest first. Fewer requests than
-    tokens, so that nobody takes one for a decode step; a row of outputs for each, or for each token if `drafts`."""
+    tokens, so that nobody takes one for a decode step; a row of outputs for each, or for each token if `drafts`, 512 at
+    most then where there are fewer requests."""
     found = []
     for size in reversed([size for size in sizes if 1 < size <= most.tokens] if most.pages else ()):
         fullest = min(most.requests, size - 1)
         for requests in sorted({min(FEW, fullest), fullest}, reverse=True):
-            rows = min(size if drafts else requests, most.rows)
+            rows = min(max(requests, min(size, MOST_ROWS)) if drafts else requests, most.rows)
             found += [Variant(size, requests, rows, pages) for pages in _tables(most)]
     return tuple(found)
 

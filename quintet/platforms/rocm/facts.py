@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quintet.config import Environment, read_environment
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, read, together
+from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, read, together, without_launcher
 from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
@@ -23,6 +23,7 @@ FP8: Mapping[str, torch.dtype | None] = {
     "gfx942": torch.float8_e4m3fnuz,
     **dict.fromkeys(("gfx950", "gfx1200", "gfx1201"), torch.float8_e4m3fn),
 }
+RDNA = ("gfx11", "gfx12")  # where graphs of Triton's kernels are reported to crash (vllm #34154)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Machine:
     environment: Callable[[], Environment] = read_environment
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
+    compiler: Callable[[], str | None] = compiler
+    header: Callable[[], Path] = header
 
 
 def facts(machine: Machine | None = None) -> Facts | Unavailable:
@@ -65,7 +68,10 @@ def _facts(cards: Sequence[Card], machine: Machine) -> Facts:
     shown, arches = (", ".join(dict.fromkeys(each)) for each in zip(*((c.name, c.arch) for c in cards), strict=True))
     memory = min(card.memory for card in cards)
     detail = f"{shown}; {memory / GIB:.0f} GiB, {arches}; torch {machine.torch_version} (HIP {machine.torch_hip})"
-    return Facts(tuple(card.name for card in cards), DTYPES, kinds.pop() if len(kinds) == 1 else None, memory, detail)
+    names, fp8 = tuple(card.name for card in cards), kinds.pop() if len(kinds) == 1 else None
+    unsound = next((card.arch for card in cards if card.arch.startswith(RDNA)), None)
+    eager = f"graphs of Triton kernels are reported to crash on {unsound} (vllm #34154)" if unsound else ""
+    return Facts(names, DTYPES, fp8, memory, detail, without_launcher(machine.compiler(), machine.header()), eager)
 
 
 def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) -> list[Unavailable]:

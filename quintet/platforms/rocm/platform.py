@@ -37,6 +37,18 @@ class ROCm(GPU):
     def _make_runtime(cls) -> Runtime:
         return TorchRuntime(torch.cuda, "cuda")
 
+    @classmethod
+    def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
+        """Steps run eagerly where graphs are reported to crash, unless a setting asks for captures."""
+        config, reasons = super().configure(config)
+        found = cls._facts()
+        assert isinstance(found, Facts), "configured, though it is not available"
+        asked = config.capture_ahead or config.capture_sizes or config.max_capture_size
+        if not found.eager or asked or config.enforce_eager:
+            return config, reasons
+        said = f"no step is captured: {found.eager}; max_capture_size=512 captures all the same"
+        return config.replace(enforce_eager=True), [*reasons, said]
+
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         found = self._facts()

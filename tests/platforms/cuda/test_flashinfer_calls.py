@@ -156,5 +156,6 @@ def test_what_plans_take_is_counted() -> None:
     each = flashinfer.PLANS + 4 * (8 * (64 + 256) + 2 * (2 * 8 + 1))
     assert flashinfer.planned_bytes(variants, 2) == 2 * each
     planner = flashinfer.Planner(OF, Recorder("0.6.4"), means(), ())
-    stands: Any = type("Stands", (), {"_planners": {(0, "a"): planner, (0, "b"): "refused", (1, "a"): planner}})()
+    planners = {(0, "a"): planner, (0, "b"): "refused", (1, "a"): planner}
+    stands: Any = type("Stands", (), {"_planners": planners, "_prompts": {}})()
     assert CUDA._other_bytes(stands, variants, Extent(Variant(64, 8, 8, (64, 64)), 16, 97)) == 2 * each

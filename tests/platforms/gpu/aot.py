@@ -37,6 +37,8 @@ def complaint(result: Result) -> str | None:
         return f"{what} does not compile: {result['error']}"
     if result["spills"] > result["max_spills"]:
         return f"{what} spills {result['spills']} registers, {result['max_spills']} allowed"
+    if result.get("copied", 0) > result.get("aligned", 16):
+        return f"{what} copies {result['copied']} bytes at a time of rows aligned to {result['aligned']}"
     if result["shared"] > SHARED[result["target"]]:
         return f"{what} takes {result['shared']} bytes of shared memory of {SHARED[result['target']]}"
     return None
@@ -94,7 +96,20 @@ def examine(job: tuple[int, int]) -> Result:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return result | {"error": f"{type(error).__name__}: {' / '.join(lines[-3:])[-600:]}"}
     registers, stack = _usage(compiled.asm["cubin"])
+    result |= {"copied": _copied(compiled.asm["ptx"]), "aligned": _aligned(variant)}
     return result | {"registers": registers, "spills": stack // 4, "shared": compiled.metadata.shared}
+
+
+def _copied(ptx: str) -> int:
+    """The most bytes that one asynchronous copy to shared memory takes."""
+    return max((int(size, 0) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global .*?\], (\w+)", ptx)), default=0)
+
+
+def _aligned(variant: Any) -> int:
+    """Bytes that rows of a paged cache are aligned to, where a kernel reads one: 16 at most."""
+    nbytes = {"*i8": 1, "*u8": 1, "*fp8e4nv": 1, "*fp32": 4}.get(variant.signature.get("kv", ""), 2)
+    row = int(variant.constexprs.get("WIDTH", 16)) * nbytes if "kv" in variant.signature else 16
+    return min(16, row & -row)
 
 
 def _compiled(variant: Any, target: int) -> Any:

@@ -23,6 +23,7 @@ def test_what_does_not_fit_is_complained_about() -> None:
     assert complaint(FINE | {"target": 90, "shared": SHARED[90]}) is None
     assert "spills 3 registers, 2 allowed" in str(complaint(FINE | {"spills": 3}))
     assert "shared memory" in str(complaint(FINE | {"shared": SHARED[80] + 1}))
+    assert "copies 16 bytes at a time of rows aligned to 4" in str(complaint(FINE | {"copied": 16, "aligned": 4}))
     assert "does not compile: no" in str(complaint({"kernel": "a: b", "target": 80, "error": "no"}))
 
 

@@ -1,5 +1,6 @@
 """What the CUDA platform says of a machine: its devices, or every reason why there are none, each with what helps."""
 
+import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ import torch
 from quintet.config import EngineConfig
 from quintet.platforms.cuda import PLATFORM, facts
 from quintet.platforms.cuda.facts import Machine
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import Facts, compiler, header
 from quintet.platforms.interface import Capabilities, Unavailable
+from quintet.server.commands import platforms as platforms_command
+from tests.platforms.gpu.fake_torch import fake_platform
 
 H200 = ("NVIDIA H200", (9, 0), 141 * 2**30)
 A100 = ("NVIDIA A100", (8, 0), 80 * 2**30)
@@ -77,7 +80,7 @@ def machine(cards: list[Any], **changes: Any) -> Machine:
     settings: dict[str, Any] = {
         "torch_cuda": "13.0", "torch_version": "2.13.0", "there": lambda name: name not in missing,
         "nvml": lambda: nvml, "visible": lambda count: list(range(count)), "driver": Path("/nowhere"),
-        "pci": Path("/nowhere"),
+        "pci": Path("/nowhere"), "compiler": lambda: "/usr/bin/gcc", "header": lambda: Path(__file__),
     }  # fmt: skip
     return Machine(**{**settings, **changes})
 
@@ -176,6 +179,47 @@ def test_all_reasons_are_told_at_once(tmp_path: Path) -> None:
 def test_a_gpu_too_old_for_our_kernels() -> None:
     got = reason(P100)
     assert "Tesla P100 has compute capability 6.0, and 7.5 is the least" in got.reason and got.remedy
+
+
+def test_without_a_compiler_or_python_h_it_runs_and_says_how_slowly(tmp_path: Path) -> None:
+    assert found(H200).warning == ""
+    lacking = found(H200, compiler=lambda: None, header=lambda: tmp_path / "Python.h").warning
+    assert f"no C compiler and no {tmp_path}/Python.h" in lacking and "10 times slower" in lacking
+    assert lacking.endswith("; apt-get install gcc python3-dev")
+    assert found(H200, compiler=lambda: None).warning.endswith("; apt-get install gcc")
+    assert found(H200, header=lambda: tmp_path / "Python.h").warning.endswith("; apt-get install python3-dev")
+
+
+def test_the_compiler_is_the_one_that_triton_would_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiler() is None
+    for name in ("clang", "gcc", "mine"):  # the later before the earlier
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        if name == "mine":
+            monkeypatch.setenv("CC", "mine")
+        assert compiler() == str(tmp_path / name)
+    monkeypatch.setenv("CC", "nothing-of-that-name")
+    assert compiler() is None, "Triton asks for no other"
+    assert header().name == "Python.h" and header().parent.name.startswith("python3")
+
+
+def test_what_it_lacks_is_in_the_table_of_platforms_and_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    result = facts.facts(machine([H200], compiler=lambda: None))
+    monkeypatch.setattr(facts, "facts", lambda: result)
+    assert isinstance(result, Facts)
+    platforms_command.run(argparse.Namespace(json=False, features=False))
+    assert result.warning in capsys.readouterr().out
+    assert result.warning in PLATFORM.configure(EngineConfig())[1]
+    gpu = type(fake_platform())
+    monkeypatch.setattr(gpu, "_facts", staticmethod(lambda: result))
+    made = gpu()
+    for rank in (0, 1):
+        made.open(rank)
+    assert [record.message for record in caplog.records].count(result.warning) == 1
 
 
 @pytest.mark.parametrize("fails", ["", "count"])

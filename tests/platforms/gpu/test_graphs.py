@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from quintet.config import EngineConfig
 from quintet.conformance.direct import random_prompts
@@ -47,7 +48,13 @@ def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1, groups:
 
 
 def on_device(batch: HostBatch) -> Batch:
-    return batch.on([torch.from_numpy(array) for array in batch.leaves()])
+    return batch.on(GPUDevice(FakeRuntime(), 0).to_device(batch.leaves()))
+
+
+def whole(batch: HostBatch) -> HostBatch:
+    """A decode step as the engine builds it: its rows are its owners."""
+    assert len(batch.token_ids) == len(batch.starts) - 1
+    return batch._replace(rows=batch.owners)
 
 
 class Model:
@@ -148,26 +155,33 @@ def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
 
 def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
     sizes = mixed_sizes(2048)
-    assert sizes == (16, 32, *range(64, 513, 64)) and mixed_sizes(100) == (16, 32, 64, 100)
+    assert sizes == (16, 32, *range(64, 1025, 64), *range(1152, 2049, 128)) and mixed_sizes(100) == (16, 32, 64, 100)
+    assert mixed_sizes(100_000)[-17:] == (2048, *range(2304, 4097, 256), *range(4608, 8193, 512))
+    pairs = [*zip(mixed_sizes(8192), mixed_sizes(8192)[1:], strict=False)]
+    assert len(pairs) == 41 and all((b - a - 1) / b < (0.2 if a < 448 else 0.125) for a, b in pairs if a >= 256)
     most = Variant(2048, 256, 320, (40, 3))
     found = mixed_variants(most, sizes)
-    assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 512, "few or many requests, the largest first"
+    assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 2048, "few or many requests, the largest first"
     assert all(each.rows == each.requests < each.tokens and each.pages == (40, 3) for each in found)
     held = CapturedSizes(found)
-    for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17)):
+    for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17), (513, 1), (1500, 30)):
         step = host(requests, groups=2)
         step = step._replace(token_ids=np.arange(tokens, dtype=np.int32), owners=np.zeros(tokens, np.int32))
         padded = held.pad(step)
         assert len(padded.token_ids) in sizes and len(padded.starts) - 1 < len(padded.token_ids), (tokens, requests)
     assert mixed_variants(most._replace(pages=()), sizes) == () == mixed_variants(most, ())
     assert {each.rows for each in mixed_variants(most, (64, 512), drafts=True)} == {64, 320}, "a row for each token"
+    wide = most._replace(rows=4096, requests=600)
+    assert {each.rows for each in mixed_variants(wide, (64, 512, 2048), drafts=True)} == {64, 512, 600}
 
 
 def test_steps_with_prompts_are_captured_unless_they_are_not_to_be() -> None:
     def sizes(**settings: Any) -> tuple[int, ...]:
         return mixed_capture_sizes(EngineConfig(**settings))
 
-    assert sizes() == mixed_sizes(512) and sizes(max_num_batched_tokens=20, max_num_seqs=4) == (16, 20)
+    assert sizes() == mixed_sizes(2048) and sizes(max_num_batched_tokens=10_000)[-1] == 8192
+    assert sizes(max_capture_size=512) == mixed_sizes(512)
+    assert sizes(max_num_batched_tokens=20, max_num_seqs=4) == (16, 20)
     assert sizes(enforce_eager=True) == sizes(capture_prompts=False) == ()
     assert sizes(max_capture_size=64) == (16, 32, 64) and sizes(capture_sizes=(1, 8, 4096)) == (8,)
 
@@ -207,6 +221,17 @@ def test_steps_with_prompts_are_captured_in_few_sizes(fake: FakeRuntime, model: 
     assert step.refused is None
 
 
+def test_large_steps_with_prompts_are_captured(fake: FakeRuntime, model: Model) -> None:
+    most = Variant(2048, 24, 64, (64, 64))
+    step = Graphs(model, GPUDevice(fake, 0), mixed_variants(most, mixed_sizes(2048)))
+    for turn in range(2):
+        for counts in ((513,), (700, 1, 1), (1100, *[40] * 20), (2048,), (2000, 3)):
+            check(step, model, mixed(*counts, first=turn + 1))
+    assert (fake.captures, fake.replays) == (4, 6), "2048 and 2003 tokens are one size"
+    check(step, model, mixed(2049))
+    assert (fake.captures, fake.replays) == (4, 6)
+
+
 def test_what_no_size_holds_runs_eagerly(fake: FakeRuntime, model: Model) -> None:
     """More tokens, or a row for each of them: scores of a prompt."""
     step = Graphs(model, GPUDevice(fake, 0), MIXED)
@@ -231,7 +256,8 @@ def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
     for batch in (mixed(9, 4, 2), mixed(2, 2), host(3), mixed(2)):
         for _ in range(2):
             step(KV, on_device(CapturedSizes([*MIXED, *VARIANTS]).pad(batch)))
-    assert seen[0][:3] == [8, 12, 14] and seen[-1] == [1, 0, 0] and all(set(rows[3:]) <= {0} for rows in seen)
+    assert seen[0][:3] == [8, 12, 14] and seen[-1] == [1, 0, 0]
+    assert [rows for rows in seen if set(rows[3:]) - {0}] == [[0, 1, 2, 3]] * 3, "a decode step has every token's"
 
 
 def test_prompts_and_large_steps_run_eagerly(step: Graphs, model: Model) -> None:
@@ -246,6 +272,27 @@ def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Mode
     for wanted in ([2, 0], [], [1], [3, 2, 1, 0]):
         check(step, model, host(4)._replace(rows=np.array(wanted, np.int32)))
     assert (model.fake.captures, model.fake.replays) == (1, 3)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, model: Model, count: int) -> None:
+    """Padded or not, what was wanted is the beginning of what a graph gives, without a copy."""
+    padded = CapturedSizes(step._variants).pad(whole(host(count)))
+    for _ in range(2):
+        check(step, model, whole(host(count)))
+        batch = on_device(padded)
+        assert batch.rows.data_ptr() == batch.owners.data_ptr() and batch.rows_are_tokens == (count != 3)
+        got = step(KV, batch)[0]
+        (found,) = step._graphs.values()
+        assert found.inputs[graphs.ROWS] is found.inputs[graphs.OWNERS]
+        assert got.logits.data_ptr() == found.outputs.logits.data_ptr() and len(got.logits) == count
+
+
+def test_rows_that_are_no_owners_are_looked_up_even_if_there_are_as_many(step: Graphs, model: Model) -> None:
+    turned = host(4)._replace(rows=np.array([1, 0, 3, 2], np.int32))
+    for batch in (whole(host(4)), turned, whole(host(4)), turned):
+        check(step, model, batch)
+    assert not on_device(turned).rows_are_tokens and model.fake.captures == 1
 
 
 def test_a_longer_page_table_is_captured_anew(step: Graphs, model: Model) -> None:
@@ -289,7 +336,7 @@ def test_what_a_step_brings_beside_ids_is_copied_too(step: Graphs, model: Model)
 def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, fake: FakeRuntime) -> None:
     for turn in range(2):
         before = fake.used()
-        found = [step(KV, on_device(host(count, first=turn + 1)))[0] for count in (8, 2, 4)]
+        found = [step(KV, on_device(whole(host(count, first=turn + 1))))[0] for count in (8, 2, 4)]
     assert fake.used() == before and fake.replays == 3
     for field in ("logits", "hidden"):
         assert len({getattr(each, field).data_ptr() for each in found}) == 1
@@ -390,6 +437,114 @@ def test_graphs_that_were_not_used_for_longest_go_first(
     for count in (1, 2, 1, 4, 1, 2):
         check(step, model, host(count))
     assert (model.fake.captures, model.fake.replays) == (4, 2)
+
+
+def test_graphs_with_prompts_go_before_those_of_decode_steps(
+    fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "KEPT", 3)
+    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    for batch in (host(1), mixed(3), mixed(7), host(2), host(1), host(2), mixed(7)):
+        check(step, model, batch)
+    assert (fake.captures, fake.replays) == (4, 3) and [size.tokens for size in step._graphs] == [1, 2, 8]
+
+
+def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
+    fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    most = Variant(2048, 8, 64, (64, 64))
+    step = Graphs(model, GPUDevice(fake, 0), mixed_variants(most, mixed_sizes(2048)), ahead=True)
+    for count in (16, 64, 512, 600, 700, 1024, 16, 64, 512, 600):
+        check(step, model, mixed(count))
+    assert (fake.captures, fake.replays) == (7, 3)
+
+
+def test_the_pool_has_what_the_largest_step_takes_before_anything_is_captured(
+    fake: FakeRuntime, model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph more, that takes it and is never replayed."""
+    monkeypatch.setattr(graphs, "LEAST_ROOM", graphs.MIB)
+    need, sizes, empty = 2 * graphs.MIB, list[int](), fake.empty
+
+    def noted(shape: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
+        sizes.extend([shape[0]] if fake.capturing else [])
+        return empty(shape, dtype, index)
+
+    monkeypatch.setattr(fake, "empty", noted)
+    step = Graphs(model, GPUDevice(fake, 0), VARIANTS, pool=need)
+    for count in (1, 2, 4):
+        check(step, model, host(count))
+    assert sizes == [need] and (fake.captures, fake.replays) == (4, 0)
+    step.drop()
+    fake.limit = fake.used() + need
+    with caplog.at_level("INFO"):
+        check(step, model, host(1))
+    assert sizes == [need] and "are not free for captured steps" in caplog.text
+    assert fake.captures == 5, "less is needed for this one"
+
+
+def test_what_the_eager_run_left_is_given_back_before_a_capture(step: Graphs, model: Model) -> None:
+    """A capture takes as much once more."""
+    for idle, calls in ((0, 0), (2**40, 1)):
+        model.fake.idle = lambda index, idle=idle: idle  # type: ignore[method-assign]
+        check(step, model, host(2 + 2 * calls))
+        assert model.fake.calls.count("release") == calls
+    assert model.fake.captures == 2
+
+
+# ------------------------------------------------------------------------------------------------------ the head
+
+
+class Head:
+    """A product before the head's, of the same shape; what follows the head's is left out or not."""
+
+    def __init__(self, dtype: torch.dtype, scaled: bool = False, turned: bool = False) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.inner, self.head = torch.randn(2, 48, 48, generator=generator).to(dtype)
+        self.scaled, self.turned = scaled, turned
+
+    def __call__(self, state: Any, batch: Batch) -> tuple[Outputs, Any]:
+        x = torch.sin(batch.token_ids[:, None] * torch.arange(1, 49)).to(self.inner.dtype)
+        y = torch.nn.functional.linear(x, self.inner)
+        logits = y @ self.head if self.turned else torch.nn.functional.linear(y, self.head)
+        return Outputs(logits / 2 if self.scaled else logits, y), state
+
+
+class Writing(TorchDispatchMode):
+    """Notes what writes floats to a place that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written = (kwargs or {}).get("out", args[0] if func is torch.ops.aten.copy_.default else None)
+        if written is not None and written.is_floating_point():
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_the_heads_product_is_written_where_logits_are_read(
+    fake: FakeRuntime, dtype: torch.dtype, turned: bool, scaled: bool, inference: bool
+) -> None:
+    model: Any = Head(dtype, scaled, turned)
+    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    with torch.inference_mode(inference):
+        for batch in (whole(host(4)), mixed(3, 2), whole(host(2))):
+            for turn in range(3):
+                later = on_device(CapturedSizes(step._variants).pad(batch._replace(token_ids=batch.token_ids + turn)))
+                with Writing() as ops:
+                    got = step(KV, later)[0]
+                want = model(KV, later)[0]
+                count = len(got.logits)
+                assert torch.equal(got.logits, want.logits[:count]) and torch.equal(got.hidden, want.hidden[:count])
+            assert ops.seen == (["aten.copy_.default"] * 2 if scaled else ["aten.mm.out", "aten.copy_.default"])
+    assert (fake.captures, fake.replays) == (3, 6)
 
 
 def test_captured_ahead_none_is_dropped_for_others(

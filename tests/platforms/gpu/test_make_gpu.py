@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu as benchmark
-from benchmarks import gpu_sweep
 from quintet.conformance import kit
 from quintet.conformance.check import Lacking
 from quintet.conformance.sections import probe
@@ -158,13 +157,6 @@ def test_a_script_is_one_line_that_takes_out(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert [line.split()[0] for line in listed.stdout.splitlines()] == [part.name for part in parts.parts(2)]
-
-
-def test_every_choice_of_the_sweep_is_a_name_of_its_module() -> None:
-    pytest.importorskip("triton")
-    for about, module, name, value in gpu_sweep.choices():
-        with gpu_sweep.given(module, name, value):
-            assert getattr(module, name) is value, about
 
 
 def test_pythonpath_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

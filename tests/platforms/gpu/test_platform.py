@@ -195,6 +195,91 @@ def test_states_alone_and_beside_pages_are_captured(family: str, client: Make) -
     assert made._fake.replays > 10
 
 
+def answers(engine: Client, prompts: list[list[int]], count: int = 1) -> list[list[int]]:
+    """Greedy tokens of requests that come at once."""
+    params = SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True)
+    for name, prompt in enumerate(prompts):
+        engine.add(str(name), Prompt(prompt), params)
+    found = {}
+    while engine.busy:
+        found.update({each.request_id: list(each.outputs[0].token_ids) for each in engine.step() if each.finished})
+    return [found[str(name)] for name in range(len(prompts))]
+
+
+STATE_OPS = ("delta_rule", "selective_scan", "short_conv", "state_space")
+
+
+@pytest.mark.parametrize("family", ["llama", "mamba2", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_prompts_of_other_lengths_are_one_size_or_none(
+    family: str, kernels: bool, client: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seven steps of 24 tokens of two requests. Where a kernel advances a state, one graph serves all; where the
+    specification does, which goes up to the longest request's tokens, no step with prompts is captured."""
+    for name in STATE_OPS:
+        monkeypatch.setitem(Op.registry[name].providers, "kernel", unplanned(Op.registry[name].reference))
+    order = dict.fromkeys(STATE_OPS, ("kernel",)) if kernels else {}
+    made, plain = (type(f"Fake{way}", (type(fake_platform()),), {"op_priority": order}) for way in range(2))
+    settings: dict[str, Any] = {"max_model_len": 64, "num_pages": 60, "warm_up": False, "enable_prefix_caching": False}
+    tiny = variant(family, next(iter(FAMILIES[family])))
+    caplog.set_level("INFO")
+    ours, theirs = client(tiny, made, **settings), client(tiny, plain, enforce_eager=True, **settings)
+    for count in range(5, 12):
+        prompts = [[*range(7, 7 + count)], [*range(9, 9 + 24 - count)]]
+        assert answers(ours, prompts) == answers(theirs, prompts)
+    captured = family == "llama" or kernels
+    assert (made._fake.captures, made._fake.replays) == ((1, 6) if captured else (0, 0))
+    assert ("steps with prompts are not captured: " in caplog.text) == (not captured)
+
+
+def unplanned(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that wants no plan, as a kernel's."""
+
+    def run(*args: Any) -> Any:
+        books = next(each for each in args if isinstance(each, Books))
+        assert not books.group.plan, "its shape would be a graph's"
+        return reference(*args)
+
+    return run
+
+
+def test_states_by_the_specification_decode_in_graphs(client: Make) -> None:
+    made, plain = type(fake_platform()), type(fake_platform())
+    settings: dict[str, Any] = {"max_model_len": 64, "num_pages": 60, "warm_up": False}
+    ours, theirs = (client(variant("mamba2", "plain"), each, **settings) for each in (made, plain))
+    prompts = [[5, 6, 7], [8, 9, 10, 11]]
+    assert answers(ours, prompts, 6) == answers(theirs, prompts, 6) and made._fake.captures == 1
+    assert made._fake.replays == 4
+
+
+def test_large_prompts_are_replayed(client: Make) -> None:
+    """More tokens than a captured decode step may have, in sizes that some prompts share."""
+    made, plain = type(fake_platform()), type(fake_platform())
+    settings: dict[str, Any] = {"max_model_len": 64, "num_pages": 99, "warm_up": False, "enable_prefix_caching": False}
+    ours = client(variant("llama", "plain"), made, **settings)
+    theirs = client(variant("llama", "plain"), plain, enforce_eager=True, **settings)
+    for count in (45, 47):
+        prompts = random_prompts(count, [count] * 12, 90)
+        assert answers(ours, prompts) == answers(theirs, prompts)
+    assert (made._fake.captures, made._fake.replays) == (1, 1), "540 and 564 tokens"
+    assert plain._fake.captures == 0
+
+
+def test_the_plan_counts_what_the_largest_captured_step_takes() -> None:
+    """Activations and logits of 2,048 tokens, that their pool has; those beyond 512 are not captured ahead."""
+    took = {}
+    for most in (512, 2048):
+        platform = fake_platform(max_num_seqs=8, max_capture_size=most)
+        extent = Extent(Variant(2048, 8, 8, (4,)), 64, 1000)
+        estimate = platform.estimate(torch.nn.Linear(3, 3), [], extent)
+        took[most] = estimate.captured - len(estimate.variants) * 1.5 * 2**14
+        assert platform._pool_bytes == extent._replace(most=Variant(most, 8, 8, ())).workspace
+        assert estimate.late == frozenset(each.tokens for each in estimate.variants if each.tokens > 512)
+    assert took[2048] - took[512] == 1536 * 12 * 4 * 64
+    named = fake_platform(capture_sizes=(8, 2048)).estimate(torch.nn.Linear(3, 3), [], extent)
+    assert not named.late and max(each.tokens for each in named.variants) == 2048, "whoever names a size wants it ahead"
+
+
 @pytest.mark.parametrize("scheme", ONLINE)
 def test_quantized_while_loaded_it_gives_the_cpus_tokens(scheme: str, client: Make) -> None:
     model: Any = ("llama", "wide", "float32", {"quantization": scheme})
@@ -540,6 +625,12 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
         assert prefill.planned - before == (step is not padded and step.token_ids is host.token_ids)
     torch.testing.assert_close(outs[1][:21], outs[0], rtol=0, atol=0.02)
     assert platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,)))[0].decode is False
+    most = Variant(2048, 8, 64, (4,))
+    assert max(each.tokens for each in platform._captured_variants(torch.nn.Linear(3, 3), most)) == 512, "its prompts"
+    asked = with_flashinfer(module, max_capture_size=1024)
+    asked.open(0)
+    asked.mixer(of, bind({}), 0)
+    assert max(each.tokens for each in asked._captured_variants(torch.nn.Linear(3, 3), most)) == 1024
     planning.mixed = False  # a layer that ours do not serve
     assert all(each.decode for each in platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,))))
 

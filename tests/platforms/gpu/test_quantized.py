@@ -175,6 +175,35 @@ def test_activations_to_whole_numbers(group: int) -> None:
     assert torch.equal(values.reshape(rows.shape), (rows * (127 / peak)[..., None]).round().to(torch.int8))
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("group", [40, 2100])
+def test_a_row_that_a_program_holds_has_the_bits_of_one_that_it_goes_through_twice(
+    kind: torch.dtype, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of up to 16,384 inputs are read once."""
+    from quintet.platforms.gpu.kernels import rows
+
+    seen: list[tuple[bool, int]] = []
+
+    class Noting:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*args: Any, **given: Any) -> Any:
+                seen.append((given["ONCE"], given["num_warps"]))
+                return quantize_rows[grid](*args, **given)
+
+            return launch
+
+    quantize_rows, x = rows.quantize, randn(3, 2100).half().to(DEVICE)
+    monkeypatch.setattr(rows, "quantize", Noting())
+    once = rows.quantized(x, group, kind)
+    monkeypatch.setattr(rows, "WHOLE", 16)
+    monkeypatch.setattr(rows, "WIDEST", 16)
+    twice = rows.quantized(x, group, kind)
+    assert seen == [(True, 4 if group == 40 else 8), (False, 4)]
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
+    assert [rows.warps_for(each) for each in (32, 4096, 8192, 16_384)] == [4, 8, 16, 16]
+
+
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz], ids=str)
 def test_float8_is_rounded_as_torch_does(kind: torch.dtype) -> None:
     """From the largest down to what becomes 0; ties are met: sums of two neighbours."""

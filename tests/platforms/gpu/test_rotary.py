@@ -25,16 +25,23 @@ def heads_and_table(
     return q, k, torch.cat([angles.cos(), angles.sin()], -1), torch.tensor([39, 0, 7], dtype=torch.int32)
 
 
+def assert_turned(got: Tensor, want: Tensor) -> None:
+    """Interpreted, float16 has the specification's bits: cosines, sines and products are rounded in both. On a GPU one
+    of two products goes into a sum without that."""
+    if got.dtype == torch.float16 and DEVICE.type == "cpu":
+        assert torch.equal(got, want)
+    else:
+        limit = {torch.float32: 1e-6, torch.float16: 0.005, torch.bfloat16: 0.05}[got.dtype]
+        torch.testing.assert_close(got, want, rtol=0, atol=limit)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_heads_are_turned_as_the_specification_does(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     q, k, table, positions = heads_and_table(*shape, dtype)
     gots = triton_op("rotary", DEVICE)(q, k, table, positions)
     for got, want in zip(gots, rotary(q, k, table, positions), strict=True):
-        if dtype == torch.float16:  # cosines, sines and products are rounded in both
-            assert torch.equal(got, want)
-        else:
-            torch.testing.assert_close(got, want, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05)
+        assert_turned(got, want)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -56,7 +63,8 @@ def test_heads_are_normalized_before(dtype: torch.dtype, shape: tuple[int, ...],
 def test_neighbours_are_turned_as_the_specification_does(shape: tuple[int, ...]) -> None:
     q, k, table, positions = heads_and_table(*shape, torch.float16)
     gots = triton_op("pair_rotary", DEVICE)(q, k, table, positions)
-    assert all(map(torch.equal, gots, pair_rotary(q, k, table, positions)))
+    for got, want in zip(gots, pair_rotary(q, k, table, positions), strict=True):
+        assert_turned(got, want)
 
 
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)

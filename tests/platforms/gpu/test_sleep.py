@@ -55,7 +55,7 @@ def tokens(client: Client, count: int = 3) -> list[list[int]]:
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int8"}, {"tensor_parallel_size": 2}], ids=str)
 def test_asleep_its_memory_is_free_and_awake_it_goes_on(level: int, settings: dict[str, Any], client: Make) -> None:
     tiny = make("llama", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2})
-    engine, fake = client(tiny, **settings)
+    engine, fake = client(tiny, warm_up=False, **settings)
     before, used, captures = tokens(engine), fake.used(), fake.captures
     freed = engine.engine.sleep(level)
     assert 0 < freed <= used - fake.used() and fake.used() < used / 20
@@ -132,7 +132,8 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
 
 def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     engine, fake = client(max_model_len=128, page_size=1, num_pages=600, max_num_seqs=2, capture_ahead=True)
-    steps = engine.prepared.plan.variants
+    steps = engine.prepared.plan.ahead
+    assert max(each.tokens for each in steps) == 512 < max(each.tokens for each in engine.prepared.plan.variants)
     assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (128,)}
     assert sum(each.decode for each in steps) == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
     params = SamplingParams(temperature=0, max_tokens=100, detokenize=False, ignore_eos=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
@@ -20,7 +21,7 @@ from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
 from quintet.platforms.gpu.device import GPUDevice, broken, telling
 from quintet.platforms.interface import DeviceLost
-from quintet.types import Extent, Variant
+from quintet.types import Books, Extent, Variant
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -102,8 +103,45 @@ def test_a_trial_names_what_fails(kernels: Any, monkeypatch: pytest.MonkeyPatch)
         assert kernels.trial(of, torch.device("cpu")).startswith("a prompt fails")
     attend = kernels._paged_attention
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "_paged_attention", lambda *args: attend(*args) * (2 - args[0].shape[0] / 2))
-        assert kernels.trial(of, torch.device("cpu")) == "a token alone came out 0.5 off"
+        patch.setattr(kernels, "_paged_attention", lambda *args: attend(*args) * (1 + (args[0].shape[0] == 1)))
+        found = kernels.trial(of, torch.device("cpu"))
+        assert found == "a token alone's result is off by 1 of a row's largest number"
+
+
+def other_pages(books: Books) -> Books:
+    return books._replace(group=books.group._replace(table=books.group.table.flip(1)))
+
+
+def a_key_less(books: Books) -> Books:
+    positions = (books.batch.positions - 1).clamp(min=0)
+    batch = books.batch._replace(positions=positions)
+    return books._replace(batch=batch, group=books.group._replace(lengths=books.group.lengths - 1))
+
+
+def one_page(books: Books) -> Books:
+    return books._replace(group=books.group._replace(table=books.group.table * 0 + books.group.table[:, :1]))
+
+
+@pytest.mark.parametrize("wrong", [other_pages, a_key_less, one_page])
+@pytest.mark.parametrize("kind", ["plain", "half", "int8", "fp8"])
+def test_a_trial_sees_wrong_keys(wrong: Any, kind: str, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In single tokens alone; values that are all 1 would hide it."""
+    of, attend = spec(4, 2, 16, **KINDS[kind]), kernels._paged_attention
+
+    def attended(q: Tensor, kv: Tensor, books: Books, *rest: Any) -> Tensor:
+        found: Tensor = attend(q, kv, wrong(books) if len(q) == 1 else books, *rest)
+        return found
+
+    monkeypatch.setattr(kernels, "_paged_attention", attended)
+    assert str(kernels.trial(of, torch.device("cpu"))).startswith("a token alone's result is off by")
+
+
+def test_a_trial_as_long_as_on_a_gpu_passes(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three splits, and many tiles."""
+    from quintet.platforms.gpu import trials
+
+    monkeypatch.setattr(trials, "INTERPRETED", trials.TOKENS)
+    assert kernels.trial(spec(2, 1, 16, dtype=torch.float16), torch.device("cpu")) is None
 
 
 def test_each_kind_of_layer_is_tried_once_and_falls_back_with_the_reason(

@@ -15,6 +15,7 @@ from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.quantize import quantize
 from quintet.platforms.gpu import providers, torch_products
+from quintet.platforms.gpu.fnuz import FNUZ, as_fnuz
 from quintet.platforms.gpu.packing import laid
 from quintet.weights import Form, Matrix
 from tests.helpers.triton import needs_triton, randn
@@ -61,7 +62,7 @@ def scaled_mm(mat1: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, **ho
         one = torch.ones((), device=DEVICE)
         sums = torch._scaled_mm(mat1, mat2, one, one, out_dtype=torch.float32) * scale_a * scale_b
         return (sums if how["bias"] is None else sums + how["bias"].float()).to(how["out_dtype"])
-    assert scale_a.shape == (rows, groups) and scale_a.stride() == (1, rows)
+    assert scale_a.shape == (rows, groups) and scale_a.stride() == (1, rows) and rows % 4 == 0
     assert scale_b.t().shape == (columns, groups) and scale_b.t().stride() == (1, columns)
     a, b = (x.float() * s.repeat_interleave(128, 1) for x, s in ((mat1, scale_a), (mat2.t(), scale_b.t())))
     assert how["bias"] is None
@@ -141,17 +142,45 @@ def test_what_torch_refuses_goes_to_our_kernels(strict: list[str], monkeypatch: 
     x, bias = randn(20, 256).bfloat16(), randn(32).bfloat16()
     whole, blocks, integers = (placed(32, 256, form) for form in (ROWS, BLOCKS, INTEGERS))
     for run, args in (
-        (float8, (x[:16], whole, None)), (float8, (x.half(), whole, None)), (float8, (x, blocks, bias)),
+        (float8, (x[:16], blocks, None)), (float8, (x.half(), whole, None)), (float8, (x, blocks, bias)),
         (float8, (x, placed(24, 256, ROWS), None)), (float8, (x[:, :72], placed(32, 72, ROWS), None)),
         (float8, (x, whole._replace(order=torch.arange(256, dtype=torch.int32)), None)),
         (int8, (x[:16], integers, None)), (int8, (x, placed(9, 256, INTEGERS), None)),
     ):  # fmt: skip
         run(*(each.to(DEVICE) if isinstance(each, Tensor) else each for each in args), (32,))
     assert len(ours) == 8 and not strict
-    assert torch_products.blocks_refused(DEVICE.type) is None
+    assert torch_products.blocks_refused(DEVICE.type, E4M3) is None
     strict.clear()
     float8(x.to(DEVICE), blocks, None, (32,)), int8(x.to(DEVICE), integers, None, (32,))
-    assert len(ours) == 8 and (DEVICE.type != "cpu" or strict == ["_scaled_mm", "_int_mm"])
+    float8(x[:1].to(DEVICE), whole, None, (32,))
+    assert len(ours) == 8 and (DEVICE.type != "cpu" or strict == ["_scaled_mm", "_int_mm", "_scaled_mm"])
+
+
+def test_int8_never_goes_to_torch_with_as_few_rows_as_it_refuses(
+    strict: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_products, "FEW_INTEGERS", 0)
+    ours: list[int] = []
+    monkeypatch.setattr(torch_products.triton_quantized, "packed_linear", lambda x, *rest: ours.append(len(x)))
+    weight, int8 = placed(32, 256, INTEGERS), linear.kinds["w8a8"].providers["vendor"]
+    for tokens in (16, 17):
+        int8(randn(tokens, 256).bfloat16().to(DEVICE), weight, None, (32,))
+    assert ours == [16] and (DEVICE.type != "cpu" or strict == ["_int_mm"])
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+def test_fp8_of_few_rows_is_the_specifications(tokens: int, strict: list[str]) -> None:
+    """From the first row on; scales of blocks are padded to a multiple of 4 rows, as cuBLASLt wants them."""
+    for form in (ROWS, BLOCKS):
+        weight, x = placed(32, 256, form), randn(tokens, 256).bfloat16()
+        close(torch_products.by_float8(x.to(DEVICE), weight, None), wanted(x, weight, None))
+
+
+def test_long_sums_of_one_sign_keep_their_size(strict: list[str]) -> None:
+    """With use_fast_accum they are a fifth less on an H100."""
+    x, weight = randn(32, 16_384).abs().bfloat16(), placed(64, 16_384, ROWS)
+    weight = weight._replace(values=weight.values.float().abs().to(E4M3))
+    close(torch_products.by_float8(x.to(DEVICE), weight, None), wanted(x, weight, None))
 
 
 def test_experts_are_the_specifications(strict: list[str]) -> None:
@@ -169,6 +198,38 @@ def test_experts_are_the_specifications(strict: list[str]) -> None:
     assert DEVICE.type != "cpu" or strict == ["_grouped_mm"] * 2
 
 
+def test_fp8_of_gfx942_reaches_the_library(strict: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chip multiplies e4m3fnuz alone, which its weights are in."""
+    if DEVICE.type != "cpu":
+        pytest.skip("the chip here has a type of its own")
+    torch_products.blocks_refused.cache_clear()
+    taken: list[torch.dtype] = []
+
+    class HIP:
+        @staticmethod
+        def _scaled_mm(mat1: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, **how: Any) -> Tensor:
+            if {mat1.dtype, mat2.dtype} != {FNUZ} or scale_a.shape[1] > 1:
+                raise RuntimeError("float8_e4m3fn is of other chips, and scales are of rows\nmore")
+            taken.append(mat1.dtype)
+            return (mat1.float() @ mat2.float() * scale_a * scale_b).to(how["out_dtype"])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    monkeypatch.setattr(torch_products, "torch", HIP())
+    assert torch_products._check_float8(DEVICE) is None
+    assert "scales are of rows" in str(torch_products.blocks_refused(DEVICE.type, FNUZ))
+    made = quantize(randn(32, 256), ROWS)
+    there = as_fnuz(laid({"weight": made.values, "scales": made.scales}, ROWS))  # type: ignore[dict-item]
+    weight, x = Matrix(there["weight"], there["scales"], form=ROWS), randn(20, 256).bfloat16()
+    assert torch_products.float8_fits(x, weight, None)
+    assert not torch_products.float8_fits(x, weight._replace(form=BLOCKS), None)
+    taken.clear()
+    got, want = linear.kinds["fp8a8"].providers["vendor"](x, weight, None, (32,)), wanted(x, weight, None)
+    assert len(taken) == 1 and float((got.float() - want).norm() / want.norm()) < 1 / 64
+    torch_products.blocks_refused.cache_clear()
+
+
 def test_where_blocks_are_refused_rows_serve(strict: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on compute capability 10.0."""
     torch_products.blocks_refused.cache_clear()
@@ -181,7 +242,7 @@ def test_where_blocks_are_refused_rows_serve(strict: list[str], monkeypatch: pyt
 
     monkeypatch.setattr(torch_products, "by_float8", refuses)
     assert torch_products._check_float8(DEVICE) is None
-    assert "for SM90" in str(torch_products.blocks_refused(DEVICE.type))
+    assert "for SM90" in str(torch_products.blocks_refused(DEVICE.type, E4M3))
     x = randn(20, 256).bfloat16().to(DEVICE)
     fits = [torch_products.float8_fits(x, placed(32, 256, form), None) for form in (ROWS, BLOCKS)]
     torch_products.blocks_refused.cache_clear()
@@ -203,6 +264,6 @@ def test_probes_try_what_will_run_and_say_why_not(strict: list[str], monkeypatch
             assert "under HIP" in str(torch_products._check_experts(DEVICE))
         monkeypatch.setattr(torch_products, "by_float8", lambda x, weight, bias: x[:, :32] * 0)
         assert "torch._scaled_mm gave 0.0, not 2048.0" in str(torch_products._check_float8(DEVICE))
-        assert torch_products.blocks_refused(DEVICE.type) is None
+        assert torch_products.blocks_refused(DEVICE.type, E4M3) is None
     for name in ("linear:fp8a8", "linear:w8a8", "experts"):
         assert tuple(providers.PRIORITY[name]) == ("vendor", "triton"), name

@@ -69,6 +69,7 @@ def machine(disk: Disk, **changes: Any) -> Machine:
     settings: dict[str, Any] = {
         "torch_hip": "7.2.1", "torch_version": "2.13.0+rocm7.2", "there": lambda name: name not in missing,
         "environment": lambda: Environment(**visible), "sys": disk.sys, "dev": disk.dev,
+        "compiler": lambda: "/usr/bin/gcc",
     }  # fmt: skip
     return Machine(**{**settings, **changes})
 
@@ -103,6 +104,10 @@ def test_the_8_bit_type_follows_from_the_architecture(card: Any, arch: str, fp8:
     got = found(ask(card))
     assert got.fp8 == fp8 and arch in got.detail and got.memory == card[2]
     assert got.dtypes == (torch.bfloat16, torch.float16, torch.float32)
+
+
+def test_without_a_compiler_it_says_how_slowly_it_runs(ask: Ask) -> None:
+    assert "no C compiler" in found(ask(MI300, compiler=lambda: None)).warning
 
 
 def test_the_detail_names_device_memory_and_build(ask: Ask) -> None:
@@ -244,6 +249,17 @@ def test_capabilities_are_the_facts(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
     assert config == EngineConfig(tensor_parallel_size=2) and reasons == [UNVERIFIED]
     with pytest.raises(ValueError, match="tensor_parallel_size 3 needs as many devices, 2 here; lower it"):
         PLATFORM.configure(EngineConfig(tensor_parallel_size=3))
+
+
+@pytest.mark.parametrize("cards", [(RX7900,), (MI300, RX7900)], ids=len)
+def test_rdna_runs_eagerly_unless_captures_are_asked_for(cards: Any, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ask(*cards)
+    monkeypatch.setattr(facts, "facts", lambda: said)
+    config, reasons = PLATFORM.configure(EngineConfig())
+    assert config.enforce_eager and "reported to crash on gfx1100 (vllm #34154)" in reasons[-1]
+    for asked in ({"capture_ahead": True}, {"capture_sizes": (1, 2)}, {"max_capture_size": 512}):
+        config, reasons = PLATFORM.configure(EngineConfig.from_kwargs(**asked))
+        assert not config.enforce_eager and reasons[0] == UNVERIFIED and "crash" not in str(reasons)
 
 
 @pytest.mark.skipif(torch.version.hip is not None, reason="torch is built for ROCm")

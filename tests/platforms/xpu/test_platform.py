@@ -13,6 +13,7 @@ from quintet.engine.client import Client
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import process_group
+from quintet.platforms.gpu.kernels.chips import CUTS
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.host import host_memory
 from quintet.platforms.interface import Capabilities
@@ -181,3 +182,9 @@ def test_more_ranks_than_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="tensor_parallel_size 3 needs as many devices, 2 here; lower it"):
         fake_class(names=(ARC, ARC)).configure(EngineConfig(tensor_parallel_size=3))
     assert fake_platform().name == "xpu"
+
+
+def test_a_program_has_two_stages_and_four_warps_at_most() -> None:
+    """Nothing was compiled ahead for these chips: not the row of the largest ones."""
+    cut = CUTS["xpu", 32]
+    assert (cut.stages, cut.warps) == (2, 4)

@@ -45,7 +45,7 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
     rows = max(min(rows, limits.cut.rows), triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
     blocks = Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
-    return blocks.within(limits.cut)
+    return blocks.within(limits.cut).tuned(layer, limits.cut.table.prompts)
 
 
 @triton.jit

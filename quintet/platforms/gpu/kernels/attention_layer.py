@@ -1,7 +1,8 @@
 """What a launch of the attention kernels knows: the layer, the device's limits, and one call's tensors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import triton
@@ -47,6 +48,10 @@ class Blocks:
     def within(self, cut: Cut) -> "Blocks":
         """Rows are left to the kernel: a tile holds all query heads of a program."""
         return Blocks(self.rows, min(self.slots, cut.slots), min(self.warps, cut.warps), min(self.stages, cut.stages))
+
+    def tuned(self, layer: "Layer", table: Mapping[str, Mapping[str, int]]) -> "Blocks":
+        """With what a chip's table has for the layer."""
+        return replace(self, **table.get(name_of(layer), {})) if table else self
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,12 @@ class Layer:
         return signature, self.constants | {name: None for name, there in given.items() if not there}
 
 
+@functools.cache
+def name_of(layer: Layer) -> str:
+    """Of its place in a chip's table."""
+    return str(layer)
+
+
 def fitting(layer: Layer, shared: int, rows: int, slots: int) -> int:
     """Stages of the loop over blocks: 5 keep two blocks of K and V in shared memory beside queries and weights, 3 one.
 
@@ -199,6 +210,7 @@ class Call:
 RARE = (  # kinds of layers that a model may have, which seldom come
     Layer(8, 8, 16, 16, "bf16"),
     Layer(32, 2, 80, 16, "bf16"),
+    Layer(32, 2, 80, 16, "fp16", INT8),
     Layer(48, 1, 128, 16, "bf16"),
     Layer(128, 1, 128, 16, "bf16"),
     Layer(48, 1, 128, 16, "bf16", INT8),

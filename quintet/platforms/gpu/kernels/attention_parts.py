@@ -33,20 +33,30 @@ def query_rows(q, at, wanted, columns, FIRST: tl.constexpr, COUNT: tl.constexpr,
 
 
 @triton.jit
-def load_rows(x, rows, inside, WIDTH: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[N, BLOCK_D]; zeros past DIM, and if MASKED in rows that are not inside."""
+def load_rows(
+    x, rows, inside, FIRST: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """[N, BLOCK_D] from number FIRST on of rows of WIDTH; zeros past DIM, and if MASKED in rows that are not inside.
+
+    Triton 3.6 copies as many bytes at a time as the mask alone allows, and a load without one has the loop's: also
+    where rows are aligned to fewer (an int8 row of 84 or 132 bytes to 4), which ends in a misaligned address. So the
+    mask may change every EVEN numbers: the largest power of two that all rows begin at.
+    """
+    EVEN: tl.constexpr = (FIRST | WIDTH | DIM) & -(FIRST | WIDTH | DIM)
     columns = tl.arange(0, BLOCK_D)
-    at = x + rows[:, None] * WIDTH + columns[None, :]
-    if BLOCK_D == DIM:
+    at = x + FIRST + rows[:, None] * WIDTH + columns[None, :]
+    if BLOCK_D == DIM and EVEN >= 16:
         if MASKED:
             return tl.load(at, mask=inside[:, None], other=0.0)
         else:
             return tl.load(at)
     else:
+        wanted = (columns // EVEN < DIM // EVEN)[None, :]
         if MASKED:
-            return tl.load(at, mask=inside[:, None] & (columns < DIM)[None, :], other=0.0)
+            return tl.load(at, mask=inside[:, None] & wanted, other=0.0)
         else:
-            return tl.load(at, mask=(columns < DIM)[None, :], other=0.0)
+            return tl.load(at, mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -82,14 +92,22 @@ def fold(
     behind their keys; where that is 0 they are the keys' beginning, and read once.
     """
     AGAIN: tl.constexpr = MASKED and V_ROWS == 0
-    raw = load_rows(kv, rows, inside, WIDTH, VALUE, BLOCK_D, AGAIN)
+    raw = load_rows(kv, rows, inside, 0, WIDTH, VALUE, BLOCK_D, AGAIN)
     s = tl.dot(q, tl.trans(widened(raw, STORED, q.dtype)), input_precision="ieee")
+    beyond = s
     if BLOCK_R:
-        rest = load_rows(kv + VALUE, rows, inside, WIDTH, DIM - VALUE, BLOCK_R, False)
-        s = tl.dot(q_rest, tl.trans(widened(rest, STORED, q.dtype)), s, input_precision="ieee")
+        rest = load_rows(kv, rows, inside, VALUE, WIDTH, DIM - VALUE, BLOCK_R, False)
+        # scaled apart: Triton makes one accumulator of a plain sum of two products, and up to 3.7 gets that wrong on
+        # compute capability 10.0 (triton #10821)
+        beyond = tl.dot(q_rest, tl.trans(widened(rest, STORED, q.dtype)), input_precision="ieee")
     if STORED == INT8:
-        s *= tl.load(scales + rows * (WIDTH // 4) + DIM // 4)[None, :]
+        scale = tl.load(scales + rows * (WIDTH // 4) + DIM // 4)[None, :]
+        s *= scale
+        if BLOCK_R:
+            beyond *= scale
     s *= gain
+    if BLOCK_R:
+        s += beyond * gain
     if CAPPED:
         s = cap * tanh(s)
     if SLOPED:
@@ -105,11 +123,11 @@ def fold(
     v = raw
     if V_ROWS:
         rows += V_ROWS
-        v = load_rows(kv, rows, inside, WIDTH, VALUE, BLOCK_D, MASKED)
+        v = load_rows(kv, rows, inside, 0, WIDTH, VALUE, BLOCK_D, MASKED)
     if STORED == INT8:
         # on the values, not the weights: the product of a weight and a scale may be too small for float16
-        scale = tl.load(scales + rows * (WIDTH // 4) + DIM // 4, mask=inside, other=0.0)
-        v = (v.to(tl.float32) * scale[:, None]).to(q.dtype)
+        of_values = tl.load(scales + rows * (WIDTH // 4) + DIM // 4, mask=inside, other=0.0)
+        v = (v.to(tl.float32) * of_values[:, None]).to(q.dtype)
     else:
         v = widened(v, STORED, q.dtype)
     acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")

@@ -39,8 +39,8 @@ def most_splits(layer: Layer) -> int:
     return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // layer.programs))
 
 
-def least_blocks(blocks: Blocks) -> int:
-    return SPLIT // blocks.slots
+def least_blocks(blocks: Blocks, limits: Limits) -> int:
+    return max(1, (limits.cut.table.split or SPLIT) // blocks.slots)
 
 
 def split_blocks(layer: Layer, limits: Limits) -> Blocks:
@@ -54,7 +54,8 @@ def split_blocks(layer: Layer, limits: Limits) -> Blocks:
         slots = 32 if layer.block_dim <= 128 else 16
     many = layer.block_dim > 256 or rows >= 64  # the results of all rows are held in registers
     warps = 8 if many else limits.cut.single
-    return Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots)).within(limits.cut)
+    blocks = Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+    return blocks.within(limits.cut).tuned(layer, limits.cut.table.decode)
 
 
 def merge_warps(layer: Layer) -> int:
@@ -222,7 +223,7 @@ def may_split(call: Call) -> bool:
     seen = call.pages * of.page_size
     if of.window or of.local:  # they begin at a multiple of a block
         seen = min(seen, (of.window or of.local) + blocks.slots - 1)
-    return seen > least_blocks(blocks) * blocks.slots
+    return seen > least_blocks(blocks, call.limits) * blocks.slots
 
 
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
@@ -240,7 +241,7 @@ def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
     """`tokens` of the step, those of padding among them, if the last of its requests are here; else 0."""
     of, (batch, group) = call.layer, call.books
     blocks, most = split_blocks(of, call.limits), most_splits(of)
-    common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
+    common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks, call.limits), "MOST": most}
     requests = call.requests
     attend_splits[(call.limits.processors * PER_PROCESSOR,)](
         call.out, parts, stats, *call.arrays, tokens, requests, call.pages, *call.numbers,
@@ -288,7 +289,7 @@ def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
         blocks = split_blocks(of, limits)
         signature, constants = of.signature(("out", "parts", "stats"), ("tokens", "requests", "pages"))
         constants |= {"BLOCK_M": blocks.rows, "BLOCK_N": blocks.slots, "CHUNK": CHUNK}
-        constants |= {"LEAST": least_blocks(blocks), "MOST": most_splits(of)} | of.sight
+        constants |= {"LEAST": least_blocks(blocks, limits), "MOST": most_splits(of)} | of.sight
         spills = 2  # ptxas keeps to 128 or 168 of a thread's 255 registers, and rather parts with one or two
         how = signature, constants, blocks.warps, blocks.stages, spills, of in RARE
         made.append(Variant(f"attend_splits {of}", attend_splits, *how))
@@ -300,7 +301,7 @@ def _merge_variant(of: Layer, limits: Limits) -> Variant:
     signature = {"out": f"*{of.dtype}", "parts": "*fp32", "stats": "*fp32", "starts": "*i32", "lengths": "*i32"}
     signature |= {"requests": "i32"}
     constants = {"sinks": None, "HEADS": of.heads, "VALUE": of.value, "BLOCK_D": of.block_dim, **of.sight}
-    constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks), "MOST": most}
+    constants |= {"HAS_SINKS": False, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks, limits), "MOST": most}
     return Variant(
         f"merge_splits {of}", merge_splits, signature, constants | {"STEP": min(STEP, most)}, merge_warps(of), 2
     )

@@ -8,7 +8,7 @@ these, the splits of the inputs by the weight's shape, and splits are added in o
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,11 +46,16 @@ SPLIT_UP_TO = 64  # tokens
 LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: of 16 bits, and of 8
 
 
-def tile_for(tokens: int, heavy: bool) -> Tile:
+def tile_for(tokens: int, heavy: bool, kind: str = "", cut: Cut | None = None) -> Tile:
     """`heavy`: sums that are scaled by both sides group by group, sums of activations or tables beside numbers of 4
-    bits, and float32 leave no registers for large tiles."""
+    bits, and float32 leave no registers for large tiles. With what the chip bears, and what its table has for `kind`.
+    """
     tiles = TILES[:-1] if heavy else TILES
-    return next((tile for most, tile in tiles if tokens <= most), tiles[-1][1])
+    most, tile = next((each for each in tiles if tokens <= each[0]), tiles[-1])
+    if cut is None:
+        return tile
+    found = cut.table.products.get(f"{kind} {most if most <= SPLIT_UP_TO else 'more'}") if cut.table.products else None
+    return replace(tile.within(cut), **(found or {}))
 
 
 @triton.jit
@@ -125,10 +130,14 @@ def _eights(
 def _fours(
     acc, x, own, weight, scales, zeros, mins, table, inputs, row, first, last, scale_column,
     GROUP: tl.constexpr, PART: tl.constexpr, PAIRS: tl.constexpr, COMPUTE: tl.constexpr, UNIT: tl.constexpr,
-    EVEN: tl.constexpr,
+    EVEN: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Weights of 4 bits: PART bytes hold twice as many inputs in a row; low and high bits are neighbours, or halves."""
+    """Weights of 4 bits: PART bytes hold twice as many inputs in a row; low and high bits are neighbours, or halves.
+
+    APART: no two products go into one accumulator.
+    """
     many: tl.constexpr = 2 * PART
+    beside = tl.zeros_like(acc)  # of high bits, with one group and APART
     for step in range(first, last):
         at = tl.arange(0, PART)
         raw = _bytes(weight, step * PART + at, row, EVEN)
@@ -146,11 +155,14 @@ def _fours(
         x_high = _inputs(x, k + beyond, inputs, EVEN, COMPUTE)
         if GROUP == 0:
             acc = tl.dot(low, x_low, acc, input_precision="ieee", out_dtype=acc.dtype)
-            acc = tl.dot(high, x_high, acc, input_precision="ieee", out_dtype=acc.dtype)
+            if APART:
+                beside = tl.dot(high, x_high, beside, input_precision="ieee", out_dtype=acc.dtype)
+            else:
+                acc = tl.dot(high, x_high, acc, input_precision="ieee", out_dtype=acc.dtype)
         else:
             group = step * many // GROUP
             part = tl.dot(low, x_low, input_precision="ieee")
-            if GROUP % many == 0 or PAIRS:
+            if (GROUP % many == 0 or PAIRS) and not APART:
                 part = tl.dot(high, x_high, part, input_precision="ieee", out_dtype=part.dtype)
                 both = x_low
                 if zeros is not None or mins is not None:
@@ -159,8 +171,12 @@ def _fours(
             else:
                 acc = _scaled(acc, part, x_low, group, scales, zeros, mins, own, scale_column, UNIT)
                 part = tl.dot(high, x_high, input_precision="ieee")
-                after = tl.minimum((step * many + PART) // GROUP, (inputs - 1) // GROUP)  # past the end x is 0
+                after = group
+                if GROUP % many != 0 and not PAIRS:
+                    after = tl.minimum((step * many + PART) // GROUP, (inputs - 1) // GROUP)  # past the end x is 0
                 acc = _scaled(acc, part, x_high, after, scales, zeros, mins, own, scale_column, UNIT)
+    if GROUP == 0 and APART:
+        acc += beside
     return acc
 
 
@@ -170,6 +186,7 @@ def product(
     scale_row, scale_column, own_row, BITS: tl.constexpr, GROUP: tl.constexpr, PART: tl.constexpr,
     PAIRS: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, FLOAT8_X: tl.constexpr, COMPUTE: tl.constexpr,
     UNIT: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    APART: tl.constexpr = False,
 ):  # fmt: skip
     """x [tokens, K] by weight [N, K] -> out [tokens, N], or the sums [S, tokens, N] of S stretches of `share` steps.
 
@@ -193,7 +210,7 @@ def product(
     sums = tl.zeros((BN, BM), tl.int32 if COMPUTE == tl.int8 and GROUP == 0 else tl.float32)
     if BITS == 4:
         sums = _fours(sums, x, at_own, weight, at_scales, at_zeros, at_mins, table, inputs, weight_row, first, last,
-                      scale_column, GROUP, PART, PAIRS, COMPUTE, UNIT, EVEN)  # fmt: skip
+                      scale_column, GROUP, PART, PAIRS, COMPUTE, UNIT, EVEN, APART)  # fmt: skip
     else:
         sums = _eights(sums, x, at_own, weight, at_scales, at_mins, table, inputs, first, last, scale_column,
                        GROUP, PART, MANTISSA, BIAS, COMPUTE, UNIT, EVEN, FLOAT8_X)  # fmt: skip
@@ -224,6 +241,11 @@ class Packed:
     kind: torch.dtype = torch.int8  # with 8 bits, int8 or a float8
     mins: Tensor | None = None
     table: tuple[float, ...] = ()  # what the values are places in
+
+    def named(self, whole: bool) -> str:
+        """In a chip's table: int4, int8, fp8, table4, table8; int4a8 and so on, where activations have 8 bits too."""
+        what = "table" if self.table else "int" if self.kind == torch.int8 else "fp"
+        return f"{what}{self.bits}{'a8' if whole else ''}"
 
     def part(self, tile: Tile = TILES[0][1]) -> int:
         """Bytes of a row in one step; 0 where a step cannot hold 16 numbers of one group."""
@@ -276,7 +298,7 @@ def multiplied(
     compute = packed.compute(own is not None, dtype)
     summed = bits == 4 and not (packed.zeros is None and packed.mins is None and not packed.table)
     heavy = own is not None and packed.group > 0 or summed or compute == tl.float32
-    tile = tile_for(tiled or tokens, heavy).within(cut)
+    tile = tile_for(tiled or tokens, heavy, packed.named(own is not None), cut)
     part = packed.part(tile)
     assert part, "the provider asks for part() before"
     steps = triton.cdiv(inputs, part * 8 // bits)
@@ -299,7 +321,7 @@ def multiplied(
         BITS=bits, GROUP=packed.group, PART=part, PAIRS=bits == 4 and weight.dim() == 2,
         MANTISSA=mantissa, BIAS=exponent, FLOAT8_X=own is not None and mantissa > 0, COMPUTE=compute,
         UNIT=1.0 if packed.table else unit_of(compute, mantissa), EVEN=inputs % (part * 8 // bits) == 0,
-        SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, num_warps=tile.warps,
+        SPLIT=count > 1, BN=tile.outputs, BM=tile.tokens, APART=bits == 4 and cut.apart, num_warps=tile.warps,
         num_stages=min(SHALLOW, tile.stages) if compute == tl.float32 else tile.stages, **dict(cut.options),
     )  # fmt: skip
     if count == 1:
@@ -333,6 +355,8 @@ def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
             "int8": (8, 128, 128, 0, 0, compute, "*i8", "*fp32", f"*{dtype}"),
             "int4": (4, 128, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
             "int4 of 32": (4, 32, 32, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "int4 apart": (4, 128, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
+            "int4 of rows apart": (4, 0, 64, 0, 0, compute, "*u8", "*fp16", f"*{dtype}"),
             "w8a8": (8, 0, 128, 0, 0, tl.int8, "*i8", "*fp32", "*i8"),
             "w4a8": (4, 32, 32, 0, 0, tl.int8, "*u8", "*fp16", "*i8"),
             "fp8": (8, 128, 128, 3, 7, compute, "*u8", "*fp32", f"*{dtype}"),
@@ -355,7 +379,7 @@ def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
 def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bool, Cut]) -> Variant:
     """launch: the most tokens that it is for, whether it is heavy, what a chip bears."""
     most, heavy, cut = launch
-    tile, split = tile_for(most, heavy).within(cut), most <= SPLIT_UP_TO
+    tile, split = tile_for(most, heavy, cut=cut), most <= SPLIT_UP_TO
     names = "BITS", "GROUP", "PART", "MANTISSA", "BIAS", "COMPUTE"
     fixed = dict(zip(names, kind[:6], strict=True))
     if tile.tokens > (16 if kind[3] else SPLIT_UP_TO) and kind[1]:
@@ -365,6 +389,7 @@ def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bo
     whole = kind[5] == tl.int8 and kind[1] == 0
     out = f"*{dtype}" if not split else "*i32" if whole else "*fp32"
     fixed |= {"PAIRS": False, "FLOAT8_X": x == "*u8", "EVEN": True, "SPLIT": split, "bias": None}
+    fixed["APART"] = "apart" in what
     fixed |= {"UNIT": 1.0 if table else unit_of(kind[5], kind[3]), "BN": tile.outputs, "BM": tile.tokens}
     signature = {"out": out, "x": x, "weight": weight, "scales": scales}
     beside = {"own": x in ("*i8", "*u8") and "*fp32", "table": table and TABLES[kind[5]]}
@@ -373,6 +398,6 @@ def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bo
     fixed |= {name: None for name, each in beside.items() if not each}
     signature |= dict.fromkeys(("tokens", "steps", "share", "scale_row", "own_row"), "i32")
     signature |= dict.fromkeys(("outputs", "inputs", "x_row", "weight_row", "scale_column"), "i32:16")
-    few = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO else 0  # outside of the loop
+    few = 2 if kind[0] == 8 and tile.tokens > SPLIT_UP_TO or fixed["APART"] else 0  # outside of the loop
     name = f"product {what} for {most if split else 'more'}"
     return Variant(name, product, signature, fixed, tile.warps, tile.stages, few)

@@ -1,0 +1,38 @@
+"""Warm-up at the end of a start, on platforms that compile a kernel when it is first called."""
+
+import logging
+import time
+
+from quintet.engine.engine import Engine
+from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.prompts import Prompt
+from quintet.engine.request import Admitted
+from quintet.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+# Tokens of the two prompts: kernels are chosen by a step's tokens, up to 16 or 64, and more.
+SHORT, LONG = 48, 1024
+GREEDY = SamplingParams(temperature=0, detokenize=False)
+DRAWN = SamplingParams(temperature=1, top_k=50, top_p=0.9, detokenize=False)
+
+
+def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | None) -> None:
+    """Runs a prompt and two tokens, greedy and drawn; of a pooling model, one text.
+
+    `engine` is one of its own over the ranks that will serve, with books (pages, counters, requests) that are thrown
+    away: what it wrote to the cache is nobody's. `longest`: max_model_len. A request that fails is logged and no more:
+    those of users fail with their own errors.
+    """
+    start = time.perf_counter()
+    for count, params in ((SHORT, GREEDY), (LONG, DRAWN))[: 1 if bounds is not None else 2]:
+        ids = [at % vocab for at in range(max(1, min(count, longest - 2)))]
+        if bounds is None:
+            engine.add(Admitted("warm-up", ids, params, (0, 0), 2))
+        else:
+            engine.add(bounds.admit("warm-up", Prompt(ids), bounds.params(None)))
+        while engine.busy:
+            for failed in filter(None, [delta.error for delta in engine.step()]):
+                # a pooler may want special tokens that this text has not; its step has run all the same
+                logger.log(logging.DEBUG if bounds is not None else logging.WARNING, "warm-up: %s", failed)
+    logger.info("warmed up in %.1f s", time.perf_counter() - start)

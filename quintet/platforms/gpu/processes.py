@@ -1,0 +1,75 @@
+"""Ranks that are processes of one machine: NCCL carries their tensors, connections of this machine the rest."""
+
+import hmac
+import tempfile
+import threading
+from collections.abc import Callable
+
+import torch
+
+from quintet import __version__
+from quintet.config import EngineConfig
+from quintet.platforms.interface import Channel
+from quintet.platforms.network.letters import NetworkLetters
+from quintet.platforms.network.notes import Notes, RankLost
+from quintet.platforms.network.rendezvous import TCP, Terms, key_of, meet
+from quintet.types import Place
+
+__all__ = ["TCP", "Met", "met"]
+
+
+class _Watched(Notes):
+    """Notes that say when nobody waits any more: a rank may stand in a collective whose others are gone."""
+
+    def __init__(self, sockets: list[int], rank: int, seconds: float) -> None:
+        super().__init__(sockets, rank, seconds)
+        self._ended: Callable[[], None] | None = None
+        self._once = threading.Lock()
+
+    def call_when_stopped(self, ended: Callable[[], None]) -> None:
+        """At once, if it was too late."""
+        self._ended = ended
+        if self.stopped():
+            self._end()
+
+    def stop(self, why: str) -> None:
+        super().stop(why)
+        self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None and self._once.acquire(blocking=False):
+            self._ended()
+
+
+class Met:
+    """What the ranks have in common once all have come."""
+
+    def __init__(
+        self, channel: Channel, notes: _Watched, place: Place, folder: "tempfile.TemporaryDirectory[str] | None"
+    ) -> None:
+        """`place`: its endpoint is the file, in rank 0's `folder`, at which torch's process groups meet."""
+        self.channel, self.place, self._notes, self._folder = channel, place, notes, folder
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def abort_when_stopped(self, group: object) -> None:
+        """Ends the group's collectives, where it can, once a rank is gone."""
+        abort = getattr(group, "abort", None)
+        if abort is not None:
+            self._notes.call_when_stopped(abort)
+
+
+def met(place: Place, config: EngineConfig) -> Met:
+    """Blocks until all have come to tcp://HOST:PORT; ValueError says who has not, or what they have not alike."""
+    key, terms = key_of(place.endpoint), Terms(config.distributed_timeout_seconds, config.join_timeout_seconds)
+    found = meet(place, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
+    notes = _Watched(found.sockets, place.rank, terms.seconds)
+    seal = hmac.digest(key, b"notes" + found.session, "sha256")
+    channel = NetworkLetters(notes, place, found.wires, seal, terms.seconds, RankLost)
+    folder = None
+    if place.rank == 0:  # of this user alone
+        folder = tempfile.TemporaryDirectory(prefix="quintet-ranks-", ignore_cleanup_errors=True)
+    path = channel.exchange(b"" if folder is None else f"{folder.name}/store".encode())[0].decode()
+    return Met(channel, notes, place._replace(endpoint=f"file://{path}"), folder)
