@@ -49,9 +49,11 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
         return functional.linear(rounded(x, weight), dequantized(weight._replace(order=None)))
     values, own = _grouped(x, weight)
     assert weight.scales is not None, "what is quantized has scales"
-    exact = torch.float64 if values.is_cuda else torch.int32  # torch has no product of int32 there
-    whole = unpacked(weight).to(exact).reshape(len(weight.values), values.shape[1], -1)
-    sums = torch.einsum("tgk,ngk->tng", values.round().to(exact), whole).float()
+    whole, values = unpacked(weight).reshape(len(weight.values), values.shape[1], -1), values.round()
+    try:
+        sums = torch.einsum("tgk,ngk->tng", values.to(torch.int32), whole.to(torch.int32)).float()
+    except NotImplementedError:  # torch multiplies no int32 on most accelerators; float64 holds the same sums
+        sums = torch.einsum("tgk,ngk->tng", values.double(), whole.double()).float()
     return (sums * own[:, None, :, 0] * weight.scales).sum(-1)
 
 

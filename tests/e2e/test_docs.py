@@ -54,6 +54,7 @@ OTHERS = {  # what a line of a shell may begin with besides, and why it is not r
     "make": "sets up an environment",
     "pip": "installs from an index",
     "docker": "needs a daemon and images",
+    "bash": "needs a GPU: tests/platforms/gpu/test_make_gpu.py says what the scripts run",
     "python": "a script, with a checkpoint that is downloaded",
     ".venv/bin/python": "writes into the repository",
     "kubectl": "needs a cluster: tests/rules/test_deploy.py renders what is applied",

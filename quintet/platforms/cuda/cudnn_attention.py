@@ -20,9 +20,8 @@ from quintet.platforms.gpu.triton_attention import step
 from quintet.platforms.interface import Mixer
 from quintet.types import AttentionSpec, Batch, Books
 
-LEAST = 2048  # tokens: below, copies take as long as cuDNN gains
-PADDED = 4096  # tokens from which on a step is padded
-SHARE = 16  # by no more than one token for so many
+LEAST = 4096  # tokens: with the copies 2,048 take 125 us on an H100, our kernels 115; 8,192 take 1,074 and 1,572
+SHARE = 16  # a step is padded by one token for so many at most
 EIGHTHS = range(4, 9)  # of the largest step
 MOST_DIM = 128  # of heads: cuDNN has more on some chips, which were not measured
 SAMPLED = 24  # tokens of a trial that the specification computes
@@ -53,7 +52,7 @@ def sizes(most: int) -> tuple[int, ...]:
 def size_for(tokens: int, sizes: Sequence[int]) -> int | None:
     """What a whole prompt of so many tokens is padded to; None: it is left to the paged kernels."""
     size = next((each for each in sizes if each >= tokens), None)
-    if size is None or size - tokens > (size // SHARE if size >= PADDED else 0):
+    if size is None or size - tokens > size // SHARE:
         return None
     return size
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,7 @@ class GPU(Platform):
 
     op_priority = providers.PRIORITY
     _mp = False  # whether ranks may be processes
+    _unverified = UNVERIFIED
     _collectives = "NCCL"  # torch's name for the library of them
     states = True
     _asks: Mapping[tuple[str, str], str] = providers.ASKS
@@ -114,7 +115,7 @@ class GPU(Platform):
             batch_invariant_mode=True,
             compiles_late=True,
             mp=cls._mp,
-            detail="; ".join(filter(None, (found.warning, found.detail, UNVERIFIED.partition(";")[0]))),
+            detail="; ".join(filter(None, (found.warning, found.detail, cls._unverified.partition(";")[0]))),
         )
 
     @classmethod
@@ -126,7 +127,7 @@ class GPU(Platform):
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [*filter(None, (UNVERIFIED, found.warning)), *late(config), *invariant.described(config)]
+        return config, [*filter(None, (cls._unverified, found.warning)), *late(config), *invariant.described(config)]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
@@ -222,8 +223,7 @@ class GPU(Platform):
             self._refused.add(why)
             logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
         self._fallen.add(spec)
-        gathered: Any = providers.Gathered()
-        return attention.PagedAttention(spec, gathered, ALSO)
+        return attention.PagedAttention(spec, cast(Any, providers.Gathered()), ALSO)
 
     def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
         """Tries each kind of layer once, whichever rank builds it first."""

@@ -1,4 +1,4 @@
-"""Paged attention and the writing of K and V by Triton kernels. Unverified on a GPU.
+"""Paged attention and the writing of K and V by Triton kernels.
 
 Not bit for bit what another provider gives. A request's decoded tokens are the same bits in every batch; a prompt's may
 depend on how it is cut into chunks.

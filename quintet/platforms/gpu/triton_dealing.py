@@ -1,4 +1,4 @@
-"""Whole experts on ranks by Triton: where a token's are, and how often each is asked for; unverified on a GPU."""
+"""Whole experts on ranks by Triton: where a token's are, and how often each is asked for."""
 
 import torch
 from torch import Tensor

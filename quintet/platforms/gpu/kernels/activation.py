@@ -1,4 +1,4 @@
-"""Activation times gate, and the soft cap: one pass over memory each; unverified on a GPU.
+"""Activation times gate, and the soft cap: one pass over memory each.
 
 Computed in float32; a number's result depends on that number alone.
 """

@@ -1,4 +1,4 @@
-"""Paged attention of requests with several tokens in a step: prompts, whole or in chunks. Unverified on a GPU.
+"""Paged attention of requests with several tokens in a step: prompts, whole or in chunks.
 
 A program takes a tile of one request's tokens with the query heads of one KV head, or an equal part of them, and goes
 through its context in one order. Which request a tile is of follows from `starts`, so that the grid depends on shapes

@@ -1,6 +1,6 @@
 """Paged attention of requests with one token in a step: their contexts are split, and the parts merged.
 
-Unverified on a GPU. How a context is split depends on its length alone, and parts are merged in one order: a request's
+How a context is split depends on its length alone, and parts are merged in one order: a request's
 result is the same bits whatever else is in the batch.
 """
 

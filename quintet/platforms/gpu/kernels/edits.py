@@ -1,4 +1,4 @@
-"""Edits of logits in place: penalties, biases, bans, masks; unverified on a GPU.
+"""Edits of logits in place: penalties, biases, bans, masks.
 
 A place may be given twice. Edits that depend on the logit are therefore computed for all places in one launch and
 written in the next, so that none sees another's result.

@@ -1,4 +1,4 @@
-"""The look-up of rows, whole tables and parts of one: a copy in one launch; unverified on a GPU."""
+"""The look-up of rows, whole tables and parts of one: a copy in one launch."""
 
 import torch
 import triton

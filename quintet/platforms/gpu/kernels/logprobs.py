@@ -1,4 +1,4 @@
-"""Log-probabilities of a row's likeliest tokens, without sorting it; unverified on a GPU.
+"""Log-probabilities of a row's likeliest tokens, without sorting it.
 
 Chunks give their best logit, their part of the sum and of the rank; a bound that few logits pass follows from the best
 ones; those are listed, and the best taken off the list one by one. Each sum has one order, which the vocabulary's size

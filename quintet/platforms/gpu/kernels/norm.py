@@ -1,4 +1,4 @@
-"""RMS norm, plain and joined with the residual; unverified on a GPU.
+"""RMS norm, plain and joined with the residual.
 
 A program owns whole rows; it reads them once if its registers hold them. Which lanes add up which features depends on
 the width alone, so a row has the same bits in every batch.

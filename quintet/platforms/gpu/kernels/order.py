@@ -1,6 +1,6 @@
 """Numbers in order: float32 as whole numbers that sort alike, a token beside its score, and the best of each row.
 
-Unverified on a GPU. Whole numbers are compared and counted, so no result depends on the order of lanes or programs.
+Whole numbers are compared and counted, so no result depends on the order of lanes or programs.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the words of quintet/ops/random.py, bit for bit; unverified on a GPU.
+"""Counter-based random numbers: the words of quintet/ops/random.py, bit for bit.
 
 Logarithms are the device's: correct to a rounding or two, as those of the specification are.
 """

@@ -1,4 +1,4 @@
-"""The rotary embedding of q and k in one launch, with the norms of heads before it; unverified on a GPU.
+"""The rotary embedding of q and k in one launch, with the norms of heads before it.
 
 A program turns some heads of one token, and holds a head's two halves in the same lanes: nothing is shuffled. Each sum
 runs over one head in an order that its width alone settles.

@@ -1,4 +1,4 @@
-"""The rotary embedding of q and k, and K and V into pages of the cache, in one launch; unverified on a GPU.
+"""The rotary embedding of q and k, and K and V into pages of the cache, in one launch.
 
 Bit for bit what the kernels of rotary.py and write_kv.py give one after the other: K is rounded between.
 """

@@ -1,4 +1,4 @@
-"""Cuts and draws, without sorting a row; unverified on a GPU.
+"""Cuts and draws, without sorting a row.
 
 A row is read in chunks, each by a program of its own. Where a row has top_k or top_p, four launches find its threshold:
 the best of each chunk; from these a bound that no threshold lies below; the logits above it, written beside each other;

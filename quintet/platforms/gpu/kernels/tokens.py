@@ -1,4 +1,4 @@
-"""What the step before sampled, put in where this step's tokens are: one launch between steps; unverified on a GPU."""
+"""What the step before sampled, put in where this step's tokens are: one launch between steps."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""K and V of new tokens into pages of the cache, as quintet.ops.attention.stored() has it. Unverified on a GPU.
+"""K and V of new tokens into pages of the cache, as quintet.ops.attention.stored() has it.
 
 Conversions are written out in bits: every device rounds alike, and none needs to know the types.
 """
