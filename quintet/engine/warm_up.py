@@ -24,7 +24,9 @@ def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | No
     away: what it wrote to the cache is nobody's. `longest`: max_model_len. A request that fails is logged and no more:
     those of users fail with their own errors.
     """
-    start = time.perf_counter()
+    if longest < 2:
+        return
+    start, failures = time.perf_counter(), 0
     for count, params in ((SHORT, GREEDY), (LONG, DRAWN))[: 1 if bounds is not None else 2]:
         ids = [at % vocab for at in range(max(1, min(count, longest - 2)))]
         if bounds is None:
@@ -33,6 +35,10 @@ def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | No
             engine.add(bounds.admit("warm-up", Prompt(ids), bounds.params(None)))
         while engine.busy:
             for failed in filter(None, [delta.error for delta in engine.step()]):
-                # a pooler may want special tokens that this text has not; its step has run all the same
-                logger.log(logging.DEBUG if bounds is not None else logging.WARNING, "warm-up: %s", failed)
-    logger.info("warmed up in %.1f s", time.perf_counter() - start)
+                if bounds is not None:  # a pooler may want special tokens that this text has not; its step has run
+                    logger.debug("warm-up: %s", failed)
+                    continue
+                failures += 1
+                logger.warning("the warm-up's request failed, and those of users may fail alike: %s", failed)
+    if not failures:
+        logger.info("warmed up in %.1f s", time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
+"""NVIDIA GPUs as a platform. It says what has not been verified when it is chosen."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -70,19 +70,20 @@ class CUDA(GPU):
         sizes = cudnn_attention.sizes(self._config.max_num_batched_tokens)
         if not sizes or ops.choice("paged_attention").provider != "triton":
             return None
-        if self._why_not_cudnn(spec, rank, sizes[0]) is not None:
+        if self._why_not_cudnn(spec, rank, (sizes[0], sizes[-1])) is not None:
             return None
         self._planning[rank].wholes = lambda tokens: cudnn_attention.size_for(tokens, sizes) is not None
         return cudnn_attention.mixer(spec, ops, sizes)
 
-    def _why_not_cudnn(self, spec: AttentionSpec, rank: int, size: int) -> str | None:
-        """Tries each kind of layer once."""
+    def _why_not_cudnn(self, spec: AttentionSpec, rank: int, sizes: Sequence[int]) -> str | None:
+        """Tries each kind of layer once, with prompts of these sizes."""
         with self._trying:
             if spec not in self._prompts:
                 self._runtime.use(rank)
                 device = self._runtime.empty((0,), torch.uint8, rank).device
-                wrong = ", ".join(cudnn_attention.refusals(spec)) or cudnn_attention.trial(spec, device, size)
-                self._prompts[spec] = wrong or None
+                tried = (cudnn_attention.trial(spec, device, size) for size in sorted(set(sizes)))
+                wrong = ", ".join(cudnn_attention.refusals(spec)) or next(filter(None, tried), None)
+                self._prompts[spec] = wrong
                 logger.info("whole prompts by cuDNN: %s", wrong or f"yes, for {spec}")
             return self._prompts[spec]
 

@@ -58,13 +58,18 @@ class GPUDevice(Device):
         runtime.use(index)
         self.runtime, self.index = runtime, index
         self.tagged = Tagged(runtime, index)
+        self.pooled = 0  # bytes that captured steps have for themselves: idle, and nobody else's
         self._homeward = runtime.stream(index)
 
     def memory(self) -> Memory:
         self.runtime.use(self.index)
         free, total = self.runtime.memory(self.index)
-        free += self.runtime.idle(self.index)
+        free += self.idle()
         return Memory(max(0, min(free, total) - RESERVE), total, self.runtime.peak(self.index))
+
+    def idle(self) -> int:
+        """Bytes that the allocator keeps, no tensor uses, and a tensor may have."""
+        return max(0, self.runtime.idle(self.index) - self.pooled)
 
     def allocate(self, layouts: Sequence[Layout], units: int) -> State:
         need, free = sum(layout.nbytes for layout in layouts) * units, self.memory().free

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.products import Into
-from quintet.platforms.gpu.variants import MOST, table_width
+from quintet.platforms.gpu.variants import table_width
 from quintet.platforms.interface import State
 from quintet.types import Batch, Group, Outputs, Variant, leaves
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Model = Callable[[State, Batch], tuple[Outputs, State]]
 Shape = tuple[tuple[int, ...], torch.dtype]
 
-KEPT = 96  # graphs; those with prompts go first, and of them the one that was not used for longest
+KEPT = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
 LEAST_ROOM = 64 * MIB  # that must be free before a capture, beside what the pool has: a step's nodes, and fragments
 ROWS, OWNERS = Batch._fields.index("rows"), Batch._fields.index("owners")  # among the leaves
@@ -109,15 +109,16 @@ class Graphs:
     """A step like the model; steps of the sizes of these variants are captured. What it gives holds until its next
     call.
 
-    `ahead`: the caller runs a step of every size up to 512 tokens, or of every size that was asked for, before it
-    serves, and wants none of those dropped. `pool`: bytes that the largest captured step takes.
+    `ahead`: the caller runs a step of every size before it serves, but those with as many tokens as `late` says, and
+    wants none of those dropped. `pool`: bytes that the largest captured step takes.
     """
 
     def __init__(
-        self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False, pool: int = 0
-    ) -> None:
+        self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False, pool: int = 0,
+        late: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self._model, self._device, self._variants, self._ahead = model, device, variants, ahead
-        self._pool_bytes = pool
+        self._pool_bytes, self._late = pool, late
         self._decodes = frozenset(each.tokens for each in variants if each.decode)
         self._mixed = {(each.tokens, each.requests): each.rows for each in variants if not each.decode}
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
@@ -148,6 +149,8 @@ class Graphs:
     def drop(self) -> int:
         """Lets go of all graphs and of the memory that is theirs -> bytes."""
         self._graphs.clear()
+        if self._reserved is not None:
+            self._device.pooled -= self._pool_bytes
         self._pool = self._room = self._reserved = None
         if self._stream is not None:  # kept: libraries have workspaces for each stream, which lie in the pool
             self._device.runtime.release(workspaces=True)
@@ -233,12 +236,15 @@ class Graphs:
         )  # fmt: skip
 
     def _make_place(self) -> None:
-        """Drops graphs until another may be kept: steps with prompts first, which are longer than their host's work."""
+        """Drops graphs until another may be kept: of steps with prompts while these are more than a third, since their
+        work hides the host's."""
         while True:
-            kept = [size for size in self._graphs if not (self._ahead and size.tokens <= MOST)]
+            kept = [size for size in self._graphs if not self._ahead or size.tokens in self._late]
             if len(kept) < KEPT:
                 return
-            self._graphs.pop(next((size for size in kept if not size.decode), kept[0]))
+            prompts = [size for size in kept if not size.decode]
+            decodes = [size for size in kept if size.decode]
+            self._graphs.pop((prompts if len(prompts) > KEPT // 3 or not decodes else decodes)[0])
 
     def _reserve(self) -> None:
         """Lets the pool have what the largest step takes, in one piece that all steps divide. Captured from the
@@ -256,13 +262,14 @@ class Graphs:
             runtime.empty((need,), torch.uint8, index)[:1].zero_()  # torch warns of a graph without work
 
         self._reserved = runtime.capture(take, self._pool, self._stream)  # never replayed; free again in the pool
+        self._device.pooled += need
         self.nbytes += max(0, free - runtime.memory(index)[0])
 
     def _check_room(self) -> None:
         """OutOfMemoryError where a capture would end in one: what is freed in the midst of it invalidates it. The step
         has just run eagerly: what the allocator kept of that run is as much as the capture may take."""
         runtime, index, need = self._device.runtime, self._device.index, max(LEAST_ROOM, self._largest)
-        if runtime.memory(index)[0] < max(need, runtime.idle(index)):
+        if runtime.memory(index)[0] < max(need, self._device.idle()):
             runtime.release()  # a pool of its own takes nothing of what the allocator keeps
             if (free := runtime.memory(index)[0]) < need:
                 raise torch.OutOfMemoryError(f"{free / MIB:.0f} MiB are free, and a capture may need {need / MIB:.0f}")

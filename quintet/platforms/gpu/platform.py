@@ -24,7 +24,6 @@ from quintet.platforms.gpu.graphs import KEPT, Graphs
 from quintet.platforms.gpu.recording import record
 from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.gpu.variants import (
-    MOST,
     beside_planners,
     capture_sizes,
     decode_variants,
@@ -367,7 +366,10 @@ class GPU(Platform):
     def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
         if not variants:
             return 0
-        ahead = sum(each.tokens <= MOST for each in variants) if self._config.capture_ahead else 0  # none is dropped
+        late = not_ahead(self._config, variants)
+        ahead = (
+            sum(each.tokens not in late for each in variants) if self._config.capture_ahead else 0
+        )  # none is dropped
         count = ahead + min(len(variants) - ahead, KEPT)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
@@ -386,7 +388,8 @@ class GPU(Platform):
         if (planning := self._planning.get(device.index)) is not None:
             planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
         ahead, pool = self._config.capture_ahead, self._pool_bytes
-        run: Step = Graphs(model, device, captured, ahead, pool) if captured else model
+        late = not_ahead(self._config, captured)
+        run: Step = Graphs(model, device, captured, ahead, pool, late) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:

@@ -16,7 +16,7 @@ WIDE = 1024  # slots of a table whose requests kernels share out: more than 512
 STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
 STEPS_BY_ROW = {torch.float32: 256}  # scores are sums in another order, and go through exp
 TOKENS, INTERPRETED = 700, 40  # of a request: several splits, tiles and pages
-TOGETHER = 8  # tokens whose contexts the specification gathers at once: 0.2 GB with 32 KV heads of 128
+TOGETHER = 8 * TOKENS  # slots of contexts that the specification gathers at once: 0.2 GB with 32 KV heads of 128
 APART = 4.0  # of scores: their standard deviation
 Pair = tuple[Tensor, Tensor]  # what a library gave, and the specification
 
@@ -100,9 +100,9 @@ def sinks_for(spec: AttentionSpec, device: torch.device) -> Tensor | None:
 
 def specified(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The specification of paged attention, which gathers a context for each token, a few tokens at a time."""
-    found = []
-    for first in range(0, len(q), TOGETHER):
-        some = slice(first, first + TOGETHER)
+    found, count = [], max(1, TOGETHER // (books.group.table.shape[1] * spec.page_size))
+    for first in range(0, len(q), count):
+        some = slice(first, first + count)
         batch = books.batch._replace(positions=books.batch.positions[some], owners=books.batch.owners[some])
         found.append(paged_attention.reference(q[some], kv, books._replace(batch=batch), spec, sinks))
     return torch.cat(found)

@@ -439,7 +439,7 @@ def test_graphs_that_were_not_used_for_longest_go_first(
     assert (model.fake.captures, model.fake.replays) == (4, 2)
 
 
-def test_graphs_with_prompts_go_before_those_of_decode_steps(
+def test_graphs_with_prompts_go_first_while_they_are_more_than_a_third(
     fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 3)
@@ -447,6 +447,8 @@ def test_graphs_with_prompts_go_before_those_of_decode_steps(
     for batch in (host(1), mixed(3), mixed(7), host(2), host(1), host(2), mixed(7)):
         check(step, model, batch)
     assert (fake.captures, fake.replays) == (4, 3) and [size.tokens for size in step._graphs] == [1, 2, 8]
+    check(step, model, host(4))
+    assert [size.tokens for size in step._graphs] == [2, 8, 4], "a third of the places stays with prompts"
 
 
 def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
@@ -454,7 +456,9 @@ def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 2)
     most = Variant(2048, 8, 64, (64, 64))
-    step = Graphs(model, GPUDevice(fake, 0), mixed_variants(most, mixed_sizes(2048)), ahead=True)
+    variants = mixed_variants(most, mixed_sizes(2048))
+    late = frozenset(each.tokens for each in variants if each.tokens > 512)
+    step = Graphs(model, GPUDevice(fake, 0), variants, ahead=True, late=late)
     for count in (16, 64, 512, 600, 700, 1024, 16, 64, 512, 600):
         check(step, model, mixed(count))
     assert (fake.captures, fake.replays) == (7, 3)
@@ -472,11 +476,16 @@ def test_the_pool_has_what_the_largest_step_takes_before_anything_is_captured(
         return empty(shape, dtype, index)
 
     monkeypatch.setattr(fake, "empty", noted)
-    step = Graphs(model, GPUDevice(fake, 0), VARIANTS, pool=need)
+    device = GPUDevice(fake, 0)
+    step = Graphs(model, device, VARIANTS, pool=need)
     for count in (1, 2, 4):
         check(step, model, host(count))
     assert sizes == [need] and (fake.captures, fake.replays) == (4, 0)
+    monkeypatch.setattr(fake, "idle", lambda index: need + 5)
+    assert device.idle() == 5, "what the pool has is for no tensor, nor for another engine's plan"
     step.drop()
+    assert device.idle() == need + 5
+    monkeypatch.setattr(fake, "idle", lambda index: 0)
     fake.limit = fake.used() + need
     with caplog.at_level("INFO"):
         check(step, model, host(1))
