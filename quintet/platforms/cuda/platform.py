@@ -25,7 +25,7 @@ class CUDA(GPU):
 
     name = "cuda"
     _mp = True
-    _unverified = "verified on one H100: other chips, several GPUs and FlashInfer are not; please report what you see"
+    _unverified = "unverified but on one H100, without FlashInfer; please report what you see"
 
     @classmethod
     def _facts(cls) -> Facts | Unavailable:

@@ -85,7 +85,8 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
         server["api_key"] = (*server.get("api_key", ()), environment.api_key)
     if environment.admin_api_key is not None:
         server.setdefault("admin_api_key", environment.admin_api_key)
-    loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
+    if loaded.get("nnodes", 1) == 1:  # machines compare their settings, and machine 0 may be an LLM
+        loaded.setdefault("capture_decode_ahead", True)  # captured later, each would hold up running requests
     config = engine.config(loaded)
     for name in ("reasoning_parser", "reasoning_parser_plugin"):  # vLLM has them there, too
         if server.get(name) is None:
