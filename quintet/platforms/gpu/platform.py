@@ -63,8 +63,7 @@ class GPU(Platform):
     """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
 
     op_priority = providers.PRIORITY
-    _mp = False  # whether ranks may be processes
-    _unverified = UNVERIFIED
+    _mp, _unverified = False, UNVERIFIED  # whether ranks may be processes; what no device has shown
     _collectives = "NCCL"  # torch's name for the library of them
     states = True
     _asks: Mapping[tuple[str, str], str] = providers.ASKS
@@ -375,7 +374,6 @@ class GPU(Platform):
         tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
         tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in variants})
-        # graphs keep theirs: activations of the largest, and its logits
         self._pool_bytes = extent._replace(most=Variant(tokens, requests, rows, ())).workspace
         return int(count * kernels * NODE) + outputs + tables + self._pool_bytes
 
@@ -387,9 +385,8 @@ class GPU(Platform):
         captured = list(variants)
         if (planning := self._planning.get(device.index)) is not None:
             planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
-        ahead, pool = self._config.capture_ahead, self._pool_bytes
-        late = not_ahead(self._config, captured)
-        run: Step = Graphs(model, device, captured, ahead, pool, late) if captured else model
+        how = self._config.capture_ahead, self._pool_bytes, not_ahead(self._config, captured)
+        run: Step = Graphs(model, device, captured, *how) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
