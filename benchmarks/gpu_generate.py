@@ -32,6 +32,14 @@ def prompts(requests: int, count: int) -> list[list[int]]:
     return [[(7 * at + 13 * request) % 500 + 1 for at in range(count)] for request in range(requests)]
 
 
+def _report(  # noqa: PLR0913  # one line of results
+    tell: Callable[..., None], by: str, shape: str, turn: str, requests: int, tokens: int, seconds: float
+) -> None:
+    figures = {"requests": requests, "seconds": round(seconds, 3), "tokens_s": round(requests * tokens / seconds)}
+    print(by, turn, figures, flush=True)
+    tell(kind="generate", by=by, shape=shape, turn=turn, **figures)
+
+
 def ours(shape: str, device: str, counts: list[int], tokens: int, tell: Callable[..., None]) -> None:
     from transformers import AutoConfig
 
@@ -50,13 +58,7 @@ def ours(shape: str, device: str, counts: list[int], tokens: int, tell: Callable
             got = llm.generate(asked, params, use_tqdm=False)
             seconds = time.perf_counter() - start
             assert all(len(each.outputs[0].token_ids) == tokens for each in got)
-            figures = {
-                "requests": requests,
-                "seconds": round(seconds, 3),
-                "tokens_s": round(requests * tokens / seconds),
-            }
-            print("quintet", turn, figures, flush=True)
-            tell(kind="generate", by="quintet", shape=shape, turn=turn, **figures)
+            _report(tell, "quintet", shape, turn, requests, tokens, seconds)
     del llm
 
 
@@ -76,13 +78,7 @@ def theirs(shape: str, device: str, counts: list[int], tokens: int, tell: Callab
                 model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, eos_token_id=None, **more)
             wait()
             seconds = time.perf_counter() - start
-            figures = {
-                "requests": requests,
-                "seconds": round(seconds, 3),
-                "tokens_s": round(requests * tokens / seconds),
-            }
-            print("transformers", turn, figures, flush=True)
-            tell(kind="generate", by="transformers", shape=shape, turn=turn, **figures)
+            _report(tell, "transformers", shape, turn, requests, tokens, seconds)
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ Tell = Callable[..., None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how choices are measured."""
+    """The device and clock that choices are measured with."""
 
     device: torch.device
     tell: Tell
@@ -81,7 +81,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Question:
-    """What is chosen for some calls: a table's section, its key there, and the values to try."""
+    """One choice for some calls: a table's section, its key there, and the values to try."""
 
     section: str
     key: str  # "" where the section is one number

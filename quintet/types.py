@@ -92,7 +92,7 @@ class Batch(NamedTuple):
 
     @property
     def rows_are_tokens(self) -> bool:
-        """Whether rows are 0, 1, ... T - 1: each request brings one token, and rows are the same tensor as owners."""
+        """True if rows are 0, 1, ... T - 1: each request brings one token, and rows are the same tensor as owners."""
         return self.rows is self.owners and self.starts.shape[0] - 1 == self.token_ids.shape[0]
 
 

@@ -21,7 +21,7 @@ def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | No
     """Runs a prompt and two tokens, greedy and drawn; of a pooling model, one text.
 
     `engine` is one of its own over the ranks that will serve, with books (pages, counters, requests) that are thrown
-    away: what it wrote to the cache is nobody's. `longest`: max_model_len. A request that fails is logged and no more:
+    away: what it wrote to the cache is never read. `longest`: max_model_len. A request that fails is logged:
     those of users fail with their own errors.
     """
     if longest < 2:

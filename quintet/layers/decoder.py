@@ -104,7 +104,7 @@ def across(
 
 
 def wanted_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
-    """Of x [T, H] those whose outputs are wanted [L, H]: x itself where each token's are."""
+    """Selects the rows of x [T, H] whose outputs are wanted -> [L, H]; x itself where all rows are."""
     rows: Tensor = x if batch.rows_are_tokens else ops.take_rows(x, batch.rows)
     return rows
 

@@ -41,7 +41,7 @@ Tell = Callable[..., None]
 
 
 def microseconds(call: Callable[[], object], device: torch.device, launches: int = 1) -> float | str:
-    """Of each launch, in a graph on a GPU; the error's text where the call fails."""
+    """Times each launch, in a graph on a GPU; the error's text where the call fails."""
     try:
         call()
         if device.type != "cuda":

@@ -96,7 +96,7 @@ def tokens(device: str, results: Path) -> int:
 
 
 def _alike(got: list[int], wanted: list[int]) -> int:
-    """How many tokens at the beginning are the same."""
+    """Counts the tokens at the beginning that are the same."""
     return next((at for at, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), len(wanted))
 
 

@@ -39,7 +39,7 @@ def in_processes(config: EngineConfig, facts: Capabilities) -> bool:
 
 
 def by_wish(config: EngineConfig, facts: Capabilities) -> bool:
-    """Whether ranks are processes of this machine because the settings say so: they would be threads."""
+    """True if the settings ask for ranks as processes of this machine where they would be threads."""
     return facts.mp and config.distributed_executor_backend == "mp" and config.nnodes == 1
 
 

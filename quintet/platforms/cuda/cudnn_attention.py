@@ -50,7 +50,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 
 def size_for(tokens: int, sizes: Sequence[int]) -> int | None:
-    """What a whole prompt of so many tokens is padded to; None: it is left to the paged kernels."""
+    """Returns the size that a whole prompt of so many tokens is padded to; None: the paged kernels serve it."""
     size = next((each for each in sizes if each >= tokens), None)
     if size is None or size - tokens > size // SHARE:
         return None
@@ -58,7 +58,7 @@ def size_for(tokens: int, sizes: Sequence[int]) -> int | None:
 
 
 def mixer(spec: AttentionSpec, ops: Ops, sizes: Sequence[int]) -> Mixer:
-    """What writes by the bound ops, and attends to the step's own K and V."""
+    """Makes a mixer that writes K and V by the bound ops, and attends to the step's own."""
 
     def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         size = size_for(len(q), sizes)
@@ -118,5 +118,5 @@ def trial(spec: AttentionSpec, device: torch.device, size: int) -> str | None:
 
 
 def nbytes(spec: AttentionSpec, size: int) -> int:
-    """What a prompt takes beside its result: K, V, padded queries and their result."""
+    """Returns the bytes that a prompt takes beside its result: K, V, padded queries and their result."""
     return 2 * size * (spec.heads + spec.kv_heads) * spec.head_dim * spec.dtype.itemsize

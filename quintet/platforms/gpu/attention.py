@@ -47,7 +47,7 @@ class Planning:
 
     @property
     def plans(self) -> bool:
-        """Whether some layer has a planner."""
+        """True if some layer has a planner."""
         return bool(self._planners)
 
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
@@ -108,7 +108,7 @@ class GraphAttention(Mixer):
 
 
 def _whole(batch: HostBatch, group: HostGroup) -> bool:
-    """Whether the step is all of its first request, of which nothing is cached, and at most an eighth of padding."""
+    """True if the step is all of its first request, with nothing cached, and at most an eighth of padding."""
     count, end = batch.starts[1], batch.starts[-1]
     return bool(count == end == group.lengths[0] and 8 * count >= 7 * len(batch.token_ids))
 

@@ -58,7 +58,7 @@ class GPUDevice(Device):
         runtime.use(index)
         self.runtime, self.index = runtime, index
         self.tagged = Tagged(runtime, index)
-        self.pooled = 0  # bytes that captured steps have for themselves: idle, and nobody else's
+        self.pooled = 0  # bytes that captured steps have for themselves: idle, and not for other tensors
         self._homeward = runtime.stream(index)
 
     def memory(self) -> Memory:
@@ -173,7 +173,7 @@ def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
 
 
 def _again(arrays: Sequence[np.ndarray[Any, Any]]) -> dict[int, int]:
-    """Of the arrays that are another before them, or its beginning, which: by index."""
+    """Maps the index of each array that is an earlier one, or its beginning, to the index of that one."""
     found: dict[int, int] = {}
     firsts: dict[int, int] = {}  # by what has the memory
     for index, array in enumerate(arrays):

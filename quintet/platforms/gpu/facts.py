@@ -50,7 +50,7 @@ def compiler() -> str | None:
 
 
 def header() -> Path:
-    """Where Triton expects Python.h."""
+    """Returns the path at which Triton expects Python.h."""
     scheme = sysconfig.get_default_scheme()
     scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's own, which Triton passes over, too
     return Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"

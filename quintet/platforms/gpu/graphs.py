@@ -42,7 +42,7 @@ class Size(NamedTuple):
 
     @property
     def decode(self) -> bool:
-        """Whether each request brings one token."""
+        """True if each request brings one token."""
         return self.tokens == self.requests
 
 
@@ -65,8 +65,8 @@ class Room:
         self._nothing: Tensor | None = None
 
     def batch(self, size: Size, batch: Batch) -> Batch:
-        """What a step of this size is captured on: tables have the captured width, and outputs its number of rows. A
-        decode step gives those of all tokens in their order, so that it looks none up."""
+        """Makes the inputs that a step of this size is captured on: tables have the captured width, and outputs its
+        number of rows. A decode step gives those of all tokens in their order, so that it looks none up."""
         groups = zip(batch.groups, size.tables, strict=True)
         wide = batch._replace(
             rows=batch.token_ids[: size.rows],
@@ -298,8 +298,8 @@ def _shape(x: Tensor) -> Shape:
 
 
 def _wanted(outputs: Outputs, size: Size, batch: Batch) -> Outputs:
-    """Of each row that was wanted; taps are of all tokens. A decode step gives a row for each token: those that are
-    wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
+    """Selects the rows that were wanted; taps are of all tokens. A decode step gives a row for each token: those
+    that are wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
     rows = batch.rows
     first = not size.decode or not rows.shape[0] or rows.data_ptr() == batch.owners.data_ptr()
 

@@ -8,7 +8,7 @@ from quintet.platforms.gpu import providers
 
 
 def described(config: EngineConfig) -> list[str]:
-    """What is said of a mode that few need; ValueError where another setting takes it back."""
+    """Describes a mode that few need; ValueError where another setting takes it back."""
     if not config.batch_invariant:
         return []
     if config.attention_backend != "auto":

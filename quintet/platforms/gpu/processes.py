@@ -19,7 +19,7 @@ __all__ = ["TCP", "Met", "met"]
 
 
 class _Watched(Notes):
-    """Notes that say when nobody waits any more: a rank may stand in a collective whose others are gone."""
+    """Notes that report when they stop: a rank may stand in a collective whose others are gone."""
 
     def __init__(self, sockets: list[int], rank: int, seconds: float) -> None:
         super().__init__(sockets, rank, seconds)
@@ -42,7 +42,7 @@ class _Watched(Notes):
 
 
 class Met:
-    """What the ranks have in common once all have come."""
+    """The channel and files that the ranks have in common once all have come."""
 
     def __init__(
         self, channel: Channel, notes: _Watched, place: Place, folder: "tempfile.TemporaryDirectory[str] | None"

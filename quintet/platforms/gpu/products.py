@@ -15,7 +15,7 @@ class Into(TorchDispatchMode):
     """Sees a step's plain products twice: eagerly, where it notes what each gave, and while the step is captured,
     where the one that gave the logits writes to their buffer.
 
-    What it takes for the head only spares a copy: whoever captures copies what does not lie in its place.
+    What it takes for the head only spares a copy: the caller of the capture copies what does not lie in its place.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Into(TorchDispatchMode):
 
 
 def _factors(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
-    """Of a product of two matrices without a bias; None: it is something else."""
+    """Returns the factors of a product of two matrices without a bias; None for any other call."""
     if kwargs:
         return None
     if func is aten.mm.default or (func is aten.matmul.default and args[0].dim() == args[1].dim() == 2):

@@ -140,7 +140,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 
 def _few(name: str, device: torch.device) -> int:
-    """What the chip's table has under this name, or this module."""
+    """Returns the number under this name in the chip's table, or in this module."""
     from quintet.platforms.gpu.kernels.chips import cut_for
 
     found: int = cut_for(device).table.rows.get(name, globals()[name])
@@ -148,7 +148,7 @@ def _few(name: str, device: torch.device) -> int:
 
 
 def float8_fits(x: Tensor, weight: Matrix, bias: Tensor | None) -> bool:
-    """Whether torch._scaled_mm takes them: bfloat16, whose results every version rounds to, and e4m3 of the chip."""
+    """True if torch._scaled_mm takes them: bfloat16, whose results every version rounds to, and e4m3 of the chip."""
     form, (outputs, inputs), kind = weight.form, weight.values.shape, weight.values.dtype
     blocks = form.group == BLOCK and inputs % BLOCK == 0 and bias is None
     blocks = blocks and blocks_refused(x.device.type, kind) is None

@@ -84,7 +84,7 @@ def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: 
 
 
 def tokens_for(device: torch.device) -> int:
-    """Of the longest request of a trial: several splits and tiles. Fewer where kernels are interpreted."""
+    """Returns the tokens of the longest request of a trial: several splits and tiles; fewer if interpreted."""
     return INTERPRETED if device.type == "cpu" else TOKENS
 
 
@@ -109,7 +109,7 @@ def specified(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: T
 
 
 def differ_by_row(got: Tensor, want: Tensor, whose: str) -> str | None:
-    """What is wrong with rows [T, H, D], each measured by its own largest number: most keys weigh little."""
+    """Describes what is wrong with rows [T, H, D], each measured by its own largest number: most keys weigh little."""
     if got.shape != want.shape:
         return f"{whose}'s result has shape {tuple(got.shape)}, not {tuple(want.shape)}"
     most = want.float().abs().amax(-1)

@@ -59,8 +59,8 @@ def beside_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ..
 
 
 def not_ahead(config: EngineConfig, variants: Sequence[Variant]) -> frozenset[int]:
-    """Tokens of the steps that are not captured ahead. Whoever names sizes has few; of our own there are hundreds, and
-    capturing a large one when it first comes is no longer than the step."""
+    """Tokens of the steps that are not captured ahead. Sizes that a user names are few; of our own there are hundreds,
+    and capturing a large one when it first comes is no longer than the step."""
     return frozenset(each.tokens for each in variants if each.tokens > MOST and not config.capture_sizes)
 
 

@@ -16,7 +16,7 @@ class Apart(FakeGPU):
 
 
 def install(folder: Path) -> None:
-    """What pip would write, for whoever has the folder on its path."""
+    """Writes what pip would, for processes with the folder on their path."""
     info = folder / "apart-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apart\nVersion: 1.0\n")

@@ -277,7 +277,9 @@ def test_the_plan_counts_what_the_largest_captured_step_takes() -> None:
         assert estimate.late == frozenset(each.tokens for each in estimate.variants if each.tokens > 512)
     assert took[2048] - took[512] == 1536 * 12 * 4 * 64
     named = fake_platform(capture_sizes=(8, 2048)).estimate(torch.nn.Linear(3, 3), [], extent)
-    assert not named.late and max(each.tokens for each in named.variants) == 2048, "whoever names a size wants it ahead"
+    assert not named.late and max(each.tokens for each in named.variants) == 2048, (
+        "sizes that a user names are captured ahead"
+    )
 
 
 @pytest.mark.parametrize("scheme", ONLINE)

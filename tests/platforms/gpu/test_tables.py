@@ -1,4 +1,4 @@
-"""A chip's table of choices: read, refused where it has what nobody knows, and written by one command."""
+"""A chip's table of choices: read, refused where it has unknown names, and written by one command."""
 
 import json
 from dataclasses import replace

@@ -126,12 +126,12 @@ def test_a_pooling_model_runs_one_text(client: Make) -> None:
     assert warm[0].engine.stats() == cold[0].engine.stats()
 
 
-def test_where_kernels_are_compiled_by_nobody_no_prompt_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_platform_that_compiles_no_kernel_late_runs_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> None:
         raise AssertionError("a platform that has its kernels, or compiles them for fixed sizes")
 
     monkeypatch.setattr(start, "warm_up", never)
-    null_client()
+    assert null_client().engine.stats().num_steps == 0
 
 
 # ------------------------------------------------------------------------------------------ decode steps, by `serve`

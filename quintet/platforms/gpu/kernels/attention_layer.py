@@ -153,7 +153,7 @@ class Layer:
 
 @functools.cache
 def name_of(layer: Layer) -> str:
-    """Of its place in a chip's table."""
+    """Returns the key of its place in a chip's table."""
     return str(layer)
 
 

@@ -1,4 +1,4 @@
-"""What a family of chips bears, as data, and what was measured best on one chip: a table of its own in tables/.
+"""Limits of a family of chips, as data, and the choices that were measured best on one chip: tables/.
 
 The numbers of families are those with which kernels, compiled ahead, keep most in registers, and all in shared memory.
 A table is written by `benchmarks/gpu_sweep.py --table`; where it has nothing, the kernels' own choice stands.
@@ -22,7 +22,7 @@ TILE = ("tokens", "outputs", "warps", "stages")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """What was measured on one chip."""
+    """The choices that were measured on one chip."""
 
     chip: str = ""  # as its driver names it
     measured: Mapping[str, Any] = field(default_factory=dict)  # when, and with which versions: for readers alone
@@ -125,6 +125,6 @@ def _check_number(what: str, value: Any, least: int, power: bool = False) -> Non
 
 
 def _apart(backend: str, architecture: int | str) -> bool:
-    """Whether Triton up to 3.7 gets two products into one accumulator wrong: from 64 rows on, on datacenter Blackwell
-    (compute capability 10; triton #10821, mended by #10988)."""
+    """True if Triton up to 3.7 computes two products into one accumulator wrong: from 64 rows on, on datacenter
+    Blackwell (compute capability 10; triton #10821, mended by #10988)."""
     return backend == "cuda" and 100 <= int(architecture) < 120

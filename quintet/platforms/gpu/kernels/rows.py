@@ -87,7 +87,7 @@ def quantized(x: Tensor, group: int, kind: torch.dtype, together: bool = False) 
 
 
 def warps_for(step: int) -> int:
-    """Of a program that holds so many inputs of a group: 16 to a thread, or 32 where 16 warps hold more."""
+    """Returns the warps of a program that holds so many inputs of a group: 16 to a thread, 32 for the largest."""
     return min(16, max(4, step // 512))
 
 
