@@ -3,7 +3,7 @@
 #   PYTHON       the interpreter that makes .venv (3.11 or newer)
 #   TORCH_INDEX  where to take torch from, if the default index has no CPU build, e.g.
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
-#   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/unit -k pages"
+#   ARGS         more arguments for demo, test and bench, e.g. make test ARGS="tests/engine -k pages"
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -32,8 +32,8 @@ demo: $(STAMP) ## generate and embed text with the bundled models, offline
 
 # These start servers and stop them in the middle of things: they run alone, when the others, side by side, are through
 # (failed or not: one run tells all there is to mend).
-ALONE := tests/server/link/% tests/server/test_%
-ALL_ALONE := $(wildcard tests/server/link tests/server/test_*.py)
+ALONE := tests/server/processes/% tests/server/test_%
+ALL_ALONE := $(wildcard tests/server/processes tests/server/test_*.py)
 SLOW := $(shell grep -rlE 'mark\.slow' tests --include='test_*.py')
 
 # 1: a mark; 2: files of those that run beside others, or what to leave out; 3: those that run alone

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quintet import LLM, SamplingParams
-from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.cpu_info import describe
 
 REQUESTS, PROMPT, TOKENS, VOCAB = 16, 64, 32, 32000
 SHAPE = {
@@ -37,7 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def by_transformers(model: Any, prompts: torch.Tensor, threads: int) -> tuple[float, list[list[int]]]:
-    """Seconds, and what was said."""
+    """Returns the seconds, and the generated tokens of each prompt."""
     torch.set_num_threads(threads)
     start = time.perf_counter()
     with torch.inference_mode():

@@ -130,7 +130,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 24,
         "tie_word_embeddings": True,
     },
-    # Three of the 27 layers, the dense one first; a short vocabulary, whose head is a fifth of a step all the same.
+    # Three of the 27 layers, the dense one first; a short vocabulary: its head still takes a fifth of a step.
     "deepseek-v2-lite-3-layers": {
         "model_type": "deepseek_v2",
         "vocab_size": 32768,

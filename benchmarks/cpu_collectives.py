@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from quintet.interpreter import running
-from quintet.platforms.cpu.comm import Rooms, SharedMemory, joined
+from quintet.common.subprocess_python import running
+from quintet.interface.types import Place
+from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
 from quintet.platforms.host import nameless_file
-from quintet.types import Place
 
 SIZES = (1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes
 RECORDED = 50  # collectives of a step
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """By one rank; all do the same at the same time."""
     torch.set_num_threads(1)
     place = Place(arguments.rank, arguments.ranks, f"shared://{arguments.descriptor}")
-    comm, gloo = joined(place, Rooms(), 60.0), gloo_of(arguments)
+    comm, gloo = joined(place, Groups(), 60.0), gloo_of(arguments)
     assert isinstance(comm, SharedMemory)
     found = []
     for size in SIZES:

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from quintet.interface.weights import Matrix
 from quintet.ops import Op
-from quintet.platforms.cpu import linear
-from quintet.weights import Matrix
+from quintet.platforms.cpu.ops import linear
 
 SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024))  # Qwen3-0.6B: outputs, inputs
 ROWS = (1, 4, 16, 64, 512)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.interface.weights import PLAIN, Form, Matrix
 from quintet.ops import Op
 from quintet.ops.moe import one_of
-from quintet.platforms.cpu import native_moe, quantized
-from quintet.platforms.cpu.native_moe import pack_experts
-from quintet.weights import PLAIN, Form, Matrix
+from quintet.platforms.cpu.ops import moe as native_moe
+from quintet.platforms.cpu.ops import quantized
+from quintet.platforms.cpu.ops.moe import pack_experts
 
 HIDDEN, INNER, K = 2048, 768, 8
 NUM = 128
@@ -48,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Draw:
-    """Who serves whom."""
+    """Routing of tokens to experts."""
 
     logits: Tensor
     weights: Tensor

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
+from quintet.interface.weights import Form, Matrix
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
-from quintet.platforms.cpu import linear, quantized, tiles
-from quintet.weights import Form, Matrix
+from quintet.platforms.cpu import weight_layout as tiles
+from quintet.platforms.cpu.ops import linear, quantized
 
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
 BYTES = ("avx512_bf16", "amx")  # the others multiply words of 16 bits

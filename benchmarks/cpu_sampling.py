@@ -19,7 +19,7 @@ from torch import Tensor
 from quintet import _cpu
 from quintet.ops import Op
 from quintet.ops.sampling import Draw
-from quintet.platforms.cpu import native_sampling
+from quintet.platforms.cpu.ops import sampling as native_sampling
 
 VOCAB = 151_936
 TABLES = 4  # that take turns

@@ -1,4 +1,4 @@
-"""What stands between products and attention on the CPU: our kernels beside torch's functions and a copy of the bytes.
+"""Times the CPU kernels between matrix products and attention, beside torch's functions and a copy of the bytes.
 
 They take turns within a round, and the best round of each counts: what else runs on the machine slows all. A model's
 step calls each kernel on what the call before has just written, so everything is in the caches that it fits in.
@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.interface.types import HeadNorms
 from quintet.ops import Op
-from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
-from quintet.platforms.cpu import ops as _torchs  # noqa: F401  registers its providers
-from quintet.types import HeadNorms
+from quintet.platforms.cpu.ops import elementwise as native_elementwise
+from quintet.platforms.cpu.ops import embedding as native_embedding
+from quintet.platforms.cpu.ops import norm as native_norm
+from quintet.platforms.cpu.ops import rotary as native_rotary
+from quintet.platforms.cpu.ops import torch_ops as _torchs  # noqa: F401  registers its providers
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, LAYERS = 1024, 3072, 16, 8, 128, 151936, 28  # Qwen3-0.6B
 POSITIONS = 4096

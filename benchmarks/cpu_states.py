@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_small import alternate
+from quintet.interface.types import Batch, Books, Group
 from quintet.ops import Op
 from quintet.ops.states import Moves, Scan
-from quintet.platforms.cpu import native_states
-from quintet.types import Batch, Books, Group
+from quintet.platforms.cpu.ops import states as native_states
 
 Call = tuple[str, str, tuple[Any, ...]]  # of which model, op, arguments
 MILLI = 1e-3

@@ -1,4 +1,4 @@
-"""What guessing tokens by n-grams is worth to one request that decodes alone, and what it costs where nothing repeats.
+"""Measures n-gram drafts for one request that decodes alone: the gain, and the cost where nothing repeats.
 
 python benchmarks/drafts.py [--model qwen3-0.6b] [--out benchmarks/results/drafts.json]
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.checkpoints import CYCLE, copying  # the path is set first, so that the script runs by itself
 from quintet import LLM, SamplingParams
-from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 
 RESULTS = Path(__file__).parent / "results"

@@ -1,4 +1,4 @@
-"""Embedding beside the peers that are installed here, in alternation: who is faster, by how much.
+"""Compares embedding with the peers that are installed here, in alternation: speed ratios.
 
 python benchmarks/embedding.py --work FOLDER --peer onnxruntime=A/bin/python --peer openvino=A/bin/python \\
     --peer llama.cpp=B/bin/python --json benchmarks/results/embedding.json
@@ -6,9 +6,9 @@ python benchmarks/embedding.py --work FOLDER --peer onnxruntime=A/bin/python --p
     python -m venv A && A/bin/pip install openvino nncf onnx onnxscript onnxruntime sentence-transformers
     python -m venv B && CMAKE_ARGS=-DGGML_NATIVE=ON B/bin/pip install llama-cpp-python gguf safetensors
 
-Random-weight checkpoints of real shapes; every text of a call has the same length, so that nobody pads. An engine with
-a format of the weights is a process that loads the model once and then waits. A round asks each of them once while the
-others sleep, and the next goes in the opposite order. Ratios are taken within rounds, to the best peer of these bits.
+Random-weight checkpoints of real shapes; every text of a call has the same length, so that no engine pads. Each
+engine with a weight format is a process that loads the model once and then waits. A round asks each of them once while
+the others sleep, and the next goes in opposite order. Ratios are taken within rounds, to the best peer of these bits.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def checkpoint(name: str, work: Path) -> Path:
     if not (folder / "model.safetensors").exists():
         torch.manual_seed(0)
         BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False).eval().save_pretrained(folder)
-        words = folder / "vocab.txt"  # Sentence Transformers wants a tokenizer, and nobody's is asked
+        words = folder / "vocab.txt"  # Sentence Transformers needs a tokenizer, and never uses it
         words.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]))
         BertTokenizerFast(vocab=str(words)).save_pretrained(folder)
     return folder
@@ -159,7 +159,7 @@ def started(bits: str, folder: Path, args: argparse.Namespace, python: dict[str,
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the figures are of."""
+    """Returns the machine and the commit that the figures were measured with."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     from quintet import _cpu
 

@@ -1,4 +1,4 @@
-"""What a step costs before any arithmetic: the engine on the null platform, token ids in and out."""
+"""Measures a step without arithmetic: the engine on the null platform, token ids in and out."""
 
 import statistics
 import tempfile
@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.checkpoints import small, with_tokenizer
 from quintet import SamplingParams, StructuredOutputsParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.engine.client import Client
-from quintet.engine.grammar import Grammars
-from quintet.engine.prompts import Prompt
-from quintet.engine.request import Admitted, Request
-from quintet.engine.tokenizer import load_tokenizer
+from quintet.engine.client import EngineClient
+from quintet.engine.request import CoreRequest, Request
+from quintet.structured_output.grammar import Grammars
+from quintet.tokenizers.tokenizer import load_tokenizer
 
 BATCHES = (1, 16, 64, 256)
 LARGE = 151_936  # a vocabulary of today's models: a mask costs by it
@@ -53,7 +53,7 @@ def measure(params: dict[str, Any], label: str) -> list[StepCost]:
 
 
 def measure_constrained() -> list[StepCost]:
-    """A batch whose outputs follow a schema, beside one without, and one whose logits a fixed list masks.
+    """Measures a batch with structured outputs, beside one without, and one with a fixed allowed_token_ids mask.
 
     The null platform masks with the specification: the third less the second is what the host does for grammars.
     """
@@ -72,13 +72,13 @@ def measure_constrained() -> list[StepCost]:
 
 
 def measure_masks(batch: int = 64) -> StepCost:
-    """The host's part alone at a large vocabulary: each row is told its token, and its bits are filled."""
+    """Measures the host's part alone at a large vocabulary: each row's matcher takes a token and fills a bitmask."""
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(with_tokenizer(small(Path(folder), LARGE)))
     grammars = Grammars(lambda: tokenizer, LARGE, [2])
     params = SamplingParams(structured_outputs=SHAPE)
-    requests = [Request(Admitted(str(row), [0], params, (0, row), STEPS)) for row in range(batch)]
+    requests = [Request(CoreRequest(str(row), [0], params, (0, row), STEPS)) for row in range(batch)]
     matchers = [grammars.matcher(StructuredOutputsParams(**SHAPE)) for _ in requests]
     bits = np.zeros((batch, -(-LARGE // 32)), np.int32)
     times = []
@@ -105,7 +105,7 @@ def _measure(model: str, batch: int, params: dict[str, Any], label: str, **setti
     config = EngineConfig(
         model=model, device="null", load_format="dummy", max_num_seqs=256, max_model_len=1024, **settings
     )
-    client = Client(config, progress=False)
+    client = EngineClient(config, progress=False)
     for index in range(batch):
         # a full page of each prompt differs, so that no request rides on another's cache
         prompt = Prompt([(index * 31 + place) % 1000 for place in range(32)])

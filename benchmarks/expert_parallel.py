@@ -1,4 +1,4 @@
-"""What two ranks give when they keep whole experts (-ep), and when these move by load (EPLB), beside cut experts.
+"""Measures two ranks with whole experts (-ep), and with experts moved by load (EPLB), beside cut experts.
 
 python -m benchmarks.expert_parallel [--rounds 5] [--out benchmarks/results/expert_parallel.json]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ways import Way, answering
-from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 
 EVERY = 100  # steps from one placement to the next: about as many as two rounds of all work
@@ -34,7 +34,7 @@ WORK = {"one request": (1, 16, 48), "a prompt of 512 tokens": (1, 512, 1), "8 re
 
 
 def make(folder: Path, favour: float) -> None:
-    """A checkpoint whose embeddings have a direction in common, along which the router likes its first experts."""
+    """Writes a checkpoint: its embeddings share a direction, along which the router prefers its first experts."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -73,7 +73,7 @@ def serve(way: str, folder: str) -> None:
 
 
 def _balancedness(llm: Any) -> float:
-    """Of the last window; 0 where none has ended, or nothing is counted."""
+    """Returns the balancedness of the last window; 0 if none has ended, or nothing is counted."""
     return next(float(each.value) for each in llm.get_metrics() if each.name == "quintet:expert_balancedness")
 
 
@@ -88,7 +88,7 @@ def _seconds(llm: Any, name: str, params: Any) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one way at one work, over the rounds."""
+    """Token rate of one way at one work, over the rounds."""
 
     router: str
     work: str

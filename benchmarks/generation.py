@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from quintet import LLM, SamplingParams
-from quintet.engine.loader import num_bytes
+from quintet.model_loader.loader import num_bytes
 
 
 def age() -> float:

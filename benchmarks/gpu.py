@@ -30,12 +30,12 @@ import torch  # noqa: E402  the path is set first, so that the script runs by it
 
 from benchmarks.tpu_step import batch  # noqa: E402
 from quintet.config import EngineConfig  # noqa: E402
-from quintet.engine.batch import CapturedSizes  # noqa: E402
-from quintet.engine.loader import num_bytes  # noqa: E402
-from quintet.engine.start import Prepared, prepare  # noqa: E402
-from quintet.engine.worker import Worker  # noqa: E402
+from quintet.engine.executor.batch_builder import CaptureSizes  # noqa: E402
+from quintet.engine.executor.worker import Worker  # noqa: E402
+from quintet.engine.startup import EnginePlan, prepare  # noqa: E402
+from quintet.interface.types import HostBatch  # noqa: E402
+from quintet.model_loader.loader import num_bytes  # noqa: E402
 from quintet.platforms import UnavailableError, choose  # noqa: E402
-from quintet.types import HostBatch  # noqa: E402
 from scripts.on_gpu.jobs import note  # noqa: E402
 
 GIGA = 1e9
@@ -121,8 +121,8 @@ def ceilings(device: torch.device, wait: Callable[[], object]) -> dict[str, floa
     return {"copy_gbs": 2 * x.numel() / copy / GIGA, "bf16_tflops": 2 * size**3 / product / 1e12}
 
 
-def place_of(made: Prepared) -> torch.device:
-    """Where the model's tensors are."""
+def place_of(made: EnginePlan) -> torch.device:
+    """Returns the device of the model's tensors."""
     return made.ranks.workers[0]._state[0].device
 
 
@@ -131,7 +131,7 @@ def waiting(device: torch.device) -> Callable[[], object]:
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
-def prepared(shape: str, device: str, quantization: str | None = None) -> Prepared:
+def prepared(shape: str, device: str, quantization: str | None = None) -> EnginePlan:
     """The model with random weights, loaded."""
     from transformers import AutoConfig
 
@@ -150,7 +150,9 @@ def prepared(shape: str, device: str, quantization: str | None = None) -> Prepar
     return made
 
 
-def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> Iterator[Callable[[], Row | None]]:
+def steps(
+    made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]
+) -> Iterator[Callable[[], Row | None]]:
     """Whole steps, from the host's arrays to logits on the device, each measured when it is called."""
     worker = made.ranks.workers[0]
     weights = read_bytes(worker)
@@ -174,22 +176,22 @@ def steps(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float])
         yield partial(prompt, tokens)
 
 
-def padded(made: Prepared, host: HostBatch) -> HostBatch:
+def padded(made: EnginePlan, host: HostBatch) -> HostBatch:
     """The step in the size that the engine captures it in; as it is where no size holds it."""
-    return host if made.fixed else CapturedSizes(made.variants).pad(host)
+    return host if made.fixed else CaptureSizes(made.variants).pad(host)
 
 
 def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
-    """As timed() has it, of a step of the worker."""
+    """Returns the times of timed() for a step of the worker."""
     return timed(lambda: worker.run(host), wait, ROUNDS if worker._state[0].device.type != "cpu" else 1)
 
 
-def fits(made: Prepared, host: HostBatch) -> bool:
+def fits(made: EnginePlan, host: HostBatch) -> bool:
     return int(host.groups[0].table.max()) < made.plan.num_pages and len(host.starts) <= made.config.max_num_seqs + 1
 
 
 def read_bytes(worker: Worker) -> int:
-    """Of weights that a decode step reads: all but the embedding, of which it looks up a few rows; a tied head is."""
+    """Returns the bytes of weights that a decode step reads: all but the embedding (a few rows); a tied head counts."""
     return num_bytes(worker.model.model.layers, worker.platform) + head_bytes(worker)  # type: ignore[arg-type]
 
 
@@ -197,9 +199,9 @@ def head_bytes(worker: Worker) -> int:
     return num_bytes(worker.model.lm_head, worker.platform)
 
 
-def attention(made: Prepared, wait: Callable[[], object], ceiling: dict[str, float]) -> Row | None:
+def attention(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]) -> Row | None:
     """Paged decode attention alone, in the layout of the model."""
-    from quintet.types import AttentionSpec, Books
+    from quintet.interface.types import AttentionSpec, Books
 
     worker, config = made.ranks.workers[0], made.hf_config
     host, requests, context = batch(64, 1, 4095), 64, 4096
@@ -252,7 +254,7 @@ def first_token(device: str, cache: str) -> float:
 
 
 def table(results: dict[str, Any]) -> str:
-    """What a person reads."""
+    """Formats the results as a text table."""
     copy, product = results["ceilings"]["copy_gbs"], results["ceilings"]["bf16_tflops"]
     lines = [f"{results['device']}: a copy moves {copy:.0f} GB/s, a bf16 product makes {product:.0f} TFLOP/s", ""]
     lines.append(f"{'step':<24}{'ms':>10}{'host ms':>10}{'rate':>12}{'share':>8}{'wanted':>8}")

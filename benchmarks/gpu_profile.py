@@ -18,8 +18,8 @@ import torch  # the path is set first, so that the script runs by itself
 
 from benchmarks.gpu import SHAPES, fits, padded, place_of, prepared, waiting
 from benchmarks.tpu_step import batch
-from quintet.engine.start import Prepared
-from quintet.types import HostBatch
+from quintet.engine.startup import EnginePlan
+from quintet.interface.types import HostBatch
 from scripts.on_gpu.jobs import note
 
 STEPS = {  # requests, new tokens of each, tokens behind each
@@ -70,7 +70,7 @@ def kernels(call: Callable[[], object], device: torch.device, rounds: int = TRAC
     ]
 
 
-def host_parts(made: Prepared, host: HostBatch, wait: Callable[[], object]) -> dict[str, float]:
+def host_parts(made: EnginePlan, host: HostBatch, wait: Callable[[], object]) -> dict[str, float]:
     """Milliseconds of the host in one step, by its parts; medians."""
     worker, times = made.ranks.workers[0], dict[str, list[float]]()
     for _ in range(20 if place_of(made).type != "cpu" else 2):
@@ -117,7 +117,7 @@ def products(shape: str, device: torch.device) -> list[dict[str, Any]]:
     return found
 
 
-def measure(made: Prepared, shape: str, tell: Callable[..., None]) -> int:
+def measure(made: EnginePlan, shape: str, tell: Callable[..., None]) -> int:
     """Each step's time back to back, its kernels, and its parts on the host -> how many steps failed."""
     device, failed = place_of(made), 0
     worker, wait = made.ranks.workers[0], waiting(device)

@@ -2,8 +2,8 @@
 
 python benchmarks/gpu_sweep.py [--results FILE] [--table FILE] [--only SECTION ...] [--seconds N]
 
-Each choice is a table that takes the place of the chip's own in this process. One that does not compile, or whose
-result is not ours, is a line that says so. A choice is written if it takes at least 2% less time than ours. The file
+Each choice is a table that takes the place of the chip's own in this process. If one does not compile, or gives
+another result than ours, a line reports it. A choice is written if it takes at least 2% less time than ours. The file
 goes into quintet/platforms/gpu/kernels/tables/ to be shipped.
 """
 
@@ -27,14 +27,17 @@ from torch import Tensor
 
 from benchmarks.gpu_profile import clocked
 from benchmarks.tpu_step import batch
+from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.weights import Form, Matrix
 from quintet.ops import Op
 from quintet.ops.attention import page_shape
 from quintet.ops.quantize import quantize
-from quintet.platforms.gpu import providers, torch_products, triton_attention, triton_quantized
-from quintet.platforms.gpu.packing import laid, pack
-from quintet.platforms.gpu.triton_probe import device_here
-from quintet.types import AttentionSpec, Books
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu import providers
+from quintet.platforms.gpu.ops import attention as triton_attention
+from quintet.platforms.gpu.ops import quantized as triton_quantized
+from quintet.platforms.gpu.ops import torch_linear as torch_products
+from quintet.platforms.gpu.ops.probe import device_here
+from quintet.platforms.gpu.weight_layout import laid, pack
 from scripts.on_gpu.jobs import note
 
 LAYERS = {"llama-3.1-8b": (32, 8, 128), "llama-3.2-1b": (32, 8, 64), "mqa": (48, 1, 128)}  # heads, KV heads, dim
@@ -232,7 +235,7 @@ def ways(place: Place) -> Iterator[tuple[str, Callable[[int], tuple[list[Call], 
 
 def _experts(each: int, place: Place) -> tuple[list[Call], list[Call]]:
     """With so many rows for each expert."""
-    from quintet.platforms.gpu import triton_moe
+    from quintet.platforms.gpu.ops import moe as triton_moe
 
     count, hidden, inner = (2, 32, 16) if place.small else EXPERTS
     tokens = count * each

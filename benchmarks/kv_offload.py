@@ -1,10 +1,10 @@
-"""The first token behind a prompt whose pages lie in host memory or on a disk, beside computing them.
+"""Times the first token after a prompt with its KV pages in host memory or on a disk, beside computing them.
 
 python benchmarks/kv_offload.py [--model qwen3-0.6b] [--tokens 4096] [--out benchmarks/results/kv-offload.json]
 
-One engine, whose prefix cache is emptied before each run; a round has each way in turn, so that a busy machine slows
+One engine; its prefix cache is emptied before each run; a round has each way in turn, so that a busy machine slows
 all, and a figure is the median of the rounds. The first tokens must be equal. From the disk twice: with the files in
-the system's page cache, as they are soon after they were written, and after the system was told to drop them.
+the system's page cache, as they are soon after they were written, and after the system has dropped them on request.
 """
 
 import argparse
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.checkpoints import checkpoint  # the path is set first, so that the script runs by itself
 from quintet import LLM, SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.engine.elsewhere.tiers import Tiers
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.kv_transfer.offload.tiers import TieredConnector
 from quintet.platforms.host import threads
 
 GIB = 2**30
@@ -52,7 +52,7 @@ class Ways:
         self.scheduler = self.llm._client.engine.scheduler
         assert self.scheduler.elsewhere is not None
         self.elsewhere, tiers = self.scheduler.elsewhere, self.scheduler.elsewhere.connector
-        assert isinstance(tiers, Tiers) and tiers.disk is not None
+        assert isinstance(tiers, TieredConnector) and tiers.disk is not None
         self.tiers, self.disk = tiers, tiers.disk
         (self.prompt,) = random_prompts(1, (tokens,), 1000)
 

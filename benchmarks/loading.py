@@ -1,4 +1,4 @@
-"""What a start costs: reading the files, packing the weights, or those of a weights cache; and the memory at its peak.
+"""Measures a start: reading the files, packing the weights, or loading a weights cache; and the peak memory.
 
 python -m benchmarks.loading MODEL [MODEL ...] --out benchmarks/results/loading.json
 
@@ -40,7 +40,7 @@ def start(model: str, cache: str | None) -> dict[str, Any]:
     import torch
 
     from quintet.config import EngineConfig
-    from quintet.engine.start import launch, prepare
+    from quintet.engine.startup import launch, prepare
 
     imported = time.perf_counter()
     settings: dict[str, Any] = {"max_model_len": 2304, "num_pages": 160, "weights_cache": cache}
@@ -69,7 +69,7 @@ def fresh(model: str, cache: str | None) -> dict[str, Any]:
 
 def baseline() -> int:
     """Bytes of a process that has imported what every start does."""
-    code = "import resource, torch, quintet, quintet.engine.start; print(resource.getrusage(0).ru_maxrss * 1024)"
+    code = "import resource, torch, quintet, quintet.engine.startup; print(resource.getrusage(0).ru_maxrss * 1024)"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 

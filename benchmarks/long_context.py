@@ -1,11 +1,11 @@
-"""Decoding far behind a long prompt, and what it holds in memory: quintet beside llama.cpp.
+"""Measures decoding after a long prompt, and the memory that it takes: quintet beside llama.cpp.
 
     python benchmarks/long_context.py --work FOLDER --llama A/bin/python
 
     python benchmarks/long_context.py --work FOLDER --llama A/bin/python --model deepseek-v2-lite-3-layers \\
         --tokens 2048 --settings "quintet int4" "llama.cpp Q4_0"
 
-Gemma 3's shapes by default, whose windows are what a cache can save on. Every setting is a process that computes the
+Gemma 3's shapes by default: a cache can save on their windows. Every setting is a process that computes the
 prompt once and then waits; a round has each of them decode a few tokens more, and the next goes in the opposite order.
 llama.cpp keeps of its windows what they need (swa_full=False) and computes with flash attention.
 """
@@ -35,7 +35,7 @@ Opened = tuple[Callable[[list[int]], Tokens], Callable[[], float]]  # a prompt's
 
 
 def resident_mib() -> float:
-    """Of this process, without what it maps from files: weights in place of a copy of them are not counted twice."""
+    """Returns this process's memory without mapped files: weights used in place are not counted twice."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) / 1024
 
@@ -67,8 +67,8 @@ def _pages(checkpoint: str, length: int) -> int:
     import torch
 
     from quintet import EngineConfig
-    from quintet.engine.hub import load_model_config
-    from quintet.engine.worker import ModelSizes, Worker
+    from quintet.engine.executor.worker import ModelSizes, Worker
+    from quintet.hub.resolve import load_model_config
     from quintet.platforms import choose
 
     size = EngineConfig().page_size
@@ -167,7 +167,7 @@ class Side:
 
 
 def compare(sides: dict[str, Side], prompt: list[int], rounds: int, tokens: int) -> dict[str, dict[str, Any]]:
-    """Of each setting: seconds of its prompt, tokens a second in every round, and its memory."""
+    """Returns, for each setting, the seconds of its prompt, tokens a second in every round, and its memory."""
     found: dict[str, dict[str, Any]] = {}
     for name, side in sides.items():
         first = side.ask(prompt)
@@ -177,7 +177,7 @@ def compare(sides: dict[str, Side], prompt: list[int], rounds: int, tokens: int)
         for name in list(sides) if index % 2 else list(sides)[::-1]:
             told = sides[name].ask(tokens)
             found[name]["said"] += told.pop("tokens")
-            if index:  # the first is for whoever slept
+            if index:  # the first round only wakes up processes that slept
                 found[name]["rates"].append(tokens / told.pop("seconds"))
             found[name] |= {key: round(told[key], 1) for key in ("cache_mib", "loaded_mib", "mib")}
     return found

@@ -1,4 +1,4 @@
-"""How much of a device's time the host leaves unused between steps: a fake device whose steps take a fixed time.
+"""Measures how long a device idles between steps because of the host, with a fake device of a fixed step time.
 
 python benchmarks/overlap.py [--out benchmarks/results/overlap.json]
 
@@ -25,15 +25,15 @@ from benchmarks.checkpoints import small
 from quintet import SamplingParams
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
-from quintet.engine.request import Admitted
-from quintet.engine.runner import Forward, Runner
-from quintet.engine.start import launch, prepare
+from quintet.engine.executor.model_runner import Forward, ModelRunner
+from quintet.engine.request import CoreRequest
+from quintet.engine.startup import launch, prepare
+from quintet.interface.platform import Capabilities, Device, State, Step
+from quintet.interface.types import Batch, Outputs, Variant
 from quintet.platforms import Chosen
-from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.platforms.interface import Capabilities, Device, State, Step
 from quintet.platforms.null.platform import Null, NullDevice
-from quintet.types import Batch, Outputs, Variant
 
 RESULTS = Path(__file__).parent / "results"
 STEP = 2e-3  # seconds: about what a model of a billion parameters takes on a large GPU
@@ -45,7 +45,7 @@ SPIN = 3e-4  # seconds before the end of a wait in which the clock is watched: s
 
 
 class Clock:
-    """When the device is done with what it was given, and how long it had nothing to do."""
+    """Time at which the device finishes its queued steps, and its idle time in total."""
 
     def __init__(self) -> None:
         self.free_at = 0.0
@@ -100,31 +100,31 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
     return Chosen(Timed, Capabilities(devices=1, dtypes=probed.dtypes, overlap=overlap), "for a measurement")
 
 
-class Waiting(Runner):
-    """Plans a step only when the one before has landed, as all did whose requests draw by what they said before."""
+class Waiting(ModelRunner):
+    """Plans a step only after the one before has finished, as was once done for requests that need previous tokens."""
 
     carries = False
 
 
-class LookingBack(Runner):
-    """Starts a step's model while the one before runs, and draws when that has landed: penalties and their like."""
+class LookingBack(ModelRunner):
+    """Starts a step's model while the one before runs, and samples after that has finished: penalties and the like."""
 
     def looks_back(self, forward: Forward) -> bool:
         return True
 
 
 # overlap, and the runner
-WAYS: dict[str, tuple[bool, type[Runner]]] = {
-    "without overlap": (False, Runner),
+WAYS: dict[str, tuple[bool, type[ModelRunner]]] = {
+    "without overlap": (False, ModelRunner),
     "waiting for tokens": (True, Waiting),
     "looking back": (True, LookingBack),
-    "ahead": (True, Runner),
+    "ahead": (True, ModelRunner),
 }
 
 
 @dataclass(frozen=True)
 class Share:
-    """Of the device's own steps per second; the rest it was idle, and waited for the host."""
+    """Share of the device's own steps per second; for the rest of the time it was idle and waited for the host."""
 
     way: str
     batch: int
@@ -148,8 +148,8 @@ def measure(batch: int) -> list[Share]:
     return shares
 
 
-def _serve(model: str, batch: int, overlap: bool, runner: type[Runner]) -> tuple[Engine, Clock]:
-    """An engine in which so many requests decode, for longer than anybody measures."""
+def _serve(model: str, batch: int, overlap: bool, runner: type[ModelRunner]) -> tuple[Engine, Clock]:
+    """Returns an engine in which `batch` requests decode, for longer than the measurement, and its clock."""
     clock, most = Clock(), ROUNDS * (STEPS + WARM_UP) + 50
     config = EngineConfig(
         model=model, device="null", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=256, max_model_len=2048
@@ -159,7 +159,7 @@ def _serve(model: str, batch: int, overlap: bool, runner: type[Runner]) -> tuple
     for index in range(batch):
         prompt = [(index * 31 + place) % 1000 for place in range(32)]
         wanted = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
-        engine.add(Admitted(str(index), prompt, wanted, (0, 0), most))
+        engine.add(CoreRequest(str(index), prompt, wanted, (0, 0), most))
     while engine.stats().num_waiting:
         engine.step()
     return engine, clock

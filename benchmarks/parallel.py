@@ -1,4 +1,4 @@
-"""What two ranks (-tp 2), two stages (-pp 2) and two engines (-dp 2) give beside one process with all threads.
+"""Measures two ranks (-tp 2), two stages (-pp 2) and two engines (-dp 2) beside one process with all threads.
 
 python -m benchmarks.parallel [--shape qwen3-0.6b] [--rounds 5] [--quantization int4] [--vllm C/bin/python] [--out FILE]
 
@@ -20,7 +20,7 @@ from benchmarks.checkpoints import checkpoint
 from benchmarks.rank_work import WORK
 from benchmarks.ways import Way, answering
 from quintet import _cpu
-from quintet.platforms.cpu.features import describe
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 
 WAYS: dict[str, dict[str, int]] = {
@@ -53,7 +53,7 @@ def serve(way: str, folder: str, quantization: str | None) -> None:
 
 @dataclass(frozen=True)
 class Rate:
-    """Of one way at one work, over the rounds."""
+    """Token rate of one way at one work, over the rounds."""
 
     work: str
     way: str

@@ -1,4 +1,4 @@
-"""What quantization does to a model's next-token distributions, against the same model as its checkpoint holds it.
+"""Measures how quantization changes a model's next-token distributions, against the model as its checkpoint holds it.
 
     python -m benchmarks.quantization_error                 # the bundled model on its own test conversations
     python -m benchmarks.quantization_error --scheme int4 --group 64 --text FILE --model FOLDER

@@ -16,11 +16,11 @@ from typing import Any
 
 from quintet.config import BUNDLED, SCHEMES, EngineConfig
 from quintet.conformance.divergence import divergence
-from quintet.engine.hub import resolve_model
-from quintet.engine.quantizing.job import quantize
-from quintet.engine.quantizing.settings import Quantizing
-from quintet.engine.quantizing.text import held_out
-from quintet.engine.tokenizer import load_tokenizer
+from quintet.hub.resolve import resolve_model
+from quintet.quantize.config import QuantizeConfig
+from quintet.quantize.eval_text import held_out
+from quintet.quantize.quantize import quantize
+from quintet.tokenizers.tokenizer import load_tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "quantize.json"
 WRITTEN = {  # our name for it -> how it is written
@@ -73,7 +73,7 @@ def measured(name: str, before: EngineConfig, rows: list[list[int]], args: Any, 
         return asdict(divergence(before, before.replace(quantization=name), rows))
     text = {"calibration": str(args.calibration)} if "method" in WRITTEN[name] else {}
     sizes = {"num_samples": args.num_samples, "sequence_length": args.sequence_length}
-    asked = Quantizing(output=str(folder / name.replace(" ", "-")), **WRITTEN[name], **text, **sizes)  # type: ignore[arg-type]
+    asked = QuantizeConfig(output=str(folder / name.replace(" ", "-")), **WRITTEN[name], **text, **sizes)  # type: ignore[arg-type]
     done = quantize(args.model, asked, progress=False)
     found = asdict(divergence(before, before.replace(model=str(done.folder)), rows))
     return {**found, "bytes": done.bytes_after, "bytes_before": done.bytes_before, "seconds": round(done.seconds, 1)}

@@ -15,11 +15,11 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Of outputs; of prompts where nothing else is asked for."""
+        """Tokens of all outputs; of all prompts if the output is one token."""
         return self.requests * (self.output if self.output > 1 else self.prompt)
 
     def seconds(self, llm: Any, params: Any) -> float:
-        """What it takes `llm`. `params`: its SamplingParams."""
+        """Returns the seconds that `llm` takes. `params`: its SamplingParams class."""
         greedy = params(temperature=0, max_tokens=self.output, ignore_eos=True, detokenize=False)
         prompts = [
             {"prompt_token_ids": [(7 * i + at) % 1000 for at in range(self.prompt)]} for i in range(self.requests)

@@ -1,9 +1,9 @@
-"""What `quintet router` adds to a request: the same one directly and through it, in turn, on this machine.
+"""Measures the latency that `quintet router` adds: the same request directly and through it, in turn, on this machine.
 
 python -m benchmarks.router [--rounds 2000] [--out benchmarks/results/router.json]
 
 The server is a small ASGI app that answers at once, by httptools and uvloop. It and the router have processes of their
-own; both ways are asked by `quintet/server/http_stream.py`. What client libraries need is shown beside.
+own; both ways are asked by `quintet/clients/http_client.py`. What client libraries need is shown beside.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from typing import Any
 
 import httpx
 
-from quintet.platforms.cpu.features import describe
+from quintet.clients.http_client import Address, HttpClient, run
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.server.http_stream import Address, Connections, run
-from quintet.server.router.upstream import Times, Upstream
+from quintet.router.upstream import Times, Upstream
 
 TALK = {"model": "m", "messages": [{"role": "user", "content": "What is a router? " * 20}], "max_tokens": 16}
 LONG = {**TALK, "messages": [{"role": "user", "content": "What is a router? " * 7000}]}  # 126 KB: some 30,000 tokens
@@ -80,7 +80,7 @@ class Took:
 Ask = Callable[[], Awaitable[float]]  # -> seconds
 
 
-def asking(connections: Connections, fields: dict[str, Any], first: bool) -> Ask:
+def asking(connections: HttpClient, fields: dict[str, Any], first: bool) -> Ask:
     """`first`: until the first byte of the body, else until its end."""
     body = json.dumps({"stream": True, **fields} if first else fields).encode()
 
@@ -119,7 +119,7 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
     found: dict[str, list[float]] = {"direct": [], "routed": []}
     for _ in range(3):
         for name, port in zip(found, ports, strict=True):
-            connections = Connections(Address("127.0.0.1", port))
+            connections = HttpClient(Address("127.0.0.1", port))
             ask, start = asking(connections, TALK, first=False), time.perf_counter()
             end = start + seconds
 
@@ -154,7 +154,7 @@ async def clients(port: int, rounds: int) -> dict[str, float]:
             await exchange.body(2**20)
             exchange.close()
 
-        for name, way in (("httpx", by_httpx), ("quintet/server/router/upstream.py", by_ours)):
+        for name, way in (("httpx", by_httpx), ("quintet/router/upstream.py", by_ours)):
             took = []
             for _ in range(rounds):
                 start = time.perf_counter()
@@ -167,7 +167,7 @@ async def clients(port: int, rounds: int) -> dict[str, float]:
 
 
 async def measure(ports: tuple[int, int], rounds: int) -> dict[str, Any]:
-    direct, routed = (Connections(Address("127.0.0.1", port)) for port in ports)
+    direct, routed = (HttpClient(Address("127.0.0.1", port)) for port in ports)
     works = {"whole answer": (TALK, False), "first byte of a stream": (TALK, True), "prompt of 126 KB": (LONG, False)}
     found = []
     for name, (fields, first) in works.items():
@@ -194,7 +194,7 @@ def main() -> None:
     port = int(server.stdout.readline())
     words = ["router", "--backend", f"http://127.0.0.1:{port}", "--port", "0", "--policy", args.policy]
     router = subprocess.Popen(
-        [sys.executable, "-m", "quintet.server.cli", *words, "--no-access-log"], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "quintet.cli.main", *words, "--no-access-log"], stderr=subprocess.PIPE, text=True
     )
     try:
         assert router.stderr is not None

@@ -1,4 +1,4 @@
-"""What serving costs on top of the engine: time to ready, tokens where no model computes, share of the offline rate.
+"""Measures the server's overhead: time to ready, tokens where no model computes, share of the offline rate.
 
 python benchmarks/serving.py [--only ready null share] [--out benchmarks/results/serving.json]
 
@@ -31,7 +31,7 @@ from benchmarks.checkpoints import checkpoint, with_tokenizer  # noqa: E402  the
 STREAMS = 16
 INPUT, OUTPUT = 128, 128
 NULL_OUTPUT = 512
-QUINTET = (sys.executable, "-m", "quintet.server.cli")
+QUINTET = (sys.executable, "-m", "quintet.cli.main")
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def server(*flags: str) -> Iterator[tuple[str, float]]:
 
 
 def _url(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Once the server has said it."""
+    """Returns the server's URL once its log has the ready line."""
     while True:
         for line in log.read_text().splitlines():
             if "ready: " in line:

@@ -3,8 +3,8 @@
     python -m benchmarks.simulate [--engines 1 2 4] [--rounds 3] [--rate 0.6] [--out benchmarks/results/simulate.json]
 
 Costs are measured for each number of engines, since they share the cores of this machine, before the trace is sent to
-real servers and after it: where the machine's speed comes and goes, what was real lies between two that were played,
-and is held against their mean. Errors are of one round, and their middle is told. Files are kept in
+real servers and after it: where the machine's speed comes and goes, a real run lies between two simulated ones,
+and is compared with their mean. Errors are of one round; the result has their median. Files are kept in
 benchmarks/checkpoints/simulate.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.checkpoints import HERE, checkpoint, with_tokenizer
 from benchmarks.serving import QUINTET, server
-from quintet.platforms.cpu.features import describe
-from quintet.server.clients.load import arrivals
-from quintet.server.clients.traces import Entry, write_trace
+from quintet.clients.load_generator import arrivals
+from quintet.clients.request_traces import Entry, write_trace
+from quintet.platforms.cpu.cpu_info import describe
 
 FOLDER = HERE / "simulate"
 FLAGS = (
@@ -94,7 +94,7 @@ def compared(engines: int, played: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summed(engines: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all rounds."""
+    """Summarizes the errors of all rounds."""
     errors = {name: [each[name]["error"] for each in rounds] for name in FIGURES}
     middle = {name: round(statistics.median(each), 4) for name, each in errors.items()}
     spans = {name: [round(min(each), 4), round(max(each), 4)] for name, each in errors.items()}

@@ -1,4 +1,4 @@
-"""What answers with a shape cost: the mask of each token, a batch of them beside one without, and a new shape.
+"""Measures structured output: the mask of each token, a batch beside one without, and a new schema.
 
 python benchmarks/structured.py [--model qwen3-0.6b] [--out benchmarks/results/structured.json]
 
@@ -28,13 +28,13 @@ from benchmarks.checkpoints import checkpoint, small, with_tokenizer  # the path
 from benchmarks.engine_step import LARGE, SHAPE
 from quintet import LLM, SamplingParams, StructuredOutputsParams
 from quintet.config import StructuredOutputsConfig
-from quintet.engine import answers
-from quintet.engine.grammar import Grammars, fill_all
-from quintet.engine.request import Admitted, Request
-from quintet.engine.tokenizer import Tokenizer, load_tokenizer
-from quintet.platforms.cpu.features import describe
+from quintet.engine import step_output as answers
+from quintet.engine.request import CoreRequest, Request
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.server.link.shapes import Shapes
+from quintet.server.processes.grammar_checks import Shapes
+from quintet.structured_output.grammar import Grammars, fill_all
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 EOS = 2
@@ -46,7 +46,7 @@ DOCUMENT = [{"name": f"item {place}", "size": place % 1000} for place in range(2
 
 @dataclass(frozen=True)
 class Masks:
-    """Microseconds for each row and token: what the request said is told, and the bits of what may come are filled."""
+    """Microseconds for each row and token: the matcher takes the last token and fills the mask of the next."""
 
     document: str
     rows: int
@@ -82,7 +82,7 @@ class Delay:
 def masks(tokenizer: Tokenizer, rows: int, pick: Callable[[int, Any], int], document: str) -> Masks:
     grammars = Grammars(lambda: tokenizer, LARGE, [EOS])
     text = grammars.admit(StructuredOutputsParams(**SHAPE))
-    requests = [Request(Admitted(str(row), [0], SamplingParams(), (0, row), 1000)) for row in range(rows)]
+    requests = [Request(CoreRequest(str(row), [0], SamplingParams(), (0, row), 1000)) for row in range(rows)]
     matchers = [grammars.matcher(text) for _ in requests]
     bits = np.zeros((rows, -(-LARGE // 32)), np.int32)
     times = []

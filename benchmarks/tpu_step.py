@@ -1,4 +1,4 @@
-"""What a step costs on the TPU platform where JAX's CPU devices stand in, against the CPU platform.
+"""Measures a step of the TPU platform on JAX's CPU devices, against the CPU platform.
 
 python benchmarks/tpu_step.py [MODEL] [--dtype float32] [--out benchmarks/results/tpu-on-host.json]
 
@@ -20,11 +20,11 @@ import numpy as np  # the path is set first, so that the script runs by itself
 
 from benchmarks.checkpoints import SHAPES, checkpoint
 from quintet.config import EngineConfig
-from quintet.engine.batch import pad
-from quintet.engine.start import Prepared, prepare
-from quintet.platforms.cpu.features import describe
+from quintet.engine.executor.batch_builder import pad
+from quintet.engine.startup import EnginePlan, prepare
+from quintet.interface.types import HostBatch, HostGroup
+from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.types import HostBatch, HostGroup
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 20
@@ -48,7 +48,7 @@ def measure(model: str, dtype: str) -> dict[str, Any]:
     """Costs of decode and prefill steps, and what starting took."""
     folder = str(checkpoint(model)) if model in SHAPES else model
     limits = {"max_model_len": 512, "max_num_seqs": 64, "max_num_batched_tokens": 512, "compilation_cache_dir": "none"}
-    prepared: dict[str, Prepared] = {}
+    prepared: dict[str, EnginePlan] = {}
     seconds = 0.0
     for device in ("cpu", "tpu"):
         prepared[device] = prepare(EngineConfig.from_kwargs(model=folder, dtype=dtype, device=device, **limits))
@@ -64,12 +64,12 @@ def measure(model: str, dtype: str) -> dict[str, Any]:
     }
 
 
-def loaded(prepared: Prepared) -> None:
+def loaded(prepared: EnginePlan) -> None:
     """With its weights and its cache, and every step compiled."""
     prepared.ranks.workers[0].load(prepared.folder, prepared.plan.num_pages, prepared.fixed, False)
 
 
-def cost(prepared: dict[str, Prepared], name: str, requests: int, new: int) -> StepCost:
+def cost(prepared: dict[str, EnginePlan], name: str, requests: int, new: int) -> StepCost:
     """Both platforms on the same batch, in turn."""
     groups = len(prepared["tpu"].ranks.workers[0].arrangement.groups)
     host = batch(requests, new, 0 if new > 1 else CONTEXT, groups)

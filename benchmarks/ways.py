@@ -27,7 +27,7 @@ class Way:
         self._stop(True)
 
     def numbers(self, work: str) -> list[float]:
-        """What answering() says of it."""
+        """Returns the numbers that answering() gives for `work`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stop(False)
         self._process.stdin.write(work + "\n")
@@ -37,7 +37,7 @@ class Way:
         return found
 
     def _stop(self, stop: bool) -> None:
-        """Or go on: it and its ranks."""
+        """Suspends (or resumes) the process and its ranks."""
         first = psutil.Process(self._process.pid)
         for each in [first, *first.children(recursive=True)]:
             each.suspend() if stop else each.resume()

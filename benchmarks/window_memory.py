@@ -1,4 +1,4 @@
-"""What a long request holds in the KV cache of models with windows, and what it held when every layer kept all.
+"""Computes a long request's KV cache in models with sliding windows, and its size if every layer kept all tokens.
 
 Sizes are those of the published models; no weight is read. `python benchmarks/window_memory.py --json FILE`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig
 
-from quintet.engine.worker import ModelSizes, Worker
+from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.platforms import choose
 
 PAGE = 16  # tokens

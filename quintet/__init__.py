@@ -5,28 +5,28 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from quintet.importing import without_collection
+from quintet.common.imports import without_collection
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "AsyncEngineArgs": "quintet.server.engine_args",
-    "AsyncLLM": "quintet.engine.async_llm",
-    "AsyncLLMEngine": "quintet.engine.async_llm",
-    "BatchUpdate": "quintet.engine.logits_processors",
+    "AsyncEngineArgs": "quintet.api.engine_args",
+    "AsyncLLM": "quintet.api.async_llm",
+    "AsyncLLMEngine": "quintet.api.async_llm",
+    "BatchUpdate": "quintet.engine.sampling.logits_processors",
     "CompletionOutput": "quintet.outputs",
-    "Counter": "quintet.engine.metrics",
-    "EngineArgs": "quintet.server.engine_args",
+    "Counter": "quintet.engine.observability.metrics",
+    "EngineArgs": "quintet.api.engine_args",
     "EngineConfig": "quintet.config",
-    "FlexibleArgumentParser": "quintet.server.engine_args",
-    "Gauge": "quintet.engine.metrics",
-    "Histogram": "quintet.engine.metrics",
-    "LLM": "quintet.engine.llm",
-    "LLMEngine": "quintet.engine.llm_engine",
+    "FlexibleArgumentParser": "quintet.api.engine_args",
+    "Gauge": "quintet.engine.observability.metrics",
+    "Histogram": "quintet.engine.observability.metrics",
+    "LLM": "quintet.api.llm",
+    "LLMEngine": "quintet.api.llm_engine",
     "Logprob": "quintet.outputs",
-    "LogitsProcessor": "quintet.engine.logits_processors",
-    "Metric": "quintet.engine.metrics",
-    "ModelRegistry": "quintet.engine.model_registry",
+    "LogitsProcessor": "quintet.engine.sampling.logits_processors",
+    "Metric": "quintet.engine.observability.metrics",
+    "ModelRegistry": "quintet.api.model_registry",
     "ClassificationRequestOutput": "quintet.pooling_outputs",
     "EmbeddingRequestOutput": "quintet.pooling_outputs",
     "PoolingOutput": "quintet.pooling_outputs",
@@ -34,40 +34,43 @@ _HOME = {
     "PoolerConfig": "quintet.config",
     "PoolingRequestOutput": "quintet.pooling_outputs",
     "ScoringRequestOutput": "quintet.pooling_outputs",
-    "PromptType": "quintet.engine.prompts",
-    "RequestLogitsProcessor": "quintet.engine.logits_processors",
+    "PromptType": "quintet.chat.prompts",
+    "RequestLogitsProcessor": "quintet.engine.sampling.logits_processors",
     "RequestOutput": "quintet.outputs",
     "RequestOutputKind": "quintet.sampling_params",
     "SamplingParams": "quintet.sampling_params",
     "BeamSearchParams": "quintet.sampling_params",
-    "TextPrompt": "quintet.engine.prompts",
-    "TokensPrompt": "quintet.engine.prompts",
+    "TextPrompt": "quintet.chat.prompts",
+    "TokensPrompt": "quintet.chat.prompts",
     "StructuredOutputsParams": "quintet.sampling_params",
     "RepetitionDetectionParams": "quintet.sampling_params",
-    "Vector": "quintet.engine.metrics",
+    "Vector": "quintet.engine.observability.metrics",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
+    from quintet.api.async_llm import AsyncLLM as AsyncLLM
+    from quintet.api.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from quintet.api.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from quintet.api.engine_args import EngineArgs as EngineArgs
+    from quintet.api.engine_args import FlexibleArgumentParser as FlexibleArgumentParser
+    from quintet.api.llm import LLM as LLM
+    from quintet.api.llm_engine import LLMEngine as LLMEngine
+    from quintet.api.model_registry import ModelRegistry as ModelRegistry
+    from quintet.chat.prompts import PromptType as PromptType
+    from quintet.chat.prompts import TextPrompt as TextPrompt
+    from quintet.chat.prompts import TokensPrompt as TokensPrompt
     from quintet.config import EngineConfig as EngineConfig
     from quintet.config import PoolerConfig as PoolerConfig
-    from quintet.engine.async_llm import AsyncLLM as AsyncLLM
-    from quintet.engine.async_llm import AsyncLLMEngine as AsyncLLMEngine
-    from quintet.engine.llm import LLM as LLM
-    from quintet.engine.llm_engine import LLMEngine as LLMEngine
-    from quintet.engine.logits_processors import BatchUpdate as BatchUpdate
-    from quintet.engine.logits_processors import LogitsProcessor as LogitsProcessor
-    from quintet.engine.logits_processors import RequestLogitsProcessor as RequestLogitsProcessor
-    from quintet.engine.metrics import Counter as Counter
-    from quintet.engine.metrics import Gauge as Gauge
-    from quintet.engine.metrics import Histogram as Histogram
-    from quintet.engine.metrics import Metric as Metric
-    from quintet.engine.metrics import Vector as Vector
-    from quintet.engine.model_registry import ModelRegistry as ModelRegistry
-    from quintet.engine.prompts import PromptType as PromptType
-    from quintet.engine.prompts import TextPrompt as TextPrompt
-    from quintet.engine.prompts import TokensPrompt as TokensPrompt
+    from quintet.engine.observability.metrics import Counter as Counter
+    from quintet.engine.observability.metrics import Gauge as Gauge
+    from quintet.engine.observability.metrics import Histogram as Histogram
+    from quintet.engine.observability.metrics import Metric as Metric
+    from quintet.engine.observability.metrics import Vector as Vector
+    from quintet.engine.sampling.logits_processors import BatchUpdate as BatchUpdate
+    from quintet.engine.sampling.logits_processors import LogitsProcessor as LogitsProcessor
+    from quintet.engine.sampling.logits_processors import RequestLogitsProcessor as RequestLogitsProcessor
     from quintet.outputs import CompletionOutput as CompletionOutput
     from quintet.outputs import Logprob as Logprob
     from quintet.outputs import RequestOutput as RequestOutput
@@ -82,9 +85,6 @@ if TYPE_CHECKING:
     from quintet.sampling_params import RequestOutputKind as RequestOutputKind
     from quintet.sampling_params import SamplingParams as SamplingParams
     from quintet.sampling_params import StructuredOutputsParams as StructuredOutputsParams
-    from quintet.server.engine_args import AsyncEngineArgs as AsyncEngineArgs
-    from quintet.server.engine_args import EngineArgs as EngineArgs
-    from quintet.server.engine_args import FlexibleArgumentParser as FlexibleArgumentParser
 
 
 def _home(module: str) -> ModuleType:
@@ -97,7 +97,7 @@ def _home(module: str) -> ModuleType:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(_home(_HOME[name]), name)
-    from quintet.settings.lacking import NAMES
+    from quintet.config.schema.unsupported import NAMES as NAMES
 
     if name in NAMES:  # an AttributeError would lose its message in `from quintet import ...`
         raise ImportError(f"quintet.{name} is not there: {NAMES[name]}")

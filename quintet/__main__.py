@@ -2,12 +2,12 @@
 
 import sys
 
-from quintet.interpreter import leave_working_directory
+from quintet.common.subprocess_python import leave_working_directory
 
 
 def _main() -> int:
     leave_working_directory()  # before more is imported
-    from quintet.server.cli import main
+    from quintet.cli.main import main
 
     return main()
 

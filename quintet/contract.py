@@ -5,11 +5,7 @@ package that replaces some, from `quintet.layers` and `quintet.models`.
 """
 
 from quintet.config import EngineConfig
-from quintet.ops import Op, Ops, bind
-from quintet.ops.attention import PagedAttention, PlainAttention
-from quintet.ops.quantize import attributes, canonical
-from quintet.ops.states import StateMixer
-from quintet.platforms.interface import (
+from quintet.interface.platform import (
     ASIDE,
     CONTRACT_VERSION,
     DROPPED,
@@ -30,8 +26,8 @@ from quintet.platforms.interface import (
     WrongContract,
     written,
 )
-from quintet.platforms.pipe import HandedNothing, Pipe
-from quintet.types import (
+from quintet.interface.stage_channel import HandedNothing, Pipe
+from quintet.interface.types import (
     Array,
     AttentionSpec,
     Batch,
@@ -55,7 +51,11 @@ from quintet.types import (
     leaves,
     mapped,
 )
-from quintet.weights import PLAIN, Cut, Form, Matrix, OfBlocks, OnFile, Part, Reader, Rows, Weight
+from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OfBlocks, OnFile, Part, Reader, Rows, Weight
+from quintet.ops import Op, Ops, bind
+from quintet.ops.attention import PagedAttention, PlainAttention
+from quintet.ops.quantize import attributes, canonical
+from quintet.ops.states import StateMixer
 
 __all__ = [
     "ASIDE",

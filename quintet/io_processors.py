@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from quintet.names import unknown
+from quintet.common.suggestions import unknown
 from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quintet.pooling_params import PoolingParams
 
@@ -26,19 +26,19 @@ Output = PoolingRequestOutput[PoolingOutput]
 
 
 class IOProcessor(ABC, Generic[Given, Made]):
-    """One for each process that serves. `config` is what is known of the model (quintet.server.backend.Served);
+    """One for each process that serves. `config` is what is known of the model (quintet.server.backend.ModelInfo);
     `renderer.get_tokenizer()` its tokenizer as transformers' own object."""
 
     def __init__(self, config: Any, renderer: Any = None) -> None:
         self.vllm_config, self.renderer = config, renderer
 
     def parse_data(self, data: Any) -> Given:
-        """What `data` of a request holds; ValueError says what is wrong with it, and becomes a 400."""
+        """Parses `data` of a request; a ValueError describes what is wrong with it, and becomes HTTP status 400."""
         given: Given = data
         return given
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
-        """What is asked of the model; its first task, unless this says another."""
+        """Returns the model's pooling parameters; by default its first task."""
         return params or PoolingParams()
 
     @abstractmethod
@@ -100,14 +100,14 @@ class Processors:
         self._made: Any = None
 
     def get(self, config: Any, tokenizer: Callable[[], Any]) -> Any:
-        """None: none was named."""
+        """Returns the processor, made at the first call; None if none was named."""
         if self._made is None and self._kind is not None:
             self._made = make(self._kind, config, tokenizer)
         return self._made
 
 
 class Renderer:
-    """What processors ask for the tokenizer."""
+    """Access to the tokenizer for IO processors."""
 
     def __init__(self, tokenizer: Callable[[], Any]) -> None:
         self._tokenizer = tokenizer
@@ -123,14 +123,14 @@ class Renderer:
 
 
 def parsed(processor: Any, data: Any) -> Any:
-    """By whichever name the processor has for it."""
+    """Returns the request's data as the processor parses it, by either method name."""
     named = ("parse_data", "parse_request") if _own(processor, "parse_data") else ("parse_request", "parse_data")
     parse = next((getattr(processor, each) for each in named if callable(getattr(processor, each, None))), None)
     return data if parse is None else parse(data)
 
 
 def merged(processor: Any) -> Any:
-    """What it asks of the model, by whichever name it has for that; who says nothing asks for the first task."""
+    """Returns the processor's pooling parameters, from either method name; by default the first task."""
     named = ("merge_pooling_params", "validate_or_generate_params")
     named = named if _own(processor, named[0]) else named[::-1]
     merge = next((getattr(processor, each) for each in named if callable(getattr(processor, each, None))), None)
@@ -138,19 +138,19 @@ def merged(processor: Any) -> Any:
 
 
 async def prompts_of(processor: Any, given: Any, request_id: str) -> Any:
-    """What the model is to read. Older classes need not be made of the interface here."""
+    """Returns the processor's prompts for the model. Older classes need not derive from IOProcessor."""
     own = getattr(processor, "pre_process_async", None) or partial(IOProcessor.pre_process_async, processor)
     return await own(prompt=given, request_id=request_id)
 
 
 async def answer_of(processor: Any, outputs: AsyncIterator[tuple[int, Output]], request_id: str) -> Any:
-    """What it makes of the numbers."""
+    """Returns the processor's answer made from the model's numbers."""
     own = getattr(processor, "post_process_async", None) or partial(IOProcessor.post_process_async, processor)
     return await own(model_output=outputs, request_id=request_id)
 
 
 def _own(processor: Any, name: str) -> bool:
-    """Whether the class itself says it, and not the interface for it."""
+    """True if the class itself defines the method, rather than inheriting IOProcessor's."""
     said = getattr(type(processor), name, None)
     return said is not None and said is not getattr(IOProcessor, name)
 

@@ -1,4 +1,4 @@
-"""What comes out: the message from the engine core to the text side, and the outputs that users read."""
+"""Outputs: the message from the engine core to the output processor, and the outputs that users read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True)
 class TokenDelta:
-    """What one step added to one engine request; the core's only message to the text side. Encodes with msgspec.
+    """Output of one step for one engine request; the core's only message to the text side. Encodes with msgspec.
 
     An engine request is one completion. A request with n = 1 keeps its id; one with n > 1 becomes n engine requests
-    whose ids are `child_ids(request_id, n)`. The core never takes an id apart: OutputProcessor remembers who is who.
+    with the ids `child_ids(request_id, n)`. The core never parses an id: OutputProcessor maps ids to requests.
 
     Rules for the core:
     - Send one whenever a step gave tokens, and exactly one with a finish_reason, last. Nothing after that counts.
@@ -75,7 +75,7 @@ LogprobsAt = dict[int, Logprob]  # token id -> its log-probability, at one posit
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of time.monotonic(), and how much of them.
+    """Times of a request's events, in seconds of time.monotonic(), and its token counts.
 
     A request's outputs share one, so an earlier output sees it go on.
     """

@@ -1,4 +1,4 @@
-"""What comes out of models that answer with numbers: vLLM's classes, with NumPy arrays of float32 in them."""
+"""Outputs of pooling models: vLLM's classes, with NumPy arrays of float32 in them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class ClassificationOutput:
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How well two texts go together: more is better."""
+    """Score of two texts: a higher one means a better match."""
 
     score: float
 
@@ -86,7 +86,7 @@ class Unanswered(RuntimeError):
 
 
 def answered(output: RequestOutput, make: Callable[["Numbers"], T]) -> PoolingRequestOutput[T]:
-    """What a request that became numbers gave. Unanswered says why there are none."""
+    """Returns the output of a pooling request. Raises Unanswered, with the reason, if it has no numbers."""
     if output.pooled is None:
         why = next((each.error for each in output.outputs if each.error), None) or "it was taken back"
         raise Unanswered(f"request {output.request_id}: {why}")

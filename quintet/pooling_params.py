@@ -1,12 +1,12 @@
-"""What a caller may ask of a model that answers with numbers: vLLM's names, each value checked when it is given."""
+"""Parameters of one request to a pooling model: vLLM's names, each value checked when it is given."""
 
 import copy
 from dataclasses import dataclass
 from typing import Any
 
-from quintet import parameter_values as values
+from quintet.common import param_checks as values
+from quintet.config.schema.docs import documented
 from quintet.sampling_params import Checked, ParameterError, param
-from quintet.settings.describe import documented
 
 # What is asked of a text: one vector, one row of classes or one score for all of it, or one for each of its tokens.
 OF_TEXTS = ("embed", "classify", "score")
@@ -27,7 +27,7 @@ def _task(value: Any) -> str | None:
 @documented
 @dataclass(slots=True)
 class PoolingParams(Checked):
-    """How the numbers of one text are made; vLLM's names. None: as the model's files or pooler_config say."""
+    """Pooling parameters of one text; vLLM's names. None: as the model's files or pooler_config define."""
 
     _called = "pooling parameter"
 
@@ -66,5 +66,5 @@ class PoolingParams(Checked):
 
     @property
     def of_tokens(self) -> bool:
-        """Whether each token has an answer of its own."""
+        """True if each token has an output of its own."""
         return self.task in OF_TOKENS

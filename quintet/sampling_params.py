@@ -1,4 +1,4 @@
-"""What a caller may ask of the sampling of one request: vLLM's names, each value checked when it is given."""
+"""Sampling parameters of one request: vLLM's names, each value checked when it is given."""
 
 import copy
 import enum
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from quintet import parameter_values as values
-from quintet.names import refuse_unknown
-from quintet.settings.describe import documented
-from quintet.settings.lacking import PARAMETERS
+from quintet.common import param_checks as values
+from quintet.common.suggestions import refuse_unknown
+from quintet.config.schema.docs import documented
+from quintet.config.schema.unsupported import PARAMETERS
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ParameterError(ValueError):
 
 
 class RequestOutputKind(enum.Enum):
-    """How much each output of a streamed request repeats."""
+    """Amount of text that each output of a streamed request repeats."""
 
     CUMULATIVE = 0  # everything so far, each time
     DELTA = 1  # only what is new
@@ -41,7 +41,7 @@ class RequestOutputKind(enum.Enum):
 
 
 def _constraint(value: Any) -> "StructuredOutputsParams":
-    """Of an object (it may have been changed since it was made), or of its fields."""
+    """Returns a checked object, from an object (it may have changed since it was made) or from its fields."""
     if isinstance(value, StructuredOutputsParams):
         value.__post_init__()
         return value
@@ -54,7 +54,7 @@ def _constraint(value: Any) -> "StructuredOutputsParams":
 
 
 def _repetition(value: Any) -> "RepetitionDetectionParams":
-    """Of an object (it may have been changed since it was made), or of its fields."""
+    """Returns a checked object, from an object (it may have changed since it was made) or from its fields."""
     if isinstance(value, RepetitionDetectionParams):
         value.__post_init__()
         return value
@@ -78,7 +78,7 @@ def param(default: Any, parse: values.Parse, help: str) -> Any:
 
 
 class Checked:
-    """A dataclass whose fields parse themselves, and which refuses unknown keywords by the nearest name."""
+    """Dataclass that parses its fields, and refuses unknown keywords with the nearest name."""
 
     __slots__ = ()
     _called = "sampling parameter"
@@ -105,7 +105,7 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 @documented
 @dataclass(slots=True)
 class StructuredOutputsParams(Checked):
-    """What the output must look like: one of CONSTRAINTS, and how JSON is written; vLLM's names."""
+    """Structured output of a request: one of CONSTRAINTS, and the format of JSON; vLLM's names."""
 
     _called = "structured outputs parameter"
 
@@ -146,7 +146,7 @@ class StructuredOutputsParams(Checked):
 @documented
 @dataclass(slots=True)
 class RepetitionDetectionParams(Checked):
-    """When an output goes in circles, and ends for it: it is one pattern of tokens, again and again; vLLM's names."""
+    """Detection of repetition: the output ends if one pattern of tokens repeats at its end; vLLM's names."""
 
     _called = "repetition detection parameter"
 
@@ -168,7 +168,7 @@ class RepetitionDetectionParams(Checked):
 @documented
 @dataclass(slots=True)
 class SamplingParams(Checked):
-    """How to draw one request's tokens and when to stop; vLLM's names, defaults and meanings.
+    """Parameters to sample one request's tokens and to stop; vLLM's names, defaults and meanings.
 
     Where it differs: n > 1 is allowed with temperature 0, and a change after construction is checked at admission.
     Everything is checked when it is made (ParameterError names the field); what depends on the model, by check().
@@ -270,7 +270,7 @@ class SamplingParams(Checked):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken; top_k, top_p, min_p and seed then change nothing."""
+        """True if the likeliest token is taken; top_k, top_p, min_p and seed then change nothing."""
         return self.temperature == 0
 
     @property
@@ -279,7 +279,7 @@ class SamplingParams(Checked):
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     def kept(self, length: int, max_model_len: int) -> slice:
-        """Which of a prompt's so many tokens are read."""
+        """Returns the slice of a prompt of `length` tokens that is read (truncate_prompt_tokens)."""
         keep = self.truncate_prompt_tokens
         if keep is None:
             return slice(0, length)

@@ -21,22 +21,22 @@ import torch
 from torch import nn
 
 from quintet.config import EngineConfig
-from quintet.engine.groups import Arrangement, arrange
-from quintet.engine.hub import load_model_config, resolve_model
-from quintet.engine.loader import declared
-from quintet.engine.variants import plan_variants
-from quintet.layers.build import Build, Layer, settle
-from quintet.layers.mixing import Mixing
+from quintet.engine.executor.shape_buckets import plan_variants
+from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
+from quintet.hub.resolve import load_model_config, resolve_model
+from quintet.interface.platform import Alone
+from quintet.interface.types import AttentionSpec, StateSpec, Variant
+from quintet.layers.build import BuildContext, Layer, settle
+from quintet.layers.layer_state import LayerMixer
+from quintet.model_loader.loader import declared
 from quintet.models import model_class
 from quintet.ops import bind
-from quintet.platforms.interface import Alone
 from quintet.platforms.tpu import PLATFORM, attention, providers  # noqa: F401  registers the providers
-from quintet.platforms.tpu.bridge import dtype_of
 from quintet.platforms.tpu.compile import Program
 from quintet.platforms.tpu.device import TPUDevice
 from quintet.platforms.tpu.sharding import placements
 from quintet.platforms.tpu.states import JaxStates
-from quintet.types import AttentionSpec, StateSpec, Variant
+from quintet.platforms.tpu.torchax_bridge import dtype_of
 
 GIB = 2**30
 
@@ -52,21 +52,21 @@ class Sizes:
     slots: int = 33  # of states, where layers keep some
 
 
-def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Program, Arrangement]:
+def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Program, KVCacheLayout]:
     """The model's step on these devices, described, and the groups of its layers: no weight is read and nothing is
     allocated."""
     device = TPUDevice(devices)
-    mixings: list[Mixing] = []
+    mixings: list[LayerMixer] = []
 
-    def mixing(spec: AttentionSpec | StateSpec) -> Mixing:
+    def mixing(spec: AttentionSpec | StateSpec) -> LayerMixer:
         stateful = isinstance(spec, StateSpec)
         mixings.append(
-            Mixing(JaxStates(spec, ops, device.kind) if stateful else attention.mixer(spec, ops, device.mesh))
+            LayerMixer(JaxStates(spec, ops, device.kind) if stateful else attention.mixer(spec, ops, device.mesh))
         )
         return mixings[-1]
 
     ops = bind(PLATFORM.op_priority)
-    build = Build(ops, mixing, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
+    build = BuildContext(ops, mixing, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
     model = model_class(hf_config)(hf_config, build).eval()
     settle(model)
     arrangement = arrange(mixings)

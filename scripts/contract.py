@@ -1,7 +1,7 @@
 """Prints the signatures that a platform is written against: the contract, its plain data, and the ops.
 
-tests/unit/contract_snapshot.txt holds what this printed last; after a change that is meant, and written down in
-docs/contract-changes.md: python scripts/contract.py > tests/unit/contract_snapshot.txt
+tests/conformance/contract_snapshot.txt holds what this printed last; after a change that is meant, and written down in
+docs/contract-changes.md: python scripts/contract.py > tests/conformance/contract_snapshot.txt
 """
 
 import ast
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "quintet"
-MODULES = ("platforms/interface.py", "platforms/pipe.py", "types.py", "weights.py")
+MODULES = ("interface/platform.py", "interface/stage_channel.py", "interface/types.py", "interface/weights.py")
 SPECIAL = ("__call__", "__init__", "__new__")  # methods that count although their names are not public
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

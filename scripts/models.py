@@ -15,27 +15,27 @@ import torch
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance import encoders
-from quintet.conformance.encoders import ENCODERS
+from quintet.conformance.checkpoints import encoders
+from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
+from quintet.conformance.checkpoints.custom_families import PUBLISHED, Published
+from quintet.conformance.checkpoints.encoders import ENCODERS
+from quintet.conformance.checkpoints.tiny import EVERY, configured
 from quintet.conformance.features import CLAIMS
-from quintet.conformance.nearest import PUBLISHED, Published
-from quintet.conformance.nearest_encoders import PUBLISHED_ENCODERS
-from quintet.conformance.tiny import EVERY, configured
-from quintet.engine.quantizing.products import Unmixed
-from quintet.engine.support import FILE as TABLE
-from quintet.engine.support import Support, read
+from quintet.engine.platform_support import FILE as TABLE
+from quintet.engine.platform_support import Support, read
+from quintet.interface.platform import Alone
+from quintet.interface.types import StateSpec
 from quintet.layers import blocks
-from quintet.layers.attention import ReadingAttention, SelfAttention
-from quintet.layers.build import Build, Wanted
+from quintet.layers.attention.attention import SelfAttention, SharedKVAttention
+from quintet.layers.attention.relative_bias import RelativeAttention
+from quintet.layers.build import BuildContext, RequestedOutputs
 from quintet.layers.embedding import PositionEmbedding, Sinusoids
-from quintet.layers.mixing import Mixing
+from quintet.layers.layer_state import LayerMixer
 from quintet.layers.norm import LayerNorm
-from quintet.layers.relative import RelativeAttention
 from quintet.layers.rope import Rotary
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
-from quintet.platforms.interface import Alone
-from quintet.types import StateSpec
+from quintet.quantize.targets import Unmixed
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -153,15 +153,13 @@ def _config(kind: str) -> Any:
         return encoders.configured(kind, next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
-        raise ValueError(
-            f"{kind} has no line in quintet/conformance/tiny.py, kin.py or encoders.py: what is it compared with?"
-        )
+        raise ValueError(f"{kind} has no line in quintet/conformance/checkpoints/{{tiny,derived_families,encoders}}.py")
     return configured(kind, next(iter(EVERY[kind].values())))
 
 
 def _classes(kind: str) -> str:
     if kind in PUBLISHED_ENCODERS:
-        return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "nearest_encoders.py")
+        return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
     if kind in PUBLISHED:
         return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "recurrent.py")
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
@@ -180,13 +178,13 @@ def facts(config: Any) -> list[str]:
     """What a model of this config has that another may lack."""
     specs: list[Any] = []
 
-    def mixing(spec: Any) -> Mixing:
+    def mixing(spec: Any) -> LayerMixer:
         specs.append(spec)
-        return Mixing(Unmixed())
+        return LayerMixer(Unmixed())
 
     hidden = config.model_type in ENCODERS
-    wanted = Wanted(logits=not hidden, hidden=hidden)
-    build = Build(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
+    wanted = RequestedOutputs(logits=not hidden, hidden=hidden)
+    build = BuildContext(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
     model = model_class(config)(config, build)
     parts = list(model.modules())
     return [*_attention(specs), *_positions(parts, specs), *_layers(parts)]
@@ -213,7 +211,7 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
         found.append("part of each head turned")
     if rotaries and any(attend.rotary is None for attend in attends):
         found.append("no positions in some layers")
-    if any(isinstance(part, ReadingAttention) for part in parts):
+    if any(isinstance(part, SharedKVAttention) for part in parts):
         found.append("layers that read another's cache")
     if any(isinstance(part, RelativeAttention) for part in parts):
         found.append("a number for each distance")
@@ -252,11 +250,12 @@ there is written by hand:
 unless [performance.md](performance.md) names it.
 
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
-load here without it and without `--trust-remote-code`; `quintet/engine/foreign_configs.py` reads their config.json.
+load here without it and without `--trust-remote-code`; `quintet/hub/legacy_configs.py` reads their config.json.
 Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
-and whose modules are put together otherwise where the row says so (`quintet/conformance/nearest.py`, of encoders
-`nearest_encoders.py`); where no class is near, the published formulas are written down by themselves. The published
-Python was not run. Tokenizers that are Python do not load: such a model needs a tokenizer.json (`--tokenizer`).
+and whose modules are put together otherwise where the row says so (`custom_families.py` and, of encoders,
+`custom_encoders.py` in `quintet/conformance/checkpoints`); where no class is near, the published formulas are written
+down by themselves. The published Python was not run. Tokenizers that are Python do not load: such a model needs a
+tokenizer.json (`--tokenizer`).
 
 """
 MIDDLE = """
@@ -285,14 +284,14 @@ END = """
    the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
    names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
    colon, and what it is: this page shows it.
-4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases.py`, and
+4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases/model_ops.py`, and
    providers where they pay. Platforms without one run the specification.
-5. If transformers has no class for it: how its config.json is read, in `quintet/engine/foreign_configs.py`, and what it
-   is compared with, in `quintet/conformance/nearest.py` (of an encoder, in `nearest_encoders.py`).
-6. A line in `quintet/conformance/kin.py` (of an encoder, in `encoders.py`): one or two small configs that between them
-   use every branch of your file.
+5. If transformers has no class for it: how its config.json is read, in `quintet/hub/legacy_configs.py`, and what it
+   is compared with, in `quintet/conformance/checkpoints/custom_families.py` (of an encoder, in `custom_encoders.py`).
+6. A line in `quintet/conformance/checkpoints/derived_families.py` (of an encoder, in `encoders.py`): one or two small
+   configs that between them use every branch of your file.
    `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
-   layer or an op that no other has stands in `quintet/conformance/tiny.py` and `_OWN` of `configs.py` instead.
+   layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
 7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
    calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
 8. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
@@ -315,14 +314,14 @@ What a family may have, and where it is (`quintet/models/`, unless said otherwis
 - Q and k normalised: each head (`qwen3.py`), once it is turned (`hunyuan_v1_dense.py`), all together (`minimax_m2.py`).
 - Positions: neighbours turned (`helium.py`), a part of each head (`glm4_moe.py`), others in windows (`gemma3.py`), none
   in some layers (`smollm3.py`), learned (`opt.py`).
-- Windows, sinks, capped scores, ALiBi, another scale: fields of `Heads`, and `layer_window(config, index)`.
+- Windows, sinks, capped scores, ALiBi, another scale: fields of `AttentionSizes`, and `layer_window(config, index)`.
 - A gate on what attention gives: `afmoe.py`; beside each query: `qwen3_next.py`.
 - Latent attention: `deepseek_v3.py`, `minicpm3.py`.
-- Experts: `Mixture` of `quintet/layers/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
+- Experts: `MoESizes` of `quintet/layers/moe/moe.py` has the routers, as in `qwen3_moe.py` (softmax), `glm4_moe.py`
   (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
-- Several products in one tensor, weights stored [in, out]: `Stored` of `quintet/layers/linear.py`, as in `glm.py`,
+- Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `quintet/layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
 - A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
 

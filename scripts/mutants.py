@@ -1,6 +1,6 @@
 """Puts small faults into one file, one at a time, and tells which of them its tests do not notice.
 
-python scripts/mutants.py quintet/engine/scheduler.py tests/unit/test_scheduler.py [--faults 20] [--seed 0]
+python scripts/mutants.py quintet/engine/scheduler.py tests/engine/test_scheduler.py [--faults 20] [--seed 0]
 
 A fault is a comparison that is off by one or turned round, a sum for a difference, an "or" for an "and", a number that
 is one more, a condition that lost its "not". The file stays as it is: the tests run in a process that reads another

@@ -6,9 +6,9 @@ After `quintet conformance --device X --json conformance/reports/X.json`: python
 from pathlib import Path
 
 from quintet.conformance import features, report
-from quintet.engine.support import FILE
+from quintet.engine.platform_support import FILE
+from quintet.interface.platform import CONTRACT_VERSION
 from quintet.platforms import BUILT_IN
-from quintet.platforms.interface import CONTRACT_VERSION
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "conformance" / "reports"

@@ -1,4 +1,4 @@
-"""Writes quintet/engine/arguments.pyi: every setting of EngineConfig as a keyword with its type and default.
+"""Writes quintet/api/arguments.pyi: every setting of EngineConfig as a keyword with its type and default.
 
     python scripts/typed_arguments.py
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from quintet.config import EngineConfig, settings
 
-FILE = Path(__file__).resolve().parent.parent / "quintet" / "engine" / "arguments.pyi"
-HEAD = '''"""Made by scripts/typed_arguments.py of the settings in quintet/settings; change those, and run it."""
+FILE = Path(__file__).resolve().parent.parent / "quintet" / "api" / "arguments.pyi"
+HEAD = '''"""Made by scripts/typed_arguments.py of the settings in quintet/config; change those, and run it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike

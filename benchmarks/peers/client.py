@@ -53,11 +53,11 @@ class Worker:
         return self
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-        """What Watch reports, and the peak memory."""
+        """Returns the times that Watch reports, and the peak memory."""
         return self.ask({"prompts": prompts, "tokens": tokens})
 
     def ask(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What the worker's module answers to this."""
+        """Sends a command to the worker and returns its answer."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")

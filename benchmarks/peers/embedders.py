@@ -69,7 +69,7 @@ def sentence_transformers(job: Job) -> Embed:
 
 
 def _onnx(job: Job) -> Path:
-    """The trunk, the mean and the norm as one ONNX graph, whose texts and tokens may be any number."""
+    """Exports the trunk, the mean and the norm as one ONNX graph, with any number of texts and tokens."""
     import torch
 
     path = job.converted(".onnx").with_name(f"{Path(job.checkpoint).name}.onnx")
@@ -230,7 +230,7 @@ def timed(embed: Embed, texts: Sequence[Sequence[int]], seconds: float) -> dict[
 
 
 def _turned(texts: Sequence[Sequence[int]], by: int) -> list[list[int]]:
-    """Texts of the same length that nobody has seen."""
+    """Returns texts of the same lengths, with tokens not sent before."""
     return [[1000 + (token + 7919 * by) % 19000 for token in ids] for ids in texts]
 
 

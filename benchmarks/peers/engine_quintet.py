@@ -10,9 +10,9 @@ import torch
 import quintet
 from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
-from quintet.engine.loader import declared
-from quintet.engine.worker import Worker
-from quintet.types import Extent, Variant
+from quintet.engine.executor.worker import Worker
+from quintet.interface.types import Extent, Variant
+from quintet.model_loader.loader import declared
 
 
 class Quintet:
@@ -53,7 +53,7 @@ class Quintet:
 
 
 def _read_bytes(worker: Worker) -> int:
-    """Of all weights but the embedding, of which a token reads one row; a head that is tied to it is read whole."""
+    """Returns the bytes of all weights but the embedding (a token reads one row); a tied head is read whole."""
     weights = [each.weight for each in declared(worker.model) if each.weight.use != "embedding"]
     return worker.platform.estimate(worker.model, weights, Extent(Variant(1, 1, 1, ()), 0, 0)).weights
 

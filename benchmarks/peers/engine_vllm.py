@@ -64,7 +64,7 @@ class VLLM:
 
 
 def _prepare(job: Job) -> None:
-    """What must be there before torch is. Compiled code is kept beside the converted checkpoints.
+    """Sets the environment before torch is imported. Compiled code is kept beside the converted checkpoints.
 
     Intel's OpenMP, which vLLM installs and recommends to preload, serves torch too when it is the first in the process.
     """
@@ -89,7 +89,7 @@ def _openmp() -> list[str]:
 
 
 def _stored_bytes(folder: Path) -> int:
-    """Of all weights: a tied head is read whole and is stored once; the shapes beside packed weights are nothing."""
+    """Returns the bytes of all weights: a tied head is read whole and stored once; shape tensors hardly count."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -97,7 +97,7 @@ def _stored_bytes(folder: Path) -> int:
 
 
 def _config(bits: int) -> dict[str, Any]:
-    """What compressed-tensors calls W8A8 with a scale for each row and each token, or W4A16 in groups."""
+    """Returns the compressed-tensors config: W8A8 with a scale for each row and each token, or W4A16 in groups."""
     weights: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False}
     inputs = None
     if bits == 8:

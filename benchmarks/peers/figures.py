@@ -1,4 +1,4 @@
-"""What is measured and how it is summed up: rates, shares of the roofline, ratios of pairs, the table."""
+"""Summarizes measurements: rates, shares of the roofline, ratios of pairs, the table."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +122,7 @@ def kv_token_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
 
 
 def chosen_share(config: Mapping[str, Any]) -> float:
-    """Of the experts, that a token meets; transformers 5 has another name for their number than older checkpoints."""
+    """Returns the share of the experts that a token is routed to; transformers 5 renamed the number of experts."""
     experts = config.get("num_experts") or config.get("num_local_experts")
     return float(config["num_experts_per_tok"] / experts) if experts else 1.0
 

@@ -68,7 +68,7 @@ def _add(writer: gguf.GGUFWriter, names: gguf.TensorNameMap, name: str, tensor: 
 
 
 def _parts(name: str, tensor: Array, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
-    """What llama.cpp keeps otherwise: taps without the middle axis, gate and up apart, what steers a state."""
+    """Yields tensors as llama.cpp stores them: conv without the middle axis, gate and up apart, SSM parameters."""
     stem, _, last = name.rpartition(".")
     if name.endswith((".conv1d.weight", ".conv.conv.weight")):
         yield name, tensor[:, 0]

@@ -1,4 +1,4 @@
-"""What a worker is told and what it times. Standard library alone: a peer's environment holds the peer and no more."""
+"""Commands to a worker, and its timings. Standard library alone: a peer's environment holds the peer and no more."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Job:
     threads: int
 
     def converted(self, suffix: str = "") -> Path:
-        """Where the checkpoint lies in this engine's format."""
+        """Returns the path of the checkpoint in this engine's format."""
         return Path(self.work) / f"{Path(self.checkpoint).name}-{self.engine}-{self.variant}{suffix}"
 
 

@@ -19,7 +19,7 @@ OPENMP = str(Path(sys.prefix) / "lib" / "libiomp5.so")  # Intel's, which vLLM re
 
 
 def prepare(ranks: int, folder: str) -> None:
-    """What must be there before torch is; what vLLM logs goes to standard error."""
+    """Sets the environment before torch is imported; vLLM's logs go to standard error."""
     cache = f"{folder}/vllm-cache"
     os.environ |= {
         "VLLM_USE_AOT_COMPILE": "0",  # 0.32 cannot load again what it stores so

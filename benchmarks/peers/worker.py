@@ -27,7 +27,7 @@ ENGINES = {
 
 
 def peak_rss_bytes() -> int:
-    """Of this program; ru_maxrss, used where /proc is missing, may hold the starting process's own."""
+    """Returns this program's peak RSS; ru_maxrss, used where /proc is missing, may hold the starting process's own."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/ranks.h"
+#include "cpu/comm/ranks.h"
 
 namespace quintet::cpu {
 

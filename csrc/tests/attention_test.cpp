@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/pool.h"
-#include "cpu/attention.h"
+#include "cpu/attention/attention.h"
 #include "cpu/features.h"
 #include "tests/isas.h"
 

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "cpu/blocks.h"
-#include "cpu/quantized.h"
+#include "cpu/quantized/blocks.h"
+#include "cpu/quantized/quantized.h"
 #include "tests/isas.h"
 
 namespace {

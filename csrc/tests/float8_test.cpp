@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cpu/float8.h"
+#include "cpu/quantized/float8.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cpu/linear.h"
+#include "cpu/linear/linear.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
 

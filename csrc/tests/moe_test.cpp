@@ -9,7 +9,7 @@
 #include "common/pool.h"
 #include "cpu/features.h"
 #include "cpu/kernels/elementwise.h"
-#include "cpu/moe.h"
+#include "cpu/moe/moe.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
 

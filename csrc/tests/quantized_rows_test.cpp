@@ -4,10 +4,10 @@
 #include <vector>
 
 #include "common/pool.h"
-#include "cpu/blocks.h"
-#include "cpu/float8.h"
-#include "cpu/quantized.h"
-#include "cpu/quantized_rows.h"
+#include "cpu/quantized/blocks.h"
+#include "cpu/quantized/float8.h"
+#include "cpu/quantized/quantized.h"
+#include "cpu/quantized/quantized_rows.h"
 #include "tests/numbers.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cpu/quantized.h"
+#include "cpu/quantized/quantized.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/collectives.h"
+#include "cpu/comm/collectives.h"
 #include "cpu/team.h"
 #include "tests/isas.h"
 #include "tests/numbers.h"

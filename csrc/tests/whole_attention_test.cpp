@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cpu/features.h"
-#include "cpu/whole_attention.h"
+#include "cpu/attention/whole_attention.h"
 #include "tests/isas.h"
 
 int whole_attention_failures();

@@ -1,1 +1,1 @@
-"""The conformance kit: proves that a platform keeps the contract of quintet/platforms/interface.py."""
+"""The conformance kit: proves that a platform keeps the contract of quintet/interface/platform.py."""

@@ -1,4 +1,4 @@
-"""What the kit is made of: a check proves one clause of the contract, in one trial or many."""
+"""Checks and trials of the kit: a check proves one clause of the contract, in one trial or many."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from quintet.conformance.clauses import CLAUSES
 
 if TYPE_CHECKING:
-    from quintet.conformance.subject import Subject
+    from quintet.conformance.harness.subject import Subject
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def check(clause: str) -> Callable[[Callable[["Subject"], Iterator[Trial]]], Cal
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """So many of them, from the first to the last."""
+    """Returns at most `most` of the items, evenly from the first to the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / max(1, most - 1))] for i in range(most)]

@@ -40,7 +40,7 @@ CLAUSES = {
     # communicator
     "communicator.collectives": "Every collective gives every rank what its definition says, in rank order.",
     "communicator.alone": "On one rank, every collective returns what it was given.",
-    "communicator.stages": "What a stage hands on reaches the next, and what is said of a step all, step by step.",
+    "communicator.stages": "A stage's tensors reach the next stage; reports of a step reach all stages, step by step.",
     "communicator.model": "A model shared out over ranks gives the tokens that one rank gives.",
     # graphs
     "graphs.buckets": "With fixed shapes, every declared size runs, and no other.",

@@ -1,4 +1,4 @@
-"""Whether what a platform computed is what the specification gives, and if not, where it differs."""
+"""Compares a platform's result with the specification's, and reports where it differs."""
 
 import torch
 from torch import Tensor

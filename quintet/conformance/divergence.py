@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions are from another's, and how well both foresee a text."""
+"""Measures how far a model's next-token distributions are from another's, and how well both predict a text."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.laid import Stretch, laid
-from quintet.engine.start import prepare
+from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.engine.startup import prepare
 
 ROWS = 256  # of logits that are compared at a time
 
@@ -35,7 +35,7 @@ class Divergence:
 
 
 def divergence(before: EngineConfig, after: EngineConfig, rows: Sequence[Sequence[int]]) -> Divergence:
-    """Of two models of one vocabulary, over sequences of at least 2 tokens that both can take."""
+    """Compares two models of one vocabulary, over sequences of at least 2 tokens that both can take."""
     length = max(map(len, rows))
     each, agreed, surprise = [], [], torch.zeros(2, dtype=torch.float64)
     pairs = zip(logits(before, rows, length), logits(after, rows, length), strict=True)

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from quintet.common.suggestions import refuse_unknown
 from quintet.conformance.kit import section_names
 from quintet.conformance.report import Outcome, Report, Result, Tally
-from quintet.engine.support import Support
-from quintet.names import refuse_unknown
+from quintet.engine.platform_support import Support
 
 PREFACE = """\
 <!-- Written by scripts/support.py from the reports in conformance/reports/: do not edit. -->
@@ -55,7 +55,7 @@ GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading,
 
 
 class State(str, enum.Enum):
-    """Of one feature on one platform."""
+    """State of one feature on one platform."""
 
     SUPPORTED = "supported"
     UNSUPPORTED = "unsupported"
@@ -63,7 +63,7 @@ class State(str, enum.Enum):
 
 
 class Verdict(NamedTuple):
-    """What is known, and why."""
+    """State of a feature, and the reason."""
 
     state: State
     reason: str = ""
@@ -160,7 +160,7 @@ def page(reports: Mapping[str, Report | None]) -> str:
 
 
 def _origin(name: str, report: Report | None) -> str:
-    """Where a report is from, and what it counted."""
+    """Formats a report's origin and its counts as a table row."""
     if report is None:
         return f"| `{name}` | no report: everything is unverified | | | | |"
     tally, emulated = Tally.of(report.results), ", emulated" * report.emulated
@@ -191,6 +191,6 @@ def reasons(rows: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
 
 
 def counts(row: Iterable[Verdict]) -> str:
-    """How many features are in which state."""
+    """Formats the number of features in each state."""
     found = Counter(verdict.state for verdict in row)
     return ", ".join(f"{found[state]} {state.value}" for state in State)

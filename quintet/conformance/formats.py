@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.conformance.product_cases import untied
+from quintet.conformance.cases.linear import untied
 
 INT8_MOST = 127  # steps of a row's scale; -128 is not used
 
@@ -23,7 +23,7 @@ class Float8:
     infinities: bool = False  # the largest exponent is kept for them, and for NaN
 
     def value(self, code: int) -> float:
-        """Of one byte."""
+        """Returns the number that one byte encodes."""
         sign, fraction = (-1.0 if code >> 7 else 1.0), code & (2**self.mantissa - 1)
         power, last = code >> self.mantissa & (2**self.exponent - 1), 2**self.exponent - 1
         if self.unsigned_zero:
@@ -43,7 +43,7 @@ class Float8:
         return torch.tensor(sorted(v for v in values if math.isfinite(v)), dtype=torch.float64)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """In float64, to the largest at most; the one whose last bit is 0 where two are as near."""
+        """Rounds x to `numbers`, in float64, to the largest at most; of two as near, to the one with last bit 0."""
         there, x = self.numbers, x.double()
         above = torch.searchsorted(there, x.clamp(there[0], there[-1])).clamp(1, len(there) - 1)
         low, high = there[above - 1], there[above]
@@ -54,7 +54,7 @@ class Float8:
 
     @functools.cached_property
     def _even(self) -> Tensor:
-        """Of each of `numbers`, whether its last bit is 0."""
+        """True for each of `numbers` with last bit 0."""
         codes = {self.value(code): code for code in range(255, -1, -1)}
         return torch.tensor([codes[v] % 2 == 0 for v in self.numbers.tolist()])
 
@@ -68,7 +68,7 @@ FLOATS = {
 
 
 def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a cache of this type gives back for x [..., D]: an exact model of ops.attention.stored()."""
+    """Returns x [..., D] as a cache of this type gives it back: an exact model of ops.attention.stored()."""
     if dtype in FLOATS:
         return FLOATS[dtype].nearest(x)
     if dtype == torch.int8:

@@ -7,11 +7,11 @@ import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from quintet.common.suggestions import refuse_unknown
 from quintet.conformance import sections
 from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial, spread
+from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome, Report, Result, shortened
-from quintet.conformance.subject import Subject
-from quintet.names import refuse_unknown
 
 ORDER = (
     "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "numbers",
@@ -20,12 +20,12 @@ ORDER = (
 
 
 def section_names() -> list[str]:
-    """In the order that they run: what others lean on comes first."""
+    """Returns the sections in the order that they run: those that others depend on come first."""
     return list(ORDER)
 
 
 def checks(wanted: Sequence[str] = ()) -> list[Check]:
-    """Those of the wanted sections, or all."""
+    """Returns the checks of the wanted sections, or all."""
     refuse_unknown("section", wanted, ORDER)
     for module in pkgutil.iter_modules(sections.__path__):
         importlib.import_module(f"{sections.__name__}.{module.name}")
@@ -58,7 +58,7 @@ def run(
 
 
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
-    """What the first trial of a clause that fails says; None if all hold. `among`: what their names begin with."""
+    """Returns the message of a clause's first failed trial; None if all hold. `among`: prefix of the trials' names."""
     for each in checks([clause.partition(".")[0]]):
         for trial in listed(each, subject) if each.clause == clause else ():
             if trial.what.startswith(among):

@@ -1,4 +1,4 @@
-"""What a run of the kit found, as JSON that others can check and as text for a person."""
+"""Results of a run of the kit, as JSON that others can check and as text for a person."""
 
 import enum
 import json
@@ -15,11 +15,11 @@ from msgspec import Meta, Struct
 
 from quintet import __version__
 from quintet.conformance.clauses import CLAUSES
+from quintet.interface.platform import CONTRACT_VERSION
 from quintet.platforms import OURS
-from quintet.platforms.interface import CONTRACT_VERSION
 
 if TYPE_CHECKING:
-    from quintet.conformance.subject import Subject
+    from quintet.conformance.harness.subject import Subject
 
 OUR_NAME = "quintet"  # the distribution of what is built in
 FORMAT = 1  # of the JSON; another number is another form
@@ -32,7 +32,7 @@ Text = Annotated[str, Meta(max_length=MOST_DETAIL + 10)]
 
 
 class Outcome(str, enum.Enum):
-    """Of one trial."""
+    """Outcome of one trial."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -52,12 +52,12 @@ class Result(Struct, frozen=True, forbid_unknown_fields=True):
     features: tuple[Name, ...]
 
     def __str__(self) -> str:
-        """In full: the clause and its sentence, what was tried, what came."""
+        """Formats the result in full: the clause and its sentence, the trial, its outcome."""
         return told([self])
 
 
 def told(alike: Sequence[Result]) -> str:
-    """Results of one check that came to the same, told once."""
+    """Formats results of one check with the same outcome as one entry."""
     first = alike[0]
     lines = [f"{first.outcome.value}  {first.clause}: {CLAUSES.get(first.clause, 'not a clause of this version')}"]
     lines += [f"  tried  {first.check}: {each.what}" for each in alike[:SHOWN]]
@@ -138,7 +138,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return [*groups.values()]
 
     def tallies(self) -> dict[str, Tally]:
-        """By section, in the order that they ran."""
+        """Tallies by section, in the order that they ran."""
         return {each: Tally.of([r for r in self.results if r.section == each]) for each in self.sections}
 
     def __str__(self) -> str:
@@ -189,13 +189,13 @@ def read(path: str | Path) -> Report:
 
 
 class _Format(Struct):
-    """What every report says first, whatever its form."""
+    """Field that every report has, in any format."""
 
     format: int
 
 
 def _check(report: Report) -> None:
-    """What types do not say."""
+    """Checks what types do not: each result's section is in the report, and each failure has a reason."""
     for result in report.results:
         if result.section not in report.sections:
             raise ValueError(f"{result.check} is of section {result.section!r}, which is not among its sections")

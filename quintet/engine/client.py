@@ -7,36 +7,36 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.chat.prompts import Prompt, parse_prompts
+from quintet.chat.reasoning_tokens import ReasoningMarkers, find_parser, find_thoughts
+from quintet.common.interrupts import Uninterrupted
 from quintet.config import EngineConfig
-from quintet.engine.admission import Admission, Bounds
+from quintet.engine.data_parallel import each_engine
+from quintet.engine.data_parallel.engines import Engines, shared_out
 from quintet.engine.engine import Engine
-from quintet.engine.grammar import Grammars
-from quintet.engine.hub import resolve_config, resolve_model, resolve_tokenizer
-from quintet.engine.interrupts import Uninterrupted
-from quintet.engine.loader import fingerprint
-from quintet.engine.logits_processors import load_processors
-from quintet.engine.model_impl import read_model
-from quintet.engine.output import OutputProcessor
-from quintet.engine.prompts import Prompt, parse_prompts
-from quintet.engine.ranks.balancer import Balancer
-from quintet.engine.ranks.inbox import SaveSharded
-from quintet.engine.ranks.leader import Leader
-from quintet.engine.request import Admitted
-from quintet.engine.request_counts import RequestCounts, Watch
-from quintet.engine.several import each_engine
-from quintet.engine.several.engines import Engines, shared_out
-from quintet.engine.sharded import FORMATS as SHARDED
-from quintet.engine.sharded import SHARDS, copy_beside
-from quintet.engine.sharded import save as save_shard
+from quintet.engine.input_processor import InputProcessor, ModelLimits
+from quintet.engine.observability.request_stats import RequestStats, RequestTimer
+from quintet.engine.output_processor import OutputProcessor
+from quintet.engine.parallel.commands import SaveSharded
+from quintet.engine.parallel.eplb.balancer import Balancer
+from quintet.engine.parallel.leader import Leader
+from quintet.engine.request import CoreRequest
+from quintet.engine.sampling.logits_processors import load_processors
 from quintet.engine.sleep import check_tags
-from quintet.engine.start import Prepared, launch, prepare
-from quintet.engine.thoughts import Thoughts, find_parser, find_thoughts
-from quintet.engine.tokenizer import Tokenizer, load_tokenizer
-from quintet.engine.weight_files import weights_of
+from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.hub.model_impl import read_model
+from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
+from quintet.model_loader.loader import fingerprint
+from quintet.model_loader.sharded_state import FORMATS as SHARDED
+from quintet.model_loader.sharded_state import SHARDS, copy_beside
+from quintet.model_loader.sharded_state import save as save_shard
+from quintet.model_loader.weight_files import weights_of
 from quintet.outputs import RequestOutput
 from quintet.parsers import load_plugin
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
+from quintet.structured_output.grammar import Grammars
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ logger = logging.getLogger(__name__)
 _OF_A_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
 
 
-class Client:
-    """Requests in as text or ids, outputs out as text; steps when it is told to."""
+class EngineClient:
+    """Takes requests as text or token ids, returns outputs as text; its caller calls step()."""
 
     def __init__(self, config: EngineConfig, progress: bool = True) -> None:
         """ValueError, OSError or MemoryError says why it does not start."""
         several = len(each_engine(config)) > 1
         prepared = prepare(config, met=not several)
         self.config: EngineConfig = prepared.config
-        self.prepared: Prepared = prepared
+        self.prepared: EnginePlan = prepared
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
@@ -70,8 +70,8 @@ class Client:
             self.engine = launch(prepared, progress, self.grammars)
         self.admission = _admission(prepared, self.tokenizer, self.grammars)
         self.processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
-        self.counts = RequestCounts()
-        self._watches: dict[str, Watch] = {}
+        self.counts = RequestStats()
+        self._watches: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
 
     @property
@@ -85,7 +85,7 @@ class Client:
 
     @property
     def busy(self) -> bool:
-        """Whether step() has anything to do."""
+        """True if step() has anything to do."""
         return self.engine.busy
 
     def next_id(self) -> str:
@@ -109,14 +109,14 @@ class Client:
         settled: bool = False,
     ) -> None:  # fmt: skip
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued. `settled`: pooling
-        parameters that PoolingBounds.params() gave, which nobody changes any more."""
+        parameters that PoolingBounds.params() returned, and that do not change any more."""
         self.engine.check_awake()
         requests = self.admission.admit(request_id, prompt, params, priority, settled)
         self._queue(request_id, prompt, requests[0].params if isinstance(params, PoolingParams) else params, requests)
 
-    def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[Admitted]) -> None:
+    def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[CoreRequest]) -> None:
         self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds))
-        self._watches[request_id] = Watch(self.counts, params)
+        self._watches[request_id] = RequestTimer(self.counts, params)
         for request in requests:
             self.engine.add(request)
 
@@ -214,8 +214,8 @@ class Client:
         self.prepared.ranks.close()
 
 
-def save_shards(prepared: Prepared, folder: Path) -> None:
-    """Those of the ranks in this process. Experts that have moved go back first: who reads them begins."""
+def save_shards(prepared: EnginePlan, folder: Path) -> None:
+    """Saves shards of the ranks in this process. Moved experts go back first: readers expect their first places."""
     if prepared.config.enable_eplb:
         Balancer(prepared.config.eplb_config, prepared.ranks).restore()
     placing = prepared.capabilities.placing
@@ -226,14 +226,14 @@ def save_shards(prepared: Prepared, folder: Path) -> None:
     )
 
 
-def _eos_ids(prepared: Prepared, tokenizer: Tokenizer | None) -> frozenset[int]:
+def _eos_ids(prepared: EnginePlan, tokenizer: Tokenizer | None) -> frozenset[int]:
     return frozenset(prepared.generation.get("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
 
 
-def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Grammars) -> Admission:
+def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: Grammars) -> InputProcessor:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
-    bounds = Bounds(
+    bounds = ModelLimits(
         prepared.vocab_size,
         prepared.plan.max_model_len,
         config.max_logprobs,
@@ -247,10 +247,12 @@ def _admission(prepared: Prepared, tokenizer: Tokenizer | None, grammars: Gramma
     processors = load_processors(config.logits_processors)
     eos = _eos_ids(prepared, tokenizer)
     thoughts = functools.cache(lambda: _thoughts(prepared, tokenizer))
-    return Admission(bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, thoughts=thoughts)
+    return InputProcessor(
+        bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, thoughts=thoughts
+    )
 
 
-def _thoughts(prepared: Prepared, tokenizer: Tokenizer | None) -> Thoughts | str:
+def _thoughts(prepared: EnginePlan, tokenizer: Tokenizer | None) -> ReasoningMarkers | str:
     structured, family = prepared.config.structured_outputs_config, str(prepared.hf_config.model_type)
     if structured.reasoning_parser_plugin is not None:
         load_plugin(structured.reasoning_parser_plugin)

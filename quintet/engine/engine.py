@@ -1,8 +1,8 @@
 """The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
 
-A step is three lines: the scheduler plans it, the runner runs it, finish() (answers.py) appends what came out and tells
-the caller.
-Where the device works behind the host, a step is planned and started while the one before it still runs (flights.py),
+A step is three lines: the scheduler plans it, the runner runs it, finish() (step_output.py) appends the tokens and
+builds deltas for the caller.
+Where the device works behind the host, a step is planned and started while the one before it still runs (in_flight.py),
 and what a call returns is of the step before: the device finds its next step waiting, the host works while it computes.
 Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
 """
@@ -13,21 +13,21 @@ from pathlib import Path
 
 import torch
 
-from quintet.engine.answers import Answers
-from quintet.engine.elsewhere.books import Counts, Elsewhere
-from quintet.engine.flights import Flights
-from quintet.engine.grammar import Grammars, wait_for_any
-from quintet.engine.interrupts import Uninterrupted
-from quintet.engine.profiler import Profiler
-from quintet.engine.ranks.balancer import Balance, Balancer
-from quintet.engine.repetition import Repetition
-from quintet.engine.request import Admitted, FinishReason, Request
-from quintet.engine.runner import Steps
-from quintet.engine.scheduler import Plan, Scheduler
-from quintet.engine.stats import Stats
-from quintet.engine.weight_files import Weights
+from quintet.common.interrupts import Uninterrupted
+from quintet.engine.executor.model_runner import StepRunner
+from quintet.engine.in_flight import InFlightSteps
+from quintet.engine.kv_transfer.manager import KVTransferManager, TransferStats
+from quintet.engine.observability.profiler import Profiler
+from quintet.engine.observability.stats import Stats
+from quintet.engine.parallel.eplb.balancer import Balancer, BalanceStats
+from quintet.engine.repetition_detection import RepetitionDetector
+from quintet.engine.request import CoreRequest, FinishReason, Request
+from quintet.engine.scheduler import Scheduler, StepPlan
+from quintet.engine.step_output import StepOutputProcessor
+from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
+from quintet.model_loader.weight_files import Weights
 from quintet.outputs import TokenDelta
-from quintet.platforms.interface import ASIDE, DROPPED, CacheLost, DeviceLost
+from quintet.structured_output.grammar import Grammars, wait_for_any
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: Steps,
+        runner: StepRunner,
         overlap: bool = False,
         grammars: Grammars | None = None,
         profiler: Profiler | None = None,
@@ -46,15 +46,15 @@ class Engine:
         self.profiler = profiler or Profiler()
         self._spans = self.profiler.spans
         self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
-        self._unready: list[Request] = []  # whose grammars are perhaps not compiled yet
-        self._flights = Flights(runner)
-        self._answers = Answers(scheduler, self._flights, jumps=not runner.edited)
+        self._unready: list[Request] = []  # requests with grammars that may not be compiled yet
+        self._flights = InFlightSteps(runner)
+        self._answers = StepOutputProcessor(scheduler, self._flights, jumps=not runner.edited)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self.balancer: Balancer | None = None  # where experts move between ranks
         self._num_added = 0
         self._losses = 0  # of the cache, since a step landed
-        self.staged = False  # steps run in stages, one behind the other: no request is in two whose tokens are drawn
+        self.staged = False  # pipeline stages: several steps run, and no request samples in two of them
         self.ahead = int(overlap)  # steps that are left running
 
     def __len__(self) -> int:
@@ -63,10 +63,10 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether step() has anything to do."""
+        """True if step() has anything to do."""
         return bool(self._answers.requests or self._deltas or self._flights)
 
-    def add(self, admitted: Admitted) -> None:
+    def add(self, admitted: CoreRequest) -> None:
         """Queues a request; ValueError says why it cannot be, and then nothing has changed."""
         self.check_awake()
         if admitted.request_id in self._answers.requests:
@@ -74,7 +74,7 @@ class Engine:
         request = Request(admitted, self._num_added)
         circles = admitted.params.repetition_detection
         if circles is not None and circles.max_pattern_size:
-            request.repetition = Repetition(circles)
+            request.repetition = RepetitionDetector(circles)
         if admitted.grammar:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")
@@ -96,7 +96,7 @@ class Engine:
                 self._answers.end(self._answers.requests[request_id], FinishReason.ABORT)
 
     def step(self) -> list[TokenDelta]:
-        """One step for everybody -> what it added to each request; with overlap, what the step before it added.
+        """Runs one step -> what it added to each request; with overlap, what the step before it added.
 
         The caller's work on these deltas then goes on while the device computes the next ones.
         """
@@ -104,12 +104,12 @@ class Engine:
         return self.take()
 
     def take(self) -> list[TokenDelta]:
-        """What compute() has left."""
+        """Returns and clears the deltas of compute()."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def compute(self) -> None:
-        """step(), but what it added stays here until take(): an interrupted one then loses nobody's tokens."""
+        """Like step(), but its deltas stay here until take(), so that an interruption loses no tokens."""
         try:
             if self._spans.events is not None:
                 self._spans.begin()
@@ -128,7 +128,7 @@ class Engine:
                 self._rest(self.scheduler.elsewhere, started)
             if self.scheduler.pool.journal is not None:
                 self.scheduler.pool.journal.publish()
-        except BaseException:  # Ctrl-C, at whatever line: nobody knows what was written
+        except BaseException:  # Ctrl-C, at any line: what was written is not known
             with Uninterrupted():
                 self._start_over()
             raise
@@ -137,13 +137,13 @@ class Engine:
             self.profiler.stepped()
 
     def wait_for_grammars(self) -> None:
-        """Until it is known of every request's whether it can be compiled."""
+        """Waits until the grammar of every request is compiled or has failed."""
         for request in self._unready:
             if request.grammar is not None:
                 request.grammar.wait()
 
     def _heed_grammars(self) -> None:
-        """Ends the requests whose grammars cannot be compiled; while all wait for theirs, waits a moment."""
+        """Ends requests with grammars that cannot be compiled; while all wait for theirs, waits a moment."""
         if len(self._unready) == len(self._answers.requests):
             wait_for_any(request.grammar for request in self._unready)
         with Uninterrupted():
@@ -156,27 +156,27 @@ class Engine:
                 elif not request.ready:
                     self._unready.append(request)
 
-    def _bring_in(self, elsewhere: Elsewhere) -> None:
-        """Pages from elsewhere that have come."""
+    def _bring_in(self, elsewhere: KVTransferManager) -> None:
+        """Takes in the KV pages that the connector has loaded; fails requests that it cannot serve."""
         if elsewhere.council is not None and elsewhere.council.due and self._flights:
             self._land()
         with Uninterrupted():
             for request, why in elsewhere.bring_in():
                 self._deltas.append(self._answers.fail(request, why))
 
-    def _rest(self, elsewhere: Elsewhere, started: bool) -> None:
-        """While nothing runs: waits a moment for pages that somebody waits for, or hands over the last."""
+    def _rest(self, elsewhere: KVTransferManager, started: bool) -> None:
+        """Without requests: finishes storing pages. While no step runs: waits a moment for KV pages of requests."""
         if not self._answers.requests:
             elsewhere.settle()
         elif elsewhere.arriving and not started and not self._flights:
             elsewhere.wait()
 
     def _goes_ahead(self) -> bool:
-        """Whether the next step is planned and started before the host knows what the running one draws.
+        """True if the next step is planned and started before the host knows what the running one draws.
 
-        Not where pages are so few that somebody might be preempted: the running step may end another, and nobody is.
-        Nor where tokens were guessed, for it depends on them how many there are, or can be, after what is drawn; nor
-        where a grammar decides several.
+        Not if pages are so few that a request might be preempted: the running step may end another and free pages. Nor
+        with drafts: the number of tokens after the draw depends on how many are accepted. Nor where a grammar decides
+        several tokens.
         """
         if self.staged:
             return self.scheduler.has_room()
@@ -187,8 +187,8 @@ class Engine:
 
     @torch.inference_mode()  # for both halves: to enter it takes microseconds
     def _launch(self) -> bool:
-        """Plans a step, starts its model, and draws: at once, or where the draw looks back on tokens of the running
-        step (penalties, grammars, user code that edits logits), when that has landed. Whether all of it went well."""
+        """Plans a step, starts its model, and draws: at once, or, where the draw depends on tokens of the running step
+        (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
         plan = self.scheduler.schedule()
         if self._spans.events is not None:
             self._spans.lap("schedule", plan)
@@ -206,8 +206,8 @@ class Engine:
         return True
 
     def _land(self, keep: int = 0) -> None:
-        """Takes in what the steps gave, but for the last `keep`. An error of a step, not of one request, ends it for
-        all who were in it, and for them alone."""
+        """Collects the results of all steps but the last `keep`. An error of a step, not of one request, ends all
+        requests in it, and no others."""
         for plan, result in self._flights.land(keep):
             if isinstance(result, Exception):
                 self._fail(plan, result)
@@ -223,11 +223,11 @@ class Engine:
                 if self.scheduler.elsewhere is not None:
                     self.scheduler.elsewhere.offer(plan.entered)
 
-    def _fail(self, plan: Plan, error: Exception) -> None:
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
-        cache: a page is written before it is read, and where memory is full there is no room for another. Where the
-        cache is lost, nobody ends, unless it is lost twice without a step between: then the step may be why. Where the
-        device is, the error ends the engine."""
+        cache: a page is written before it is read, and where memory is full there is no room for another. If the
+        cache is lost, no request ends, unless it is lost twice without a step between: then the step may be why. If the
+        device is lost, the error ends the engine."""
         if isinstance(error, DeviceLost):
             raise error
         lost = isinstance(error, CacheLost)
@@ -279,8 +279,8 @@ class Engine:
         return freed
 
     def wake_up(self) -> None:
-        """Memory, and the weights as before; those that were dropped are read again. Whatever it raises, the engine is
-        still asleep then, and the call may be repeated. Awake already, nothing.
+        """Restores memory and weights; dropped weights are read again. If it raises, the engine is still asleep, and
+        the call may be repeated. Does nothing if the engine is awake.
         """
         if self.asleep:
             self._runner.wake()
@@ -290,7 +290,7 @@ class Engine:
             logger.info("awake")
 
     def reload_weights(self, folder: Path | Weights | None) -> None:
-        """Other weights of the same model, written over those that are there; nothing is compiled or recorded anew.
+        """Overwrites the weights with others of the same model; nothing is compiled or recorded anew.
 
         Steps that run are waited for. Requests go on with the tokens that they have: what these left in the cache is
         computed again. ValueError if the folder's weights do not fit, and then nothing has changed.
@@ -320,8 +320,8 @@ class Engine:
 
     def stats(self) -> Stats:
         scheduler = self.scheduler
-        elsewhere = Counts() if scheduler.elsewhere is None else scheduler.elsewhere.counts
-        balance = Balance() if self.balancer is None else self.balancer.balance
+        elsewhere = TransferStats() if scheduler.elsewhere is None else scheduler.elsewhere.counts
+        balance = BalanceStats() if self.balancer is None else self.balancer.balance
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quintet.engine.elsewhere.handoff import Handoff, handoff_of
-from quintet.engine.thoughts import OUTSIDE, Marks
+from quintet.chat.reasoning_tokens import OUTSIDE, Marks
+from quintet.engine.kv_transfer_params import TransferParams, handoff_of
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
-    from quintet.engine.drafts import History
-    from quintet.engine.grammar import Matcher
+    from quintet.engine.kv_cache.manager import PrefixMatch
     from quintet.engine.pooling.pooler import Gathered
-    from quintet.engine.repetition import Repetition
-    from quintet.engine.tables import Found
-    from quintet.types import Array
+    from quintet.engine.repetition_detection import RepetitionDetector
+    from quintet.engine.spec_decode.ngram import TokenHistory
+    from quintet.interface.types import Array
+    from quintet.structured_output.grammar import Matcher
 
 
 FIRST, LAST, EACH = "first", "last", "each"  # of the tokens of a text
-UNKNOWN = -1  # in the place of a token that a running step samples
+PLACEHOLDER = -1  # in the place of a token that a running step samples
 
 
 class FinishReason(str, enum.Enum):
@@ -36,7 +36,7 @@ class FinishReason(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Admitted:
+class CoreRequest:
     """One completion as admission made it: the facts of a request, which never change. Encodes with msgspec."""
 
     request_id: str
@@ -55,16 +55,16 @@ class Admitted:
     marks: Marks | None = None  # of its thoughts, where thinking_token_budget bounds them
     thought: int = OUTSIDE  # tokens of one that the prompt has begun
     pooling: PoolingParams | None = None  # what numbers are wanted of it; None: text
-    rows: str = ""  # whose hidden states those are made of: the first token's, the last's, all
+    rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
     types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
-        """Those in the places of tokens start .. stop - 1."""
+        """Returns the embeddings in the places of tokens start .. stop - 1."""
         row = len(self.embeds) // len(self.prompt_ids)  # bytes
         return memoryview(self.embeds)[row * start : row * stop]
 
     def counting(self, start: int, count: int) -> range:
-        """Positions, among `count` tokens from `start` on, whose hidden states its numbers are made of."""
+        """Positions of the tokens that are pooled, among `count` tokens from `start` on."""
         last = len(self.prompt_ids) - 1
         wanted = {FIRST: 0, LAST: last}.get(self.rows)
         if wanted is None:
@@ -73,8 +73,8 @@ class Admitted:
 
 
 @dataclass(slots=True)
-class Held:
-    """The slots of a request's states, in a model that has some; 0: none. Slots' own books (slots.py draws them)."""
+class StateSlots:
+    """Slots of a request's states, in a model that has some; 0: none. Only Slots changes them (see state_slots.py)."""
 
     state: int = 0  # after num_state tokens, which are all that are computed
     following: int = 0  # that the planned step writes
@@ -91,7 +91,7 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """The books of one completion.
+    """State of one completion.
 
     Its tokens lie in stretches, and each border is moved from one place:
 
@@ -105,32 +105,32 @@ class Request:
     While no step runs, at least the last known token is left to compute; with one left, a request decodes.
     """
 
-    admitted: Admitted
+    admitted: CoreRequest
     order: int = 0  # of admission: settles ties
     params: SamplingParams = field(init=False)  # admitted.params: every step looks there
-    handoff: Handoff | None = field(init=False)  # its pages, and another engine
+    handoff: TransferParams | None = field(init=False)  # its pages, and another engine
     num_prompt: int = field(init=False)
     token_ids: list[int] = field(init=False)
     num_known: int = field(init=False)
     num_drafts: int = 0  # tokens at the end that were guessed, and are drawn by the step that computes them
-    num_computed: int = 0  # tokens whose K and V are in the cache, or will be when the running steps have landed
+    num_computed: int = 0  # tokens with K and V in the cache, or there when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
     rows: "list[Array | None]" = field(default_factory=list)  # pages as the batch wants them, None where they changed
     trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
-    slots: Held = field(default_factory=Held)  # of its state
-    found: "Found | None" = None  # of its beginning in the prefix cache, while it waits
-    asked: bool = False  # whether pages from elsewhere were asked for since it was last queued
-    num_fetched: int = 0  # tokens of its beginning that came from elsewhere since then
+    slots: StateSlots = field(default_factory=StateSlots)  # of its state
+    found: "PrefixMatch | None" = None  # of its beginning in the prefix cache, while it waits
+    asked: bool = False  # whether the KV connector was asked for pages since it was last queued
+    num_fetched: int = 0  # tokens of its beginning that the KV connector loaded since then
     num_there: int = 0  # tokens that were cached when they had come
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
     scheduled: float | None = None  # time.monotonic() when its first step was planned
-    num_scored: int = 0  # positions of the prompt whose log-probabilities were given out
-    history: "History | None" = None  # of the drafts
-    repetition: "Repetition | None" = None  # of its output, if the caller asked for it
+    num_scored: int = 0  # positions of the prompt that log-probabilities were returned for
+    history: "TokenHistory | None" = None  # of the drafts
+    repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
     gathered: "Gathered | None" = None  # what steps have given of a text that becomes numbers
 
@@ -154,12 +154,12 @@ class Request:
 
     @property
     def tokens_left(self) -> int:
-        """How many more tokens may be drawn; those that running steps draw count as drawn."""
+        """Tokens that may still be drawn; those that running steps draw count as drawn."""
         return self.num_prompt + self.admitted.max_tokens - len(self.token_ids)
 
     @property
     def looks_back(self) -> bool:
-        """Whether its next token is drawn by what the tokens before it are, and not by their number alone."""
+        """True if its next draw depends on the values of the tokens before it, and not on their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
         shaped = bool(self.admitted.grammar) or self.admitted.marks is not None
@@ -167,28 +167,28 @@ class Request:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be scheduled: its grammar, if it has one, is compiled."""
+        """True if it may be scheduled: its grammar, if it has one, is compiled."""
         return self.grammar is None or self.grammar.ready
 
     def expect(self) -> None:
         """A step was started that draws its next token."""
-        self.token_ids.append(UNKNOWN)
+        self.token_ids.append(PLACEHOLDER)
 
     def guess(self, token_ids: Sequence[int]) -> None:
-        """What may follow all known tokens: the next step computes it, too, and draws after each."""
+        """Appends draft tokens after all known ones: the next step computes them, too, and draws after each."""
         self.token_ids += token_ids
         self.num_drafts = len(token_ids)
 
     def land(self) -> list[int]:
-        """The step that drew after its drafts has landed -> what they were. They are no longer there; take() what was
-        drawn, and then settle()."""
+        """The step that drew after its drafts has landed: removes and returns them. take() what was drawn, and then
+        settle()."""
         drafts = self.token_ids[self.num_known :] if self.num_drafts else []
         if drafts:
             self.forget_unknown()
         return drafts
 
     def settle(self) -> None:
-        """What was computed of drafts that were not drawn counts no more: the last token is left to compute."""
+        """Drops the computation of rejected drafts: the last token is left to compute."""
         self.num_computed = self.num_known - 1
 
     def take(self, token_id: int) -> FinishReason | None:
@@ -213,14 +213,14 @@ class Request:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether prompt log-probabilities are still to be given out; the last position of a prompt has none."""
+        """True if prompt log-probabilities are still to be returned; the last position of a prompt has none."""
         asked = self.params.prompt_logprobs is not None and self.admitted.scored
         return asked and self.num_scored < self.num_prompt - 1
 
     def scored(self, start: int, count: int) -> range:
-        """Positions, among `count` tokens from `start` on, whose log-probabilities are to be given out.
+        """Positions, among `count` tokens from `start` on, that still need log-probabilities.
 
-        A preempted request gave out the first of them before; the last token of a prompt has none.
+        A preempted request has returned the first of them before; the last token of a prompt has none.
         """
         if not self.wants_scores:
             return range(0)

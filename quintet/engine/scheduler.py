@@ -1,11 +1,11 @@
-"""Who runs next: hands each request a number of tokens out of one budget. Plain data; no device, no tensors.
+"""Scheduler: gives each request a number of tokens of one step's budget. Plain data; no device, no tensors.
 
 Prefill, chunked prefill and decode are the same thing, a stretch num_computed : num_computed + n of a request's
 tokens. A request is waiting or running; a running one holds the pages of its computed tokens.
 
 A step may be planned while the one before it runs: expect() then leaves places for the tokens that are not known yet.
 A device runs steps in the order in which they were started, so a page that goes from one request to another is written
-by a later step after every earlier one; nobody has to wait for it.
+by a later step after every earlier one, and no step has to wait for it.
 """
 
 import bisect
@@ -15,40 +15,40 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.engine.drafts import Lookup
-from quintet.engine.elsewhere.books import Elsewhere, Entered, Wait
-from quintet.engine.request import UNKNOWN, Request
-from quintet.engine.tables import Found, Tables
+from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, forget_cache, missing_pages
+from quintet.engine.kv_transfer.manager import Entered, KVTransferManager, Wait
+from quintet.engine.request import PLACEHOLDER, Request
+from quintet.engine.spec_decode.ngram import NgramProposer
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one step may hold."""
+class SchedulerLimits:
+    """Limits of one step."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_logit_rows: int  # tokens whose logits are computed
+    max_logit_rows: int  # tokens that logits are computed for
     chunked: bool = True
     by_priority: bool = False
     long_prefill: int = 0  # a prompt with more tokens is long, and a step computes so many of it at most; 0: none is
     max_partial: int | None = None  # prompts that are partly computed after a step
     max_long: int | None = None  # of which are long
-    at_once: int = 1  # steps that run one behind the other, in stages: each takes its part of those who decode
+    at_once: int = 1  # steps that run one behind the other, in stages: each takes its part of the requests that decode
 
     def is_long(self, request: Request) -> bool:
         return 0 < self.long_prefill < request.num_prompt
 
 
 @dataclass
-class Plan:
+class StepPlan:
     """One step: how many tokens each request computes, in the order of the batch."""
 
     tokens: dict[Request, int] = field(default_factory=dict)
     committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
-    entered: list[Entered] = field(default_factory=list)  # the same with their hashes, if they may go elsewhere
-    late: list[Request] = field(default_factory=list)  # who fill a page with a token that is not known yet
+    entered: list[Entered] = field(default_factory=list)  # the same with their hashes, for the KV connector
+    late: list[Request] = field(default_factory=list)  # requests that fill a page with a token that is not known yet
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0  # of them; counted when the step was started
@@ -60,7 +60,7 @@ class Plan:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For a trace."""
+        """Counts for a trace."""
         return {
             "requests": len(self.tokens),
             "tokens": self.num_tokens,
@@ -83,16 +83,16 @@ class Plan:
 
 
 class Scheduler:
-    """Two ordered lists, and what requests hold."""
+    """Scheduler of requests: two ordered lists (waiting, running), and the pages that requests hold."""
 
-    def __init__(self, limits: Limits, tables: Tables, drafts: Lookup | None = None) -> None:
+    def __init__(self, limits: SchedulerLimits, tables: KVCacheManager, drafts: NgramProposer | None = None) -> None:
         self.limits, self.tables, self.pool, self._drafts = limits, tables, tables.pool, drafts
-        self.elsewhere: Elsewhere | None = None  # pages that lie outside the cache
+        self.elsewhere: KVTransferManager | None = None  # KV connector, if there is one
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
         self.num_hits = 0
-        self.num_fetched = 0  # that came from elsewhere
+        self.num_fetched = 0  # that the KV connector loaded
         self.num_preemptions = 0
         self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
@@ -101,7 +101,7 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For a trace: requests, and tokens that are to be computed."""
+        """Counts for a trace: requests, and tokens that are to be computed."""
         left = sum(len(each.token_ids) - each.num_computed for each in (*self.running, *self.waiting))
         return {"requests": len(self.running), "waiting": len(self.waiting), "tokens": left}
 
@@ -119,12 +119,12 @@ class Scheduler:
         self.tables.release(request)
 
     def lend(self, request: Request) -> dict[str, Any] | None:
-        """What the answer of a request that ends says of its pages, if another engine goes on with its prompt."""
+        """Returns kv_transfer_params for the response of a request that ends, if another engine continues it."""
         return None if self.elsewhere is None or not request.pages else self.elsewhere.lend(request)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
-        plan = Plan()
+        plan = StepPlan()
         for request in self.running if self.tables.windows else ():
             self.tables.trim(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
@@ -143,9 +143,9 @@ class Scheduler:
             self._admit(plan)
         return plan
 
-    def _guess(self, decodes: Sequence[Request], drafts: Lookup) -> None:
-        """Drafts for those who decode, as far as tokens and rows of logits are left when all have theirs, and pages: no
-        draft takes a page from a request, nor more than half of what is left from prompts."""
+    def _guess(self, decodes: Sequence[Request], drafts: NgramProposer) -> None:
+        """Adds drafts to requests that decode, from the tokens, rows of logits and pages that are left: a draft takes
+        no page from a request, and drafts leave prompts at least half of the tokens and rows that are left."""
         left = min(self.limits.max_num_batched_tokens, self.limits.max_logit_rows) - len(decodes)
         if self.waiting or len(self.running) > len(decodes):
             left //= 2  # for prompts
@@ -160,7 +160,7 @@ class Scheduler:
                     request.forget_unknown()
 
     def has_drafts(self) -> bool:
-        """Whether somebody's next tokens can be guessed, if the running step is waited for."""
+        """True if drafts for a running request exist, once the running step has landed."""
         if self._drafts is None or not self._drafts.serves(len(self.running)):
             return False
         return any(
@@ -168,15 +168,15 @@ class Scheduler:
         )
 
     def has_room(self) -> bool:
-        """Whether the running requests find pages for their next tokens without taking them from one another."""
+        """True if there are free pages for the next tokens of all running requests, without preemption."""
         most, free = self.limits.max_num_batched_tokens, self.pool.num_free
         groups = len(self.tables.groups)
         if free >= groups * (len(self.running) + most // self.tables.page_size):  # each begins a page, and fills others
             return True
         ends = [(request, min(len(request.token_ids), request.num_computed + most)) for request in self.running]
-        return sum(self.tables.missing(request, end) for request, end in ends) <= free
+        return sum(missing_pages(request, end, self.tables.page_size) for request, end in ends) <= free
 
-    def _share(self, request: Request, plan: Plan, start: int) -> int:
+    def _share(self, request: Request, plan: StepPlan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
 
         Rows are never short for decodes: they come first, and there are rows for max_num_seqs of them.
@@ -188,16 +188,16 @@ class Scheduler:
         scored = request.scored(start, count)
         return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
 
-    def _chunk(self, request: Request, plan: Plan, start: int) -> int:
-        """The same for a prompt, of which a step may have to compute less."""
+    def _chunk(self, request: Request, plan: StepPlan, start: int) -> int:
+        """The same for a prompt; a step may have to compute less of it."""
         count = min(self._share(request, plan, start), self._longest)
         return self.tables.cut(request, start, start + count) - start if self.limits.chunked else count
 
-    def _grow(self, request: Request, plan: Plan, count: int) -> None:
+    def _grow(self, request: Request, plan: StepPlan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
         end = request.num_computed + count
-        if self.tables.missing(request, end):
-            while self.tables.missing(request, end) > self.pool.num_free:
+        if missing_pages(request, end, self.tables.page_size):
+            while missing_pages(request, end, self.tables.page_size) > self.pool.num_free:
                 if self.elsewhere is not None and self.elsewhere.give_way():
                     continue
                 victim = self.running[-1]
@@ -207,8 +207,8 @@ class Scheduler:
             self.tables.reserve(request, end)
         self._enter(request, plan, count)
 
-    def _preempt(self, request: Request, plan: Plan) -> None:
-        """Back to the queue; what it had computed is computed again, or found in the prefix cache."""
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        """Moves it back to the queue; its tokens are computed again, or found in the prefix cache."""
         self.running.remove(request)
         for page in plan.committed.pop(request, ()):  # it was in this step already: they will not be written
             self.pool.forget(page)
@@ -219,7 +219,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.add(request)
 
-    def _admit(self, plan: Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         next_one = 0
         while next_one < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             request = self.waiting[next_one]
@@ -256,17 +256,17 @@ class Scheduler:
             self._enter(request, plan, count)
 
     def _waits_for(self, request: Request) -> Wait:
-        """What has to come before it can be begun: its grammar, pages of its beginning that lie elsewhere, room."""
+        """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
         if not request.ready:
             return Wait.COMES
         return Wait.NO if self.elsewhere is None else self.elsewhere.ask(request, alone=not self.running)
 
     def _may_cut(self, request: Request) -> bool:
-        """Whether its prompt may take several steps. One that is scored always may: its rows might never fit one."""
+        """True if its prompt may take several steps. One that is scored always may: its rows might never fit one."""
         return self.limits.chunked or request.wants_scores
 
-    def _may_begin(self, request: Request, plan: Plan) -> bool:
-        """Whether one more may be partly computed after this step. With one token left, a request decodes."""
+    def _may_begin(self, request: Request, plan: StepPlan) -> bool:
+        """True if one more prompt may be partly computed after this step. With one token left, a request decodes."""
         begun = [r for r in self.running if len(r.token_ids) - r.num_computed - plan.tokens.get(r, 0) > 1]
         most, most_long = self.limits.max_partial, self.limits.max_long
         if most is not None and len(begun) >= most:
@@ -275,7 +275,7 @@ class Scheduler:
             return True
         return sum(self.limits.is_long(r) for r in begun) < most_long
 
-    def _begin(self, request: Request, found: Found) -> None:
+    def _begin(self, request: Request, found: PrefixMatch) -> None:
         if request.num_preemptions == 0:
             request.scheduled = request.scheduled or time.monotonic()
             request.num_cached = found.tokens
@@ -284,8 +284,8 @@ class Scheduler:
             self.num_hits += found.tokens - fetched
             self.num_fetched += fetched
 
-    def _enter(self, request: Request, plan: Plan, count: int) -> None:
-        """Into the plan; the pages that the step fills can be found from now on, by this very step too."""
+    def _enter(self, request: Request, plan: StepPlan, count: int) -> None:
+        """Adds it to the plan; from now on the pages that the step fills are in the prefix cache, for this step too."""
         plan.enter(request, count)
         if self.tables.slots is not None:
             self.tables.slots.follow(request)
@@ -298,15 +298,15 @@ class Scheduler:
         if known > request.num_committed:
             self._commit(request, plan, known)
 
-    def _commit(self, request: Request, plan: Plan, full: int) -> None:
-        """Its first `full` pages can be found."""
+    def _commit(self, request: Request, plan: StepPlan, full: int) -> None:
+        """Adds its first `full` pages to the prefix cache."""
         entered = self.tables.commit(request, full)
         if entered:
             plan.committed.setdefault(request, []).extend(entered)
             if self.elsewhere is not None:
                 plan.entered += [(page, self.pool.digest(page)) for page in entered]
 
-    def advance(self, plan: Plan) -> None:
+    def advance(self, plan: StepPlan) -> None:
         """The step was started: its tokens count as computed."""
         for request, count in plan.tokens.items():
             start = request.num_computed
@@ -317,16 +317,16 @@ class Scheduler:
                 self.tables.slots.advance(request)
                 self.tables.keep_state(request)
 
-    def expect(self, plan: Plan, failed: Collection[Request] = ()) -> None:
-        """The step was drawn, and the next may be planned before it has landed: who samples is one token longer by
-        then, but for those whose last token it is, on which nothing is computed, and those who end for they `failed`.
+    def expect(self, plan: StepPlan, failed: Collection[Request] = ()) -> None:
+        """The step was drawn, and the next may be planned before it has landed: requests that sample get an unknown
+        token, except for those that reach their last token (no step computes it), and those that `failed`.
         """
         for request in plan.tokens:
             more = request.tokens_left > 1 and request not in failed
             if more and request.num_computed == len(request.token_ids):
                 request.expect()
 
-    def commit_late(self, plan: Plan) -> None:
+    def commit_late(self, plan: StepPlan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late:
             if request in plan.tokens and _begun(request):  # it has not ended
@@ -336,7 +336,7 @@ class Scheduler:
         plan.late = [request for request in plan.late if request.num_drafts]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
-        """Nothing in the cache can be relied on, and after Ctrl-C not even these books: they are written anew. All
+        """Nothing in the cache can be relied on, and after Ctrl-C not even this bookkeeping: it is made anew. All
         requests begin again, and nothing is found of earlier ones."""
         self.tables.clear()
         if self.elsewhere is not None:
@@ -349,7 +349,7 @@ class Scheduler:
             request.forget_unknown()
             if request.grammar is not None:
                 request.grammar.begin_again()
-            self.tables.forget(request)
+            forget_cache(request)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
@@ -357,8 +357,8 @@ class Scheduler:
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             tail = request.token_ids[request.num_known :]
-            assert (UNKNOWN not in tail) if request.num_drafts else (tail == [UNKNOWN] * len(tail)), request
-            assert request.num_drafts in (0, len(tail)) and UNKNOWN not in request.token_ids[: request.num_known], (
+            assert (PLACEHOLDER not in tail) if request.num_drafts else (tail == [PLACEHOLDER] * len(tail)), request
+            assert request.num_drafts in (0, len(tail)) and PLACEHOLDER not in request.token_ids[: request.num_known], (
                 request
             )
         assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
@@ -376,5 +376,5 @@ def _by_priority(request: Request) -> Key:
 
 
 def _begun(request: Request) -> bool:
-    """Whether it holds pages, or a state."""
+    """True if it holds pages, or a state."""
     return bool(request.pages) or request.slots.state != 0

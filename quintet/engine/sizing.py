@@ -1,27 +1,27 @@
-"""How large the steps and the cache of an engine are: what a step may hold, and how many pages there are."""
+"""Sizes of an engine's steps and cache: the limits of a step, and the number of pages."""
 
 from typing import Any
 
 from quintet.config import EngineConfig
-from quintet.engine.memory import Footprint, MemoryPlan, plan_memory
-from quintet.engine.ranks.meeting import least_of_all
-from quintet.engine.runner import Ranks
-from quintet.engine.scheduler import Limits
-from quintet.engine.worker import ModelSizes, Worker
-from quintet.types import Extent, Variant
+from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
+from quintet.engine.parallel.setup import least_of_all
+from quintet.engine.scheduler import SchedulerLimits
+from quintet.interface.types import Extent, Variant
 
-LONG = 0.04  # of max_model_len: a prompt with more tokens is long, where nobody says when it is
+LONG = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
 STAGED = 128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
-def limits_of(config: EngineConfig, plan: MemoryPlan) -> Limits:
-    """What a step may hold. How many prompts are long, as in vLLM; how many requests run, states have a say in."""
+def limits_of(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
+    """Returns the limits of a step. Long prompts are limited as in vLLM; running requests also by the state slots."""
     length, most = plan.max_model_len, plan.num_requests
     staged = config.pipeline_parallel_size > 1 and config.enable_chunked_prefill
     several = (config.max_num_partial_prefills or 1) > 1
     long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
-    return Limits(
+    return SchedulerLimits(
         max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
         max_num_batched_tokens=min(config.max_num_batched_tokens, STAGED) if staged else config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
@@ -34,7 +34,7 @@ def limits_of(config: EngineConfig, plan: MemoryPlan) -> Limits:
     )
 
 
-def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Ranks) -> MemoryPlan:
+def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: WorkerGroup) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
     tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:  # a whole prompt must find room
@@ -44,7 +44,7 @@ def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Rank
         most = largest(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
         width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
         took = worker.estimate(Extent(most, hf_config.hidden_size, width))
-        return plan_memory(config, Footprint(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
+        return plan_memory(config, ModelMemory(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
 
     least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
     return least if ranks.channel is None else least_of_all(least, ranks.channel)

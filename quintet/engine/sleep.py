@@ -1,8 +1,8 @@
-"""What sleeps in an engine, by the names that vLLM gives it."""
+"""Tags of what sleeps in an engine, by the names that vLLM gives them."""
 
 from collections.abc import Sequence
 
-from quintet.names import refuse_unknown
+from quintet.common.suggestions import refuse_unknown
 
 TAGS = ("weights", "kv_cache")
 

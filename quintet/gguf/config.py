@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.gguf import defaults
+from quintet.gguf.cursor import Array, shown
 from quintet.gguf.file import File, Stored
 from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
-from quintet.gguf.values import Array, shown
 
 Entries = dict[str, Any]
 
@@ -27,7 +27,7 @@ COMMON: Mapping[str, str] = {
 
 
 class Model:
-    """All files of a model: what they say, and their tensors."""
+    """Metadata and tensors of all files of a model."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self.path, self.metadata = files[0].path, files[0].metadata
@@ -44,7 +44,7 @@ class Model:
         self.prefix = str(name)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Of the architecture's entries; a list of equal numbers, one for each layer, is the number."""
+        """Returns an entry of the architecture; a list of equal numbers, one for each layer, becomes the number."""
         value = self.metadata.get(f"{self.prefix}.{key}", default)
         if not isinstance(value, Array) or value.of_strings:
             return value
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def biased(self) -> bool:
-        """Whether queries have a bias."""
+        """True if queries have a bias."""
         return self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias")
 
     @property
@@ -115,7 +115,7 @@ def _as_said(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one of GGUF's is one of our families."""
+    """Mapping of one of GGUF's architectures to one of our families."""
 
     kind: Callable[[Model], str]  # model_type
     names: Names
@@ -125,7 +125,7 @@ class Architecture:
 
 
 def config(model: Model) -> Entries:
-    """What config.json says. ValueError names what the file lacks, or what of it is not understood."""
+    """Returns the entries of config.json. ValueError names what the file lacks, or what of it is not understood."""
     said = _shape(model) | model.architecture.entries(model)
     said |= _tokens(model) | {"dtype": _dtype(model)}
     types = _types(model)
@@ -159,7 +159,7 @@ def _tokens(model: Model) -> Entries:
 
 
 def generation(model: Model) -> Entries:
-    """What generation_config.json says."""
+    """Returns the entries of generation_config.json."""
     try:
         return defaults.generation(model.metadata)
     except ValueError as error:
@@ -167,7 +167,7 @@ def generation(model: Model) -> Entries:
 
 
 def _types(model: Model) -> dict[str, str]:
-    """The type of each module whose weight is not in floats."""
+    """Returns the GGUF type of each module with a weight that is not in floats."""
     found: dict[str, str] = {}
     for name, (_, each) in model.tensors.items():
         base, _, last = name.rpartition(".")
@@ -180,7 +180,7 @@ def _types(model: Model) -> dict[str, str]:
 
 
 def _dtype(model: Model) -> str:
-    """What the matrices that are in floats are in, if they all are; those of blocks are computed in bfloat16."""
+    """Returns the first of bfloat16, float16 and float32 that a matrix is in; quantized ones compute in bfloat16."""
     kinds = {each.kind.name for _, each in model.tensors.values() if len(each.shape) > 1}
     wanted = {DTYPES.get(kind, "bfloat16") for kind in kinds}
     one = next((each for each in ("bfloat16", "float16", "float32") if each in wanted), "bfloat16")
@@ -292,7 +292,7 @@ def _qwen3_moe(model: Model) -> Entries:
 
 
 def _qwen_experts(model: Model, renormalized: bool) -> Entries:
-    """As llama.cpp computes them, which knows no other weights of the experts."""
+    """Experts as llama.cpp computes them: the weights are renormalized or not by the architecture alone."""
     both = model.has("blk.0.ffn_gate_up_exps.weight")
     name = "blk.0.ffn_gate_up_exps.weight" if both else "blk.0.ffn_gate_exps.weight"
     width = model.shape(name, axes=3)[1] // (2 if both else 1)
@@ -331,7 +331,7 @@ def _layers(model: Model) -> int:
 
 
 def _scored(model: Model, deepest: int) -> float:
-    """What scores are divided by the root of: the file does not say, and the deepest Gemma has one of its own."""
+    """Returns the number that scores are divided by the root of: no entry has it, and the deepest Gemma has its own."""
     return model.whole("embedding_length") // model.heads if model.whole("block_count") == deepest else model.head_dim
 
 

@@ -1,10 +1,10 @@
-"""What else a GGUF file says for those who use its model: chat templates, and how its answers are drawn and end."""
+"""Chat templates, sampling defaults and end tokens of a GGUF file."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.gguf.values import shown
+from quintet.gguf.cursor import shown
 from quintet.gguf.vocabulary import read_ends
 
 TEMPLATE = "tokenizer.chat_template"
@@ -32,9 +32,9 @@ def templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
 
 
 def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What generation_config.json would say: how answers are drawn, and "eos_token_id", all ids that end one.
+    """Returns generation_config.json's entries: sampling defaults, and "eos_token_id", all ids that end an answer.
 
-    Ways to draw that quintet does not have (mirostat, xtc) are left out.
+    Samplers that quintet does not have (mirostat, xtc) are left out.
     """
     said: dict[str, Any] = {}
     for key, (name, kind) in SAMPLING.items():

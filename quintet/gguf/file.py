@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quintet.gguf.kinds import KINDS, Kind
-from quintet.gguf.values import Array, Cursor, Damaged, shown
+from quintet.gguf.cursor import Array, CorruptFile, Cursor, shown
+from quintet.gguf.tensor_types import KINDS, TensorType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -28,15 +28,15 @@ Value = int | float | bool | str | Array
 class Stored(NamedTuple):
     """A tensor in a file."""
 
-    kind: Kind
-    shape: tuple[int, ...]  # the last axis is that whose neighbours lie together, as torch has it
+    kind: TensorType
+    shape: tuple[int, ...]  # the last axis is contiguous, as in torch
     start: int  # bytes from the beginning of the file
     size: int  # bytes
 
 
 @dataclass(frozen=True)
 class File:
-    """What one file says. Lists of its metadata read the file when they are asked."""
+    """Content of one file. Lists of its metadata are read from the file on access."""
 
     path: Path
     metadata: Mapping[str, Value]
@@ -61,12 +61,12 @@ def read(path: Path) -> File:
         raise FileNotFoundError(f"{path} is no file; check the path")
     try:
         return _read(path)
-    except Damaged as error:
+    except CorruptFile as error:
         raise ValueError(f"{path}: {error}; fetch it again") from None
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether it is a file that begins like one."""
+    """Returns whether a path is a file that begins with GGUF's magic."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:
@@ -120,7 +120,7 @@ def _read(path: Path) -> File:
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         if size < 24:
-            raise Damaged(f"it has {size} bytes, fewer than a GGUF file's beginning")
+            raise CorruptFile(f"it has {size} bytes, fewer than a GGUF file's beginning")
         data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     cursor = Cursor(data)
     tensors, entries = _beginning(cursor)
@@ -129,14 +129,14 @@ def _read(path: Path) -> File:
 
 
 def _beginning(cursor: Cursor) -> tuple[int, int]:
-    """How many tensors and metadata entries there are."""
+    """Reads the header: the numbers of tensors and of metadata entries."""
     if cursor.data[: len(MAGIC)] != MAGIC:
-        raise Damaged(f"it begins with {cursor.data[: len(MAGIC)]!r}, not with {MAGIC!r}, so it is no GGUF file")
+        raise CorruptFile(f"it begins with {cursor.data[: len(MAGIC)]!r}, not with {MAGIC!r}, so it is no GGUF file")
     cursor.at = len(MAGIC)
     version = cursor.number("I", "the version")
     if version not in VERSIONS:
         swapped = struct.unpack(">I", struct.pack("<I", version))[0] in VERSIONS
-        raise Damaged(
+        raise CorruptFile(
             "it is big-endian, and quintet reads little-endian files"
             if swapped
             else f"it is of GGUF version {version}, and quintet reads versions 2 and 3"
@@ -148,7 +148,7 @@ def _beginning(cursor: Cursor) -> tuple[int, int]:
         (entries, MOST_ENTRIES, LEAST_ENTRY, "metadata entries"),
     ):
         if count > min(most, room // least):
-            raise Damaged(f"it says that it holds {count} {what}, more than it has room for or a model has")
+            raise CorruptFile(f"it says that it holds {count} {what}, more than it has room for or a model has")
     return tensors, entries
 
 
@@ -157,7 +157,7 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     for index in range(count):
         key = cursor.text(f"the name of metadata entry {index}", MOST_KEY)
         if key in found:
-            raise Damaged(f"metadata entry {shown(key)} stands there twice")
+            raise CorruptFile(f"metadata entry {shown(key)} stands there twice")
         kind = cursor.number("I", f"the type of {shown(key)}")
         found[key] = cursor.value(kind, f"metadata entry {shown(key)}")
     return found
@@ -166,14 +166,14 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 def _alignment(metadata: Mapping[str, Value]) -> int:
     said = metadata.get("general.alignment", ALIGNMENT)
     if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
-        raise Damaged(f"general.alignment is {shown(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
+        raise CorruptFile(f"general.alignment is {shown(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
     return said
 
 
 class _Listed(NamedTuple):
     """A tensor as the table has it."""
 
-    kind: Kind
+    kind: TensorType
     shape: tuple[int, ...]
     offset: int  # bytes from where the data begins
     size: int
@@ -184,9 +184,9 @@ def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Stored]:
     for index in range(count):
         name = cursor.text(f"the name of tensor {index}", MOST_NAME)
         if not name.isprintable():
-            raise Damaged(f"tensor {shown(name)} has a name that cannot be printed")
+            raise CorruptFile(f"tensor {shown(name)} has a name that cannot be printed")
         if name in listed:
-            raise Damaged(f"tensor {shown(name)} stands there twice")
+            raise CorruptFile(f"tensor {shown(name)} stands there twice")
         listed[name] = _listed(cursor, name, alignment)
     start = cursor.at + -cursor.at % alignment
     _check_places(listed, cursor.end - start)
@@ -197,16 +197,16 @@ def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
     what = f"tensor {shown(name)}"
     axes = cursor.number("I", what)
     if not 1 <= axes <= MOST_AXES:
-        raise Damaged(f"{what} has {axes} axes, not 1 to {MOST_AXES}")
+        raise CorruptFile(f"{what} has {axes} axes, not 1 to {MOST_AXES}")
     shape = tuple(cursor.number("Q", what) for _ in range(axes))[::-1]
     number, offset = cursor.number("I", what), cursor.number("Q", what)
     kind = KINDS.get(number)
     if kind is None:
-        raise Damaged(f"{what} is of type {number}, which quintet does not know")
+        raise CorruptFile(f"{what} is of type {number}, which quintet does not know")
     if 0 in shape or shape[-1] % kind.values:
-        raise Damaged(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.values}")
+        raise CorruptFile(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.values}")
     if offset % alignment:
-        raise Damaged(f"{what} begins at {offset}, no multiple of the alignment, {alignment}")
+        raise CorruptFile(f"{what} begins at {offset}, no multiple of the alignment, {alignment}")
     blocks = shape[-1] // kind.values
     for length in shape[:-1]:
         blocks *= length
@@ -214,14 +214,14 @@ def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
 
 
 def _check_places(listed: Mapping[str, _Listed], room: int) -> None:
-    """All within the file, no two in one place."""
+    """Checks that all tensors are within the file, and no two overlap."""
     last, before = 0, ""
     for name, each in sorted(listed.items(), key=lambda entry: entry[1].offset):
         if each.offset < last:
-            raise Damaged(f"tensor {shown(name)} begins within {shown(before)}")
+            raise CorruptFile(f"tensor {shown(name)} begins within {shown(before)}")
         last, before = each.offset + each.size, name
         if last > room:
-            raise Damaged(
+            raise CorruptFile(
                 f"tensor {shown(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at {each.offset}, "
                 f"and the file has {max(room, 0)} bytes of tensors: it is cut short, or not the file it was"
             )

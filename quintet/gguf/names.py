@@ -1,4 +1,4 @@
-"""What GGUF calls a model's tensors, by architecture, and what our modules call them; and how they were changed."""
+"""Maps GGUF's tensor names to our modules' names, by architecture, and describes how the tensors were changed."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Names:
     transposed: tuple[str, ...] = ()  # of the modules: [out, in] in GGUF, [in, out] in the model's own checkpoints
 
     def module(self, name: str) -> str | None:
-        """Of a tensor's name without its last part; None: the model has no such module."""
+        """Returns the module of a tensor's name without its last part; None: the model has no such module."""
         if name in self.ends:
             return self.ends[name]
         if expert := ALONE.fullmatch(name):
@@ -60,7 +60,7 @@ class Names:
         return f"{self.layers}.{int(block[1])}.{self.blocks[block[2]]}"
 
     def modules(self, name: str) -> tuple[str, ...]:
-        """All that a tensor is of, in the order of its rows: several where the file joins what the model has apart."""
+        """Returns a tensor's modules, in the order of its rows: several if the file joins what the model has apart."""
         block = BLOCK.fullmatch(name)
         apart = FUSED.get(block[2], ()) if block is not None and block[2] not in self.blocks else ()
         found = [self.module(f"blk.{block[1]}.{each}") for each in apart] if block is not None else []
@@ -104,7 +104,7 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def unturned(rows: int, head_dim: int) -> list[int]:
-    """For each row of q or k as the model has them, the row of the file.
+    """Returns, for each row of q or k as the model has them, the row of the file.
 
     Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file. ValueError where
     the rows are no heads.

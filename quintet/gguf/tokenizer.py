@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quintet.gguf.pretokens import WORDS
+from quintet.gguf.pretokenizers import WORDS
 from quintet.gguf.vocabulary import NAMED, Kind, Vocabulary
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
 
 
 def _spelled(vocabulary: Vocabulary) -> Any:
-    """From letters for bytes. Where a letter of a byte that no UTF-8 has is a token by itself, it means the letter."""
+    """Decoder of letters for bytes. A letter of a byte that UTF-8 never has, if a token by itself, means the letter."""
     from tokenizers import decoders
 
     own = {token for token, kind in vocabulary.pairs if kind == Kind.USER_DEFINED}
@@ -118,7 +118,7 @@ def _unescaped(strip: bool) -> Any:
 
 
 def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
-    """In the file, what begins a word has a space before it, and what continues one stands bare."""
+    """Builds a WordPiece tokenizer. In the file, word beginnings have a space before them, continuations have none."""
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import WordPiece
 
@@ -134,7 +134,7 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
 
 
 def _usual(token: str, kind: int) -> str:
-    """As vocab.txt has it."""
+    """Returns the token as vocab.txt has it."""
     if kind not in (Kind.NORMAL, Kind.UNUSED) or (token.startswith("[") and token.endswith("]") and len(token) > 2):
         return token
     return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
@@ -159,7 +159,7 @@ def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:
 
 
 def _frame(made: "Tokenizer", vocabulary: Vocabulary) -> None:
-    """What stands before and behind a text."""
+    """Adds the special tokens before and behind a text."""
     from tokenizers.processors import TemplateProcessing
 
     ends = "seperator" if vocabulary.model == "bert" else "eos"

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says of its vocabulary, checked: tokens, kinds, scores, merges, and names."""
+"""Reads and checks the vocabulary in a GGUF file's metadata: tokens, kinds, scores, merges, and names."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from quintet.gguf.pretokens import WORDS
-from quintet.gguf.values import shown
-from quintet.names import nearest
+from quintet.common.suggestions import nearest
+from quintet.gguf.cursor import shown
+from quintet.gguf.pretokenizers import WORDS
 
 MOST = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
 READ = ("llama", "gpt2", "gemma4", "bert")
@@ -53,12 +53,12 @@ HOLES = frozenset(
     )
 )  # fmt: skip
 ALSO_END = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # of "tokenizer.ggml.<...>_token_id"
-# Part of what a model says, whatever the file calls them: an answer is told by these into its channels.
+# Part of a model's text, whatever kind the file gives them: the output parser splits an answer's channels by them.
 SAID = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 
 class Kind(IntEnum):
-    """What a token is; the numbers are the format's."""
+    """Kind of a token; the numbers are the format's."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -90,12 +90,12 @@ class Vocabulary:
 
     @property
     def pairs(self) -> Iterator[tuple[str, int]]:
-        """Each token with its kind."""
+        """Tokens, each with its kind."""
         return zip(self.tokens, self.kinds, strict=True)
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """Of a file's metadata, as quintet.gguf.file reads it. ValueError names what is missing or cannot be."""
+    """Reads the vocabulary of a file's metadata, as quintet.gguf.file returns it. ValueError names what is wrong."""
     said = _Said(metadata)
     model = _model(said)
     pre = _pre(said, model)
@@ -209,12 +209,12 @@ def _pre(said: _Said, model: str) -> str:
     if pre not in WORDS:
         match = nearest(pre, WORDS) if isinstance(pre, str) else None
         hint = f" (the nearest is {match!r})" if match else ""
-        raise ValueError(f"nobody knows how its tokenizer.ggml.pre, {shown(str(pre))}, cuts texts{hint}; {_MEND}")
+        raise ValueError(f"its tokenizer.ggml.pre, {shown(str(pre))}, is not a known pre-tokenizer{hint}; {_MEND}")
     return str(pre)
 
 
 def _tokens(said: _Said) -> list[str]:
-    """Each once: what is empty, or no text, gets a name that no text has."""
+    """Returns distinct tokens: one that is empty, or no text, gets a name that no text has."""
     found = said.texts("tokens")
     if not found:
         raise ValueError(f"it has no tokens (tokenizer.ggml.tokens); {_MEND}")
@@ -250,7 +250,7 @@ def _merges(said: _Said) -> list[tuple[str, str]]:
 
 
 def _ids(said: _Said, model: str, count: int) -> dict[str, int]:
-    """Those that are said and there, else the defaults; a number past the vocabulary's end is as good as none."""
+    """Returns the ids in the metadata, else the defaults; an id past the vocabulary's end counts as missing."""
     found = {}
     for name in NAMED:
         stated, default = said.number(name), DEFAULTS[model].get(name)
@@ -276,7 +276,7 @@ def _ends(said: _Said, tokens: Sequence[str], named: Mapping[str, int]) -> tuple
 
 
 def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """What ends an answer is a control token, and what divides it is none, whatever the file says."""
+    """Corrects the file's kinds: tokens that end an answer are control tokens, and channel markers are not."""
     found = [each if 0 <= each <= max(Kind) else Kind.UNDEFINED for each in kinds]
     for number in ends:
         found[number] = Kind.CONTROL

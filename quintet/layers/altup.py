@@ -10,11 +10,11 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, Layer, whole
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, whole
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import router
+from quintet.layers.moe.moe import router
 from quintet.layers.norm import RMSNorm
-from quintet.weights import Part, Weight
 
 Streams = tuple[Tensor, ...]  # [T, H] each
 
@@ -31,9 +31,9 @@ class Lanes:
 
 
 class AltUp(Layer):
-    """What a layer's streams are before it computes one, and after."""
+    """Predicts a layer's streams before the layer computes one of them, and corrects them after."""
 
-    def __init__(self, build: Build, lanes: Lanes) -> None:
+    def __init__(self, build: BuildContext, lanes: Lanes) -> None:
         super().__init__(build, "predict_streams", "correct_streams", "scale", "softcap")
         self._build, self._lanes, count = build, lanes, lanes.count
         self.router_norm = RMSNorm(build, lanes.hidden, lanes.eps)
@@ -77,7 +77,7 @@ class SparseMLP(GatedMLP):
     """The gate keeps what it has above its mean and some standard deviations: of numbers that are spread as normal ones
     a share of `sparsity` becomes 0."""
 
-    def __init__(self, build: Build, sizes: tuple[int, int], kind: str, sparsity: float) -> None:
+    def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, sparsity: float) -> None:
         """sizes: (hidden, features inside)."""
         super().__init__(build, *sizes, kind)
         self.ops.take("keep_above")
@@ -102,7 +102,7 @@ class SparseMLP(GatedMLP):
 class Spread(nn.Module):
     """One stream becomes several, each as large as the first; or several one, their mean."""
 
-    def __init__(self, build: Build, products: Iterable[nn.Module]) -> None:
+    def __init__(self, build: BuildContext, products: Iterable[nn.Module]) -> None:
         """`products`: of each stream but the first."""
         super().__init__()
         self._products, self._ops = tuple(products), build.ops.take("as_large", "add", "scale")

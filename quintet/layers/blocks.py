@@ -1,21 +1,21 @@
-"""Blocks and trunks whose parts stand in one order, under whatever names a family's checkpoints have for them."""
+"""Blocks and trunks with their parts in a fixed order, under the names that a family's checkpoints have for them."""
 
 import math
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import across
 from quintet.layers.embedding import Embedding, PositionEmbedding
-from quintet.layers.mixing import Cache
-from quintet.layers.stages import Stage, without
+from quintet.layers.layer_state import StepState
+from quintet.layers.pipeline import Stage, without
 
 
 class Named(nn.Module):
     """Modules by the checkpoint's names; subclasses say what each place is for."""
 
-    def __init__(self, build: Build, parts: Mapping[str, nn.Module]) -> None:
+    def __init__(self, build: BuildContext, parts: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self._ops = build.ops.take("add")
         for name, part in parts.items():
@@ -26,7 +26,7 @@ class Named(nn.Module):
 class SerialBlock(Named):
     """Norm, attention, norm, feed-forward: the second branch reads what the first has added."""
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         before, attend, between, feed = self._parts
         x, residual = before(x, residual)
         x, residual = between(attend(x, cache), residual)
@@ -37,7 +37,7 @@ class SerialBlock(Named):
 class ParallelBlock(Named):
     """Norm, attention, feed-forward, or with a norm before each: both branches read the same (GPT-J 2021)."""
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         before, attend, *own, feed = self._parts
         normed, total = before(x, residual)
         fed = feed(own[0](total) if own else normed)
@@ -47,7 +47,7 @@ class ParallelBlock(Named):
 class PostNormBlock(Named):
     """Attention, norm, feed-forward, norm: each branch reads the plain residual (OLMo 2, 2024)."""
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         attend, after, feed, last = self._parts
         x = x if residual is None else self._ops.add(x, residual)
         x = self._ops.add(after(attend(x, cache)), x)
@@ -57,7 +57,7 @@ class PostNormBlock(Named):
 class BetweenNormsBlock(Named):
     """Norm, attention, norm, norm, feed-forward, norm: one before each branch and one after."""
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         before, attend, after, between, feed, last = self._parts
         x, residual = before(x, residual)
         x, residual = between(after(attend(x, cache)), residual)
@@ -68,7 +68,7 @@ class BetweenNormsBlock(Named):
 class Trunk(Named):
     """As Decoder: an embedding, what is done to its rows (positions are added, norms applied), blocks, a last norm."""
 
-    def __init__(self, build: Build, parts: Mapping[str, nn.Module], scale: float = 1.0) -> None:
+    def __init__(self, build: BuildContext, parts: Mapping[str, nn.Module], scale: float = 1.0) -> None:
         super().__init__(build, parts)
         self._build, self._scale = build, scale
         build.ops.take("take_rows", "scale")
@@ -86,7 +86,7 @@ class Trunk(Named):
         without(self, stage, before, layers, [after])
         self._parts = tuple(self.children())
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         if not self._build.stage.first:
             return across(self.blocks, self._parts[-1], None, cache, self._build)
         table, *more, blocks, last = self._parts

@@ -1,4 +1,4 @@
-"""What a model is built with: bound ops, mixers, communicator and the few sizes that are not the checkpoint's."""
+"""Build context of a model: bound ops, mixers, communicator and the few sizes that are not the checkpoint's."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -8,51 +8,51 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.dealing import Dealing
-from quintet.layers.forms import Forms
-from quintet.layers.mixing import Mixing
-from quintet.layers.stages import Stage
+from quintet.interface.platform import Communicator
+from quintet.interface.types import AttentionSpec, StateSpec
+from quintet.interface.weights import Weight
+from quintet.layers.layer_state import LayerMixer
+from quintet.layers.moe.expert_placement import ExpertPlacement
+from quintet.layers.pipeline import Stage
+from quintet.layers.quantization import QuantizationPlan
 from quintet.ops import Ops
-from quintet.platforms.interface import Communicator
-from quintet.types import AttentionSpec, StateSpec
-from quintet.weights import Weight
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a model's step gives; it is settled when the model is built."""
+class RequestedOutputs:
+    """Outputs that a model's step returns; fixed when the model is built."""
 
     logits: bool = True
     hidden: bool = False  # of the same rows, normalised
-    taps: tuple[int, ...] = ()  # layers whose output is given for each token; what the first takes in is 0
+    taps: tuple[int, ...] = ()  # layers that return their output for each token; 0: the first layer's input
 
 
 @dataclass(frozen=True)
 class KVScaling:
-    """Where the scales of K and V come from, for a cache in fp8."""
+    """Source of the scales of K and V, for a cache in fp8."""
 
     names: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # attention's path -> K's and V's tensor
     computed: bool = False  # from what a first prompt gives, whatever a checkpoint says
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildContext:
     """Injected into every layer; there is no current platform."""
 
     ops: Ops
-    mixing: Callable[[AttentionSpec | StateSpec], Mixing]
+    mixing: Callable[[AttentionSpec | StateSpec], LayerMixer]
     comm: Communicator
     dtype: torch.dtype
     page_size: int
     max_model_len: int  # tokens; rotary tables reach as far
-    forms: Forms = Forms()  # of the products' weights
+    forms: QuantizationPlan = QuantizationPlan()  # of the products' weights
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
-    wanted: Wanted = Wanted()
+    wanted: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
-    dealing: Dealing | None = None  # how whole experts are given to ranks; None: each is cut
+    dealing: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
@@ -82,14 +82,14 @@ def replacements(named: Mapping[str, str]) -> dict[str, type]:
 
 
 class Layer(nn.Module):
-    """A module that says where its parameters come from. The loader reads, the platform places."""
+    """A module that declares where its parameters come from. The loader reads them, the platform places them."""
 
     def __new__(cls, *args: Any, **settings: Any) -> Any:
-        """What stands in the layer's place on this platform, if something does."""
-        build = next(each for each in (*args, *settings.values()) if isinstance(each, Build))
+        """Makes the platform's subclass of the layer, if there is one."""
+        build = next(each for each in (*args, *settings.values()) if isinstance(each, BuildContext))
         return super().__new__(build.replaced(cls))
 
-    def __init__(self, build: Build, *ops: str) -> None:
+    def __init__(self, build: BuildContext, *ops: str) -> None:
         """`ops`: those that forward() calls."""
         super().__init__()
         self.ops = build.ops.take(*ops)
@@ -111,20 +111,20 @@ class Layer(nn.Module):
 
     @property
     def placed(self) -> dict[str, Tensor]:
-        """What was assigned, by its name: other numbers may be written into it."""
+        """Tensors that were assigned, by name: other numbers may be written into them."""
         return dict(self.named_parameters(recurse=False))
 
 
 def settle(model: nn.Module) -> None:
-    """Tells every layer of a whole model where it stands."""
+    """Calls settle() of every layer of a whole model with its path."""
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             module.settle(path)
 
 
 @dataclass(frozen=True)
-class Split:
-    """How an axis of `total` features is shared out: one range per rank."""
+class Shards:
+    """Shares of an axis of `total` features: one range per rank."""
 
     total: int
     ranges: tuple[tuple[int, int], ...]
@@ -133,29 +133,29 @@ class Split:
         start, stop = self.ranges[rank]
         return stop - start
 
-    def times(self, n: int) -> "Split":
+    def times(self, n: int) -> "Shards":
         """The same shares where each unit is n features wide."""
-        return Split(self.total * n, tuple((a * n, b * n) for a, b in self.ranges))
+        return Shards(self.total * n, tuple((a * n, b * n) for a, b in self.ranges))
 
 
-def whole(total: int, size: int) -> Split:
+def whole(total: int, size: int) -> Shards:
     """Every rank keeps all."""
-    return Split(total, ((0, total),) * size)
+    return Shards(total, ((0, total),) * size)
 
 
-def even(total: int, size: int) -> Split:
+def even(total: int, size: int) -> Shards:
     """As even as integers allow: 11 over 3 is 3, 4, 4."""
     bounds = [rank * total // size for rank in range(size + 1)]
-    return Split(total, tuple(zip(bounds[:-1], bounds[1:], strict=True)))
+    return Shards(total, tuple(zip(bounds[:-1], bounds[1:], strict=True)))
 
 
-def padded(total: int, size: int) -> Split:
+def padded(total: int, size: int) -> Shards:
     """Equal shares; the last ones run past the end, where there are zeros."""
     share = -(-total // size)
-    return Split(total, tuple((rank * share, (rank + 1) * share) for rank in range(size)))
+    return Shards(total, tuple((rank * share, (rank + 1) * share) for rank in range(size)))
 
 
-def split_heads(heads: int, kv_heads: int, size: int) -> tuple[Split, Split]:
+def split_heads(heads: int, kv_heads: int, size: int) -> tuple[Shards, Shards]:
     """(query heads, KV heads) per rank, a query head always beside its KV head.
 
     Enough KV heads: each rank takes some, with their queries. Too few: several ranks keep the same KV head and share
@@ -175,4 +175,4 @@ def split_heads(heads: int, kv_heads: int, size: int) -> tuple[Split, Split]:
         for start, stop in even(group, last - first).ranges:
             queries.append((head * group + start, head * group + stop))
             keys.append((head, head + 1))
-    return Split(heads, tuple(queries)), Split(kv_heads, tuple(keys))
+    return Shards(heads, tuple(queries)), Shards(kv_heads, tuple(keys))

@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, Outputs
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
-from quintet.layers.stages import Stage, without
-from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs
+from quintet.layers.pipeline import Stage, without
 
 
 class Staged(Protocol):
-    """A trunk whose layers can be shared out."""
+    """A trunk with layers that pipeline stages can share out."""
 
     def keep(self, stage: Stage) -> None: ...
 
@@ -26,7 +26,7 @@ class Staged(Protocol):
     def blocks(self) -> nn.ModuleList: ...
 
 
-Block = Callable[[Any, Build, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
+Block = Callable[[Any, BuildContext, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
 
 
 class Decoder(nn.Module):
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
     def __init__(
         self,
         config: Any,
-        build: Build,
+        build: BuildContext,
         block: Block,
         scale: float = 1.0,
         norm_offset: float = 0.0,
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         """Only what the stage has."""
         without(self, stage, ["embed_tokens"], "layers", ["norm"])
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         if not self._build.stage.first:
             return across(self.layers, self.norm, None, cache, self._build)
         x = self.embed_tokens.of(cache.batch, 1.0 if self._scales_given else self._scale)
@@ -73,8 +73,8 @@ def across(
     layers: Iterable[Callable[..., Any]],
     norm: nn.Module,
     x: Tensor | None,
-    cache: Cache,
-    build: Build,
+    cache: StepState,
+    build: BuildContext,
     joints: Mapping[int, Callable[[int, Tensor], Tensor]] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
@@ -104,12 +104,14 @@ def across(
 
 
 def wanted_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
-    """Selects the rows of x [T, H] whose outputs are wanted -> [L, H]; x itself where all rows are."""
+    """Selects the rows of x [T, H] that outputs are computed for -> [L, H]; x itself where all rows are."""
     rows: Tensor = x if batch.rows_are_tokens else ops.take_rows(x, batch.rows)
     return rows
 
 
-def through(layers: nn.ModuleList, x: Tensor | None, cache: Cache, build: Build) -> tuple[Tensor, list[Tensor]]:
+def through(
+    layers: nn.ModuleList, x: Tensor | None, cache: StepState, build: BuildContext
+) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps; stages as in
     across()."""
     wanted, taps = build.wanted.taps, []
@@ -128,7 +130,7 @@ class PreNormBlock(nn.Module):
     """Llama's block. It hands its last branch and the residual on apart, so that the next norm can add them."""
 
     def __init__(
-        self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module, norm_offset: float = 0.0
+        self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module, norm_offset: float = 0.0
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
@@ -136,7 +138,7 @@ class PreNormBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self.mlp = mlp
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x, residual = self.post_attention_layernorm(self.self_attn(x, cache), residual)
         return self.mlp(x), residual
@@ -145,7 +147,7 @@ class PreNormBlock(nn.Module):
 class SandwichBlock(nn.Module):
     """Gemma's block: norms, kept around 0, before and after each branch."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(build, width, eps, offset=1.0)
@@ -155,15 +157,15 @@ class SandwichBlock(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(build, width, eps, offset=1.0)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x = self.post_attention_layernorm(self.self_attn(x, cache))
         x, residual = self.pre_feedforward_layernorm(x, residual)
         return self.post_feedforward_layernorm(self.mlp(x)), residual
 
 
-class Family(nn.Module):
-    """What the loader asks of a family's Model: what its checkpoints hold besides, or call otherwise."""
+class ModelBase(nn.Module):
+    """Base of the families' Model classes: what the loader must know of their checkpoints' other tensors and names."""
 
     ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
     silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
@@ -181,7 +183,7 @@ class Family(nn.Module):
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
-        """Of a checkpoint's tensor that is a stack of several: the modules' names for them, and where each lies."""
+        """Returns the modules' names for the parts of a checkpoint's stacked tensor, and where each lies in it."""
         return {}
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -192,7 +194,7 @@ class Family(nn.Module):
         """Called where no logits are wanted: their head is not loaded."""
 
     def stages(self) -> "Staged":
-        """What its layers are shared out of; ValueError where a stage could not go on from what it is handed."""
+        """Returns the trunk that pipeline stages share; ValueError where one could not go on from what it receives."""
         trunk = getattr(self, getattr(self, "trunk_name", ""), None)
         steps = next(each for each in type(trunk).__mro__ if "forward" in vars(each) or each is object)
         if "keep" not in vars(steps):  # it walks through its layers in its own way
@@ -221,8 +223,8 @@ class Family(nn.Module):
         return next(each.width for each in tables if not isinstance(each, PositionEmbedding))
 
 
-class CausalLM(Family):
-    """A trunk and a head: what the Model is of every family that generates."""
+class CausalLM(ModelBase):
+    """A trunk and a head: the Model of every family that generates."""
 
     # a head that is tied may be stored again
     ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
@@ -230,7 +232,7 @@ class CausalLM(Family):
     model: nn.Module
     lm_head: LMHead
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: BuildContext) -> None:
         super().__init__()
         self._wanted, self._vocab = build.wanted, 0  # tokens, where there is no head that says so
 
@@ -243,15 +245,15 @@ class CausalLM(Family):
         del self.lm_head
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
-        """One step: what is kept, and T tokens -> what was wanted of it, and what is kept now."""
-        cache = Cache(state, batch)
+        """Runs one step: the state and T tokens -> the requested outputs, and the new state."""
+        cache = StepState(state, batch)
         x, taps = self.trunk(cache)
         if cache.handed_on:
             return Outputs(None, handed_on=cache.handed_on), cache.state
         logits = self.head(x) if self._wanted.logits else None
         return Outputs(logits, x if self._wanted.hidden else None, tuple(taps)), cache.state
 
-    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         """A step -> hidden states of its rows, and taps."""
         out: tuple[Tensor, list[Tensor]] = getattr(self, self.trunk_name)(cache)
         return out
@@ -263,7 +265,7 @@ class CausalLM(Family):
 
 
 def norm_eps(config: Any) -> float:
-    """Of a model's norms, under the names that configs have for it."""
+    """Returns the epsilon of a model's norms, under the names that configs have for it."""
     names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
     eps: float = next(getattr(config, name) for name in names if hasattr(config, name))
     return eps
@@ -292,7 +294,7 @@ def require(config: Any, entries: Mapping[str, Any]) -> None:
             raise ValueError(f"{config.model_type} with {name}={said!r} is not supported; it has {value!r}")
 
 
-def refuse_long_chunks(config: Any, build: Build) -> None:
+def refuse_long_chunks(config: Any, build: BuildContext) -> None:
     """ValueError where positions begin anew within requests that are served (dual chunk attention, An et al. 2024, of
     Qwen2.5-1M): shorter ones are in one chunk, and attention is plain."""
     said = getattr(config, "dual_chunk_attention_config", None)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.layers.build import Build, Layer, padded, whole
-from quintet.types import Batch
-from quintet.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.interface.types import Batch
+from quintet.interface.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.layers.build import BuildContext, Layer, padded, whole
 
 
 class Embedding(Layer):
@@ -19,7 +19,7 @@ class Embedding(Layer):
     Capabilities.quant): a tied head has the same form, and the two are held once.
     """
 
-    def __init__(self, build: Build, count: int, width: int, replicated: bool = False) -> None:
+    def __init__(self, build: BuildContext, count: int, width: int, replicated: bool = False) -> None:
         super().__init__(build, "embedding", "place_rows", "scale")
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
@@ -76,7 +76,7 @@ class Embedding(Layer):
 class PositionEmbedding(Embedding):
     """Learned positions, on every rank; position p is row `first` + p."""
 
-    def __init__(self, build: Build, count: int, width: int, first: int = 0) -> None:
+    def __init__(self, build: BuildContext, count: int, width: int, first: int = 0) -> None:
         if build.max_model_len > count:
             raise ValueError(
                 f"max_model_len {build.max_model_len} exceeds the {count} positions that the model learned"
@@ -89,7 +89,7 @@ class PositionEmbedding(Embedding):
 
 
 class Sinusoids(PositionEmbedding):
-    """Positions that nobody learned: half of a row are sines, half cosines, of ever longer waves (Vaswani et al. 2017,
+    """Positions that are not learned: half of a row are sines, half cosines, of ever longer waves (Vaswani et al. 2017,
     with the halves side by side)."""
 
     def settle(self, path: str) -> None:

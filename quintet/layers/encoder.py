@@ -6,17 +6,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, even, whole
-from quintet.layers.decoder import Family
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, Outputs
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, even, whole
+from quintet.layers.decoder import ModelBase
 from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import columns, rows
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import MLP, GatedMLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
-from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs
 
 QKV = ("q_proj", "k_proj", "v_proj")
 
@@ -24,19 +24,19 @@ QKV = ("q_proj", "k_proj", "v_proj")
 class PostNorm(nn.Module):
     """Attention and feed-forward, each followed by its sum and a norm."""
 
-    def __init__(self, build: Build, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
+    def __init__(self, build: BuildContext, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
         super().__init__()
         self._add = build.ops.take("add").add
         self.attention, self.attention_norm = attention, LayerNorm(build, width, eps)
         self.mlp, self.norm = mlp, LayerNorm(build, width, eps)
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         x = self.attention_norm(self._add(self.attention(x, cache), x))
         out: Tensor = self.norm(self._add(self.mlp(x), x))
         return out
 
 
-class Encoder(Family):
+class Encoder(ModelBase):
     """The hidden states of the step's rows: words, segments and positions summed and normed, and blocks as BERT's.
 
     Segment ids are those of the batch's inputs, or 0. `names` bring a checkpoint's names to the modules', one after the
@@ -53,7 +53,7 @@ class Encoder(Family):
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         kind = config.model_type
         if build.wanted.logits:
@@ -77,16 +77,16 @@ class Encoder(Family):
         rotary = self.rotary(config, build)
         self.layers = nn.ModuleList(self.block(config, build, i, rotary) for i in range(self.blocks(config)))
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         """Learned ones, added to the words."""
         return PositionEmbedding(build, config.max_position_embeddings, width)
 
-    def rotary(self, config: Any, build: Build) -> Rotary | None:
-        """What turns queries and keys."""
+    def rotary(self, config: Any, build: BuildContext) -> Rotary | None:
+        """Returns the rotary embedding of queries and keys, if there is one."""
         return None
 
     def blocks(self, config: Any) -> int:
-        """How many there are."""
+        """Returns the number of blocks."""
         count: int = config.num_hidden_layers
         return count
 
@@ -94,7 +94,7 @@ class Encoder(Family):
         """The blocks, as a token goes through them."""
         return self.layers
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         attention = SelfAttention(build, heads(config), rotary)
         return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
 
@@ -121,7 +121,7 @@ class Encoder(Family):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""
-        cache, add = Cache(state, batch), self._ops.add
+        cache, add = StepState(state, batch), self._ops.add
         x = self.words.of(batch)
         if self.types is not None:
             x = add(x, self.types(batch.positions * 0 if batch.inputs.types is None else batch.inputs.types))
@@ -140,23 +140,23 @@ STACKS = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj"), "up_gate_pr
 
 
 def eps(config: Any) -> float:
-    """Of its norms."""
+    """Returns the epsilon of the norms."""
     found: float = config.layer_norm_eps
     return found
 
 
-def heads(config: Any, bias: bool = True, **differences: Any) -> Heads:
+def heads(config: Any, bias: bool = True, **differences: Any) -> AttentionSizes:
     """Attention that keeps nothing and sees both ways."""
-    return Heads.of(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
+    return AttentionSizes.of(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
 
 
-def plain_mlp(config: Any, build: Build, bias: bool = True) -> MLP:
+def plain_mlp(config: Any, build: BuildContext, bias: bool = True) -> MLP:
     """down(act(up(x)))."""
     sizes = config.hidden_size, config.intermediate_size
     return MLP(build, sizes, config.hidden_act, ("up_proj", "down_proj"), bias)
 
 
-def gated_mlp(config: Any, build: Build, kind: str, bias: tuple[bool, bool] = (False, False)) -> GatedMLP:
+def gated_mlp(config: Any, build: BuildContext, kind: str, bias: tuple[bool, bool] = (False, False)) -> GatedMLP:
     """down(act(gate(x)) * up(x)); `bias`: of the first two, and of the last."""
     made = GatedMLP(build, config.hidden_size, config.intermediate_size, kind, bias[0])
     if bias[0] != bias[1]:

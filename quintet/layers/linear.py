@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quintet.layers.build import Build, Layer, Split, even, padded, whole
+from quintet.interface.weights import PLAIN, Cut, Form, Matrix, Part, Reader, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, even, padded, whole
 from quintet.ops.registry import of_kind
-from quintet.weights import PLAIN, Cut, Form, Matrix, Part, Reader, Weight
 
 
 @dataclass(frozen=True)
-class Stored:
-    """How a checkpoint keeps a linear layer, where that is not one [out, in] tensor per output."""
+class CheckpointLayout:
+    """Layout of a linear layer in a checkpoint, where that is not one [out, in] tensor per output."""
 
     fused: str | None = None  # all outputs stand one after the other in this one
     transposed: bool = False  # [in, out]
@@ -22,7 +22,7 @@ class Stored:
     order: tuple[int, ...] = ()  # in which the outputs stand in the fused one; (): as they are named
 
 
-class Linear(Layer):
+class ColumnParallelLinear(Layer):
     """y = x W' + b. `outputs` maps checkpoint names, relative to the parent module ("/": absolute), to their splits.
 
     The weight is shared out along its outputs (axis 0), or along its inputs (axis 1) with `by_inputs`.
@@ -32,21 +32,21 @@ class Linear(Layer):
 
     def __init__(
         self,
-        build: Build,
-        inputs: Split,
-        outputs: Mapping[str, Split],
+        build: BuildContext,
+        inputs: Shards,
+        outputs: Mapping[str, Shards],
         bias: bool = False,
-        stored: Stored | None = None,
+        stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build)
         self.form: Form = PLAIN  # of the weight, once settled
         self._reader: Reader | None = None
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
-        self._has_bias, self._stored = bias, stored or Stored()
+        self._has_bias, self._stored = bias, stored or CheckpointLayout()
         self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
         self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
-        self._shares: tuple[Split, Split] | None = None  # of inputs and outputs, where both come together from ranks
-        self._pieces: list[Piece] = []
+        self._shares: tuple[Shards, Shards] | None = None  # of inputs and outputs, where both come together from ranks
+        self._pieces: list[SubLinear] = []
         self._apart = False  # each strip is a part of its own
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
         self.weight: Tensor  # as place() packed it, with scales, zeros and order where its form has them
@@ -68,7 +68,7 @@ class Linear(Layer):
         self._multiply = getattr(self.ops.take(op), op)
 
     def _packed(self, path: str) -> bool:
-        """Whether the checkpoint holds it quantized."""
+        """True if the checkpoint holds it quantized."""
         sources = {part.source.removesuffix(".weight") for part in self._weight(path).parts}
         return any(self._build.forms.reader(each) is not None for each in sources)
 
@@ -89,7 +89,7 @@ class Linear(Layer):
             last = first + 1
             while last < len(held) and held[last] == held[first] and not held[last][0].ordered:
                 last += 1
-            piece = Piece(self._build, self._inputs, dict(named[first:last]), self._has_bias, self._stored)
+            piece = SubLinear(self._build, self._inputs, dict(named[first:last]), self._has_bias, self._stored)
             piece.place_in(path, self._outputs, first)
             self.add_module(f"piece{len(self._pieces)}", piece)
             self._pieces.append(piece)
@@ -102,13 +102,13 @@ class Linear(Layer):
         build, weight = self._build, self._weight(path)
         found = [replace(weight, form=self.form, reader=self._reader)]
         if self._has_bias:
-            splits = [Split(part.shape[0], part.ranges) for part in weight.parts] if self._apart else self._splits
+            splits = [Shards(part.shape[0], part.ranges) for part in weight.parts] if self._apart else self._splits
             biases = tuple(self._bias(part, split) for part, split in zip(weight.parts, splits, strict=True))
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
 
     @property
-    def _splits(self) -> list[Split]:
+    def _splits(self) -> list[Shards]:
         return list(self._outputs.values())
 
     def _weight(self, path: str) -> Weight:
@@ -141,14 +141,14 @@ class Linear(Layer):
         return found
 
     def _offsets(self) -> list[int]:
-        """Where each output begins in the fused tensor, or in each of its strips."""
+        """Returns where each output begins in the fused tensor, or in each of its strips."""
         shares = [split.total // self._stored.strips for split in self._outputs.values()]
         found, offset = [0] * len(shares), self._offset
         for index in self._stored.order or range(len(shares)):
             found[index], offset = offset, offset + shares[index]
         return found
 
-    def _bias(self, weight: Part, split: Split) -> Part:
+    def _bias(self, weight: Part, split: Shards) -> Part:
         """Beside a part of the weight. A sum over ranks adds it once: all but one keep what is past its end, zeros."""
         ranges = split.ranges
         if self._reduce:
@@ -171,10 +171,10 @@ class Linear(Layer):
         return y
 
 
-class Piece(Linear):
+class SubLinear(ColumnParallelLinear):
     """Some outputs of another, which are held in a form of their own: the checkpoint knows them by the other's path."""
 
-    def place_in(self, path: str, outputs: Mapping[str, Split], first: int) -> None:
+    def place_in(self, path: str, outputs: Mapping[str, Shards], first: int) -> None:
         """`outputs` are the other's; the piece begins with number `first`."""
         totals = [split.total for split in outputs.values()]
         self._path, self._offset, self._total = path, sum(totals[:first]), sum(totals)
@@ -188,14 +188,14 @@ class Section(NamedTuple):
 
     source: str
     first: int
-    split: Split
+    split: Shards
     total: int  # rows of the tensor
 
 
-class Sections(Linear):
+class Sections(ColumnParallelLinear):
     """Outputs in another order than checkpoints hold them in: each is a section of one of their tensors."""
 
-    def __init__(self, build: Build, inputs: int, sections: Sequence[Section], bias: bool = False) -> None:
+    def __init__(self, build: BuildContext, inputs: int, sections: Sequence[Section], bias: bool = False) -> None:
         outputs = {f"{each.source}:{number}": each.split for number, each in enumerate(sections)}
         super().__init__(build, whole(inputs, build.size), outputs, bias)
         self._sections = tuple(sections)
@@ -215,7 +215,7 @@ class Sections(Linear):
         raise ValueError(f"{path} is held in several forms, and is one product here; use a checkpoint that holds one")
 
 
-class RowLinear(Linear):
+class RowParallelLinear(ColumnParallelLinear):
     """Every rank sees its own inputs; the outputs are summed over the ranks. Where a row has one scale, of what is
     rounded here, a rank's part of it would have another: there each rank makes some outputs, of all inputs."""
 
@@ -235,7 +235,7 @@ class RowLinear(Linear):
 
     @property
     def _rounds_rows(self) -> bool:
-        """Whether all inputs of a token share a scale, or those of a weight's row that is quantized while loading."""
+        """True if all inputs of a token share a scale, or those of a weight's row that is quantized while loading."""
         form = self.form
         return not form.plain and form.group == 0 and (form.activations == 8 or self._reader is None)
 
@@ -245,7 +245,7 @@ class RowLinear(Linear):
         inputs, outputs = self._shares
         return self._together(self._product(self._together(x, inputs)), outputs)
 
-    def _together(self, x: Tensor, split: Split) -> Tensor:
+    def _together(self, x: Tensor, split: Shards) -> Tensor:
         """[T, a share of the split] of each rank -> [T, total]. Ranks give equally many numbers: what fills up a
         smaller share is left out again."""
         widths = [split.local(rank) for rank in range(self._build.size)]
@@ -259,31 +259,41 @@ class RowLinear(Linear):
 
 
 def columns(
-    build: Build, inputs: int, outputs: Mapping[str, Split], bias: bool = False, stored: Stored | None = None
-) -> Linear:
+    build: BuildContext,
+    inputs: int,
+    outputs: Mapping[str, Shards],
+    bias: bool = False,
+    stored: CheckpointLayout | None = None,
+) -> ColumnParallelLinear:
     """Every rank sees the whole input and computes some outputs."""
-    return Linear(build, whole(inputs, build.size), outputs, bias, stored)
+    return ColumnParallelLinear(build, whole(inputs, build.size), outputs, bias, stored)
 
 
 def rows(
-    build: Build, inputs: Split, output: tuple[str, int], bias: bool = False, stored: Stored | None = None
-) -> Linear:
+    build: BuildContext,
+    inputs: Shards,
+    output: tuple[str, int],
+    bias: bool = False,
+    stored: CheckpointLayout | None = None,
+) -> ColumnParallelLinear:
     """Every rank sees its own inputs; the outputs are summed over the ranks."""
     name, total = output
-    return RowLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
+    return RowParallelLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
-class Vocabulary(Linear):
+class Vocabulary(ColumnParallelLinear):
     """A head's product: its bias is its own where its weight is the embedding's."""
 
-    def _bias(self, weight: Part, split: Split) -> Part:
+    def _bias(self, weight: Part, split: Shards) -> Part:
         return replace(super()._bias(weight, split), source="lm_head.bias")
 
 
 class LMHead(Layer):
     """Logits over the vocabulary, which is padded to equal shares, gathered, and cut back."""
 
-    def __init__(self, build: Build, hidden: int, vocab: int, source: str = "/lm_head", bias: bool = False) -> None:
+    def __init__(
+        self, build: BuildContext, hidden: int, vocab: int, source: str = "/lm_head", bias: bool = False
+    ) -> None:
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
         exact = replace(build, forms=build.forms.of_head())
@@ -296,15 +306,15 @@ class LMHead(Layer):
         return logits[:, : self.vocab]
 
 
-def _in_turn(split: Split) -> bool:
-    """Whether every rank has some, and what they have one after the other is the whole."""
+def _in_turn(split: Shards) -> bool:
+    """True if every rank has a share, and the shares in rank order are the whole."""
     starts, stops = zip(*split.ranges, strict=True)
     follow = starts == (0, *stops[:-1]) and stops[-1] == split.total
     return follow and all(start < stop for start, stop in split.ranges)
 
 
 def _within(stretch: tuple[int, int], first: int, count: int) -> tuple[int, int]:
-    """What a stretch has of `count` units from `first` on, as these count; (0, 0): nothing."""
+    """Returns the part of a stretch within `count` units from `first` on, counted from `first`; (0, 0): nothing."""
     start, stop = max(stretch[0], first), min(stretch[1], first + count)
     return (start - first, stop - first) if start < stop else (0, 0)
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, Layer, even
-from quintet.layers.linear import Stored, columns, rows
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, even
+from quintet.layers.linear import CheckpointLayout, columns, rows
 from quintet.ops.activation import KINDS, UnknownActivation
-from quintet.weights import Part, Weight
 
 OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
@@ -23,7 +23,13 @@ class GatedMLP(Layer):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(
-        self, build: Build, hidden: int, width: int, kind: str, bias: bool = False, stored: Stored | None = None
+        self,
+        build: BuildContext,
+        hidden: int,
+        width: int,
+        kind: str,
+        bias: bool = False,
+        stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build, "gated")
         split = even(width, build.size)
@@ -40,12 +46,12 @@ class MLP(Layer):
 
     def __init__(
         self,
-        build: Build,
+        build: BuildContext,
         sizes: tuple[int, int],  # of what comes in and out, and between
         kind: str,
         names: tuple[str, str],
         bias: bool = True,
-        stored: Stored | None = None,
+        stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build, "activate")
         hidden, split = sizes[0], even(sizes[1], build.size)
@@ -60,7 +66,7 @@ class MLP(Layer):
 class Xielu(Layer):
     """The activation of that name, with what a layer has learned of it."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: BuildContext) -> None:
         super().__init__(build, "xielu")
         self._build = build
         self.learned: Tensor
@@ -78,7 +84,7 @@ class Xielu(Layer):
 class XieluMLP(nn.Module):
     """down(xielu(up(x))), without biases; `sizes` and `names` as MLP's."""
 
-    def __init__(self, build: Build, sizes: tuple[int, int], names: tuple[str, str]) -> None:
+    def __init__(self, build: BuildContext, sizes: tuple[int, int], names: tuple[str, str]) -> None:
         super().__init__()
         hidden, split = sizes[0], even(sizes[1], build.size)
         self.up = columns(build, hidden, {names[0]: split})

@@ -6,8 +6,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from quintet.layers.build import Build, Layer, Split, whole
-from quintet.weights import Part, Weight
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, whole
 
 
 class RMSNorm(Layer):
@@ -16,7 +16,7 @@ class RMSNorm(Layer):
     `offset` is 1 if the weight is kept around 0. What is not `weighed` has ones.
     """
 
-    def __init__(self, build: Build, width: int, eps: float, offset: float = 0.0, weighed: bool = True) -> None:
+    def __init__(self, build: BuildContext, width: int, eps: float, offset: float = 0.0, weighed: bool = True) -> None:
         super().__init__(build, "rms_norm", "add_rms_norm")
         self._build, self._width, self.eps, self.offset = build, width, eps, offset
         self._weighed = weighed
@@ -45,7 +45,7 @@ class RMSNorm(Layer):
 class ShardedRMSNorm(Layer):
     """RMSNorm over features that are shared out over the ranks; a feature that several ranks keep counts once."""
 
-    def __init__(self, build: Build, split: Split, eps: float) -> None:
+    def __init__(self, build: BuildContext, split: Shards, eps: float) -> None:
         super().__init__(build, "rms_norm")
         self._build, self._split, self._eps = build, split, eps
         self.weight: Tensor
@@ -60,7 +60,7 @@ class ShardedRMSNorm(Layer):
         return {"counted": torch.full((self._split.local(rank),), float(first))}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [T, ...], whose other axes together are this rank's features -> the same shape."""
+        """x [T, ...] -> the same shape; its other axes together are this rank's features."""
         flat = x.flatten(1)
         if self._build.size == 1:
             return self.ops.rms_norm(flat, self.weight, self._eps, 0.0).reshape(x.shape)
@@ -77,7 +77,12 @@ class LayerNorm(Layer):
     """
 
     def __init__(
-        self, build: Build, width: int, eps: float, parts: Sequence[str] = ("weight", "bias"), offset: float = 0.0
+        self,
+        build: BuildContext,
+        width: int,
+        eps: float,
+        parts: Sequence[str] = ("weight", "bias"),
+        offset: float = 0.0,
     ) -> None:
         super().__init__(build, "layer_norm", "add")
         self._build, self._width, self._eps, self._parts, self._offset = build, width, eps, tuple(parts), offset
@@ -102,7 +107,7 @@ class LayerNorm(Layer):
         return self.ops.layer_norm(total, self.weight, self.bias, self._eps), total
 
 
-def _vector(build: Build, path: str, name: str, split: Split, shift: float = 0.0) -> Weight:
+def _vector(build: BuildContext, path: str, name: str, split: Shards, shift: float = 0.0) -> Weight:
     part = Part(f"{path}.{name}", (split.total,), split.ranges, shift=shift)
     return Weight(name, (part,), 0, build.rank, build.dtype, "vector")
 
@@ -110,7 +115,7 @@ def _vector(build: Build, path: str, name: str, split: Split, shift: float = 0.0
 class HeadLayerNorm(Layer):
     """Mean and variance of each head normalised, then times a weight of its own: in float32, rounded once."""
 
-    def __init__(self, build: Build, heads: Split, head_dim: int, eps: float, name: str = "") -> None:
+    def __init__(self, build: BuildContext, heads: Shards, head_dim: int, eps: float, name: str = "") -> None:
         """`name`: of a head's weight, by its number, where the checkpoint has them apart, and not in one [H, D]."""
         super().__init__(build, "layer_norm")
         self._build, self._heads, self._dim, self._eps, self._name = build, heads, head_dim, eps, name

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, Layer
+from quintet.interface.types import HeadNorms, Turn
+from quintet.layers.build import BuildContext, Layer
 from quintet.layers.norm import RMSNorm
-from quintet.types import HeadNorms, Turn
 
 Parameters = Mapping[str, Any]
 
@@ -31,13 +31,13 @@ class Extent:
 class Rotary(Layer):
     """One table of cosines and sines, shared by the layers that turn alike.
 
-    With `partial`, of the families whose layers turn the first part of a head where the checkpoint says so; with
-    `neighbours`, of those that pair features 2 i and 2 i + 1 instead of the halves.
+    With `partial`, for families that turn the first part of a head where the checkpoint says so; with `neighbours`, for
+    those that pair features 2 i and 2 i + 1 instead of the halves.
     """
 
     def __init__(
         self,
-        build: Build,
+        build: BuildContext,
         head_dim: int,
         parameters: Parameters,
         trained: int,
@@ -53,8 +53,8 @@ class Rotary(Layer):
         self.table: Tensor
 
     @classmethod
-    def of(cls, build: Build, config: Any, partial: bool = False, neighbours: bool = False) -> "Rotary":
-        """For a model whose layers all turn alike."""
+    def of(cls, build: BuildContext, config: Any, partial: bool = False, neighbours: bool = False) -> "Rotary":
+        """Makes the table of a model in which all layers turn alike."""
         trained = config.max_position_embeddings
         return cls(build, head_dim(config), config.rope_parameters, trained, partial, neighbours)
 
@@ -77,7 +77,7 @@ class Rotary(Layer):
         return turned
 
     def turn(self, of_q: nn.Module | None, of_k: nn.Module | None) -> Turn | None:
-        """What the above do, for a kernel that does more; None where no one op does it."""
+        """Returns the rotary arguments for a kernel that does more than turn; None where no one op does all of it."""
         if of_q is None or of_k is None:
             return Turn(self.table, None, self._neighbours)
         if self._neighbours or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
@@ -92,7 +92,7 @@ def _both(of_q: RMSNorm, of_k: RMSNorm) -> HeadNorms:
 class Growth(Layer):
     """A factor for each position: 1 + beta log(1 + floor((position + shift) / first)), as in Llama 4."""
 
-    def __init__(self, build: Build, beta: float, first: int, shift: int = 0) -> None:
+    def __init__(self, build: BuildContext, beta: float, first: int, shift: int = 0) -> None:
         super().__init__(build, "take_rows", "scale_rows")
         self._served, self._beta, self._first, self._shift = build.max_model_len, beta, first, shift
         self.table: Tensor
@@ -109,14 +109,14 @@ class Growth(Layer):
 
 
 def head_dim(config: Any) -> int:
-    """Features per head: said by the checkpoint, or the hidden size shared out evenly."""
+    """Features per head: from the checkpoint, or the hidden size shared out evenly."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def turned(head_dim: int, parameters: Parameters, partial: bool) -> int:
     """Features of a head that are turned; ValueError where they cannot be.
 
-    Families whose layers turn whole heads ignore a partial_rotary_factor, as transformers does. With a scaling it
+    Families that turn whole heads ignore a partial_rotary_factor, as transformers does. With a scaling it
     fails there, so what such a checkpoint means is not known.
     """
     factor, kind = parameters.get("partial_rotary_factor") or 1.0, _kind(parameters)

@@ -6,7 +6,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quintet.entry_points import entry_points
+from quintet.common.entry_points import entry_points
 
 GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
 
@@ -46,12 +46,12 @@ def register(name: str, model: str | type) -> None:
 
 @functools.cache
 def _plugged() -> dict[str, str]:
-    """What installed packages bring, by the same names; a program's own registrations come before."""
+    """Models of installed packages (entry points), by the same names; a program's own registrations take precedence."""
     return {point.name: point.value for point in entry_points(group=GROUP)}
 
 
 def added() -> Mapping[str, str | type]:
-    """What packages and programs have added, by model_type or architecture."""
+    """Returns the models that packages and programs have added, by model_type or architecture."""
     return {**_plugged(), **_REGISTERED}
 
 
@@ -75,7 +75,7 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
     With `backend`, the one that runs any model by transformers' own code."""
     if backend:
-        made: type = importlib.import_module("quintet.models.backend").Model
+        made: type = importlib.import_module("quintet.models.transformers").Model
         return made
     kind, overrides = config.model_type, overrides or {}
     name = added_for(kind, getattr(config, "architectures", None))

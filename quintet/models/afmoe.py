@@ -1,18 +1,18 @@
-"""Trinity (Arcee 2025): gated attention whose positions are in windows alone, norms around each branch, experts."""
+"""Trinity (Arcee 2025): gated attention with positions in windows alone, norms around each branch, experts."""
 
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window, require
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
@@ -21,15 +21,15 @@ COMPUTED = {"score_func": "sigmoid", "route_norm": True, **dict.fromkeys(("n_gro
 
 
 class Gated(SelfAttention):
-    """What attention gives is multiplied by the sigmoid of another product with what it reads."""
+    """Attention with an output gate: its output is multiplied by the sigmoid of another product of its input."""
 
-    def __init__(self, build: Build, shape: Heads, rotary: Rotary | None) -> None:
+    def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
         super().__init__(build, shape, rotary)
         queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
         self.gate = columns(build, shape.hidden, {"gate_proj": queries.times(shape.head_dim)})
         self._ops = build.ops.take("sigmoid_gate")
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         out: Tensor = self.out(self._ops.sigmoid_gate(self._mixed(x, cache), self.gate(x)))
         return out
 
@@ -39,12 +39,12 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         require(config, COMPUTED)
         hidden, eps, biased = config.hidden_size, config.rms_norm_eps, config.attention_bias
         rotary, norm = Rotary.of(build, config), partial(RMSNorm, build, hidden, eps)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=hidden,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
@@ -59,13 +59,13 @@ class Model(CausalLM):
 
         def attention(index: int) -> Gated:
             window = layer_window(config, index)
-            shape = Heads.of(config, window=window, bias=biased, output_bias=biased)
+            shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
             made = Gated(build, shape, None if window is None else rotary)
             made.q_norm = RMSNorm(build, head_dim(config), eps)
             made.k_norm = RMSNorm(build, head_dim(config), eps)
             return made
 
-        def block(config: Any, build: Build, index: int) -> BetweenNormsBlock:
+        def block(config: Any, build: BuildContext, index: int) -> BetweenNormsBlock:
             mlp: nn.Module
             if index < config.num_dense_layers:
                 mlp = GatedMLP(build, hidden, config.intermediate_size, config.hidden_act)

@@ -1,14 +1,14 @@
-"""ALBERT (Lan et al. 2020), the trunk: BERT whose layers share their weights, and whose words have fewer numbers."""
+"""ALBERT (Lan et al. 2020), the trunk: BERT with layers that share their weights, and narrower word embeddings."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, whole
+from quintet.layers.build import BuildContext, whole
 from quintet.layers.encoder import Encoder
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import columns
-from quintet.layers.mixing import Cache
 from quintet.layers.rope import Rotary
 
 
@@ -19,7 +19,7 @@ class Group(nn.Module):
         super().__init__()
         self.albert_layers = nn.ModuleList(blocks)
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         for block in self.albert_layers:
             x = block(x, cache)
         return x
@@ -48,7 +48,7 @@ class Model(Encoder):
         (".ffn.", ".mlp.up_proj."),
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         if self.widened is None:  # of as many numbers, words go through a product nevertheless
             split = whole(config.hidden_size, build.size)
@@ -63,6 +63,6 @@ class Model(Encoder):
     def order(self) -> Iterable[nn.Module]:
         return self._order
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         single = super().block
         return Group(single(config, build, index, rotary) for _ in range(config.inner_group_num))

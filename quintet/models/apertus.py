@@ -1,11 +1,11 @@
-"""Apertus (Swiss AI Initiative 2025): Llama with QK-norm, and a plain feed-forward whose activation is learned."""
+"""Apertus (Swiss AI Initiative 2025): Llama with QK-norm, and a plain feed-forward with a learned activation."""
 
 from functools import partial
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP, XieluMLP
@@ -18,15 +18,15 @@ class Model(CausalLM):
 
     ignored = (*CausalLM.ignored, r".*\.act_fn\.(beta|eps)")  # 0.5 and -1e-6, which the op has as well
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, eps = Rotary.of(build, config), config.rms_norm_eps
         norm = partial(RMSNorm, build, config.hidden_size, eps)
         biased, names = config.attention_bias, ("up_proj", "down_proj")
         sizes = config.hidden_size, config.intermediate_size
 
-        def block(config: Any, build: Build, index: int) -> SerialBlock:
-            attention = SelfAttention(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
+            attention = SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm = RMSNorm(build, head_dim(config), eps)
             attention.k_norm = RMSNorm(build, head_dim(config), eps)
             plain = config.hidden_act != "xielu"

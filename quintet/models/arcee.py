@@ -1,9 +1,9 @@
-"""AFM (Arcee 2025): Llama with a plain feed-forward, whose activation is squared relu."""
+"""AFM (Arcee 2025): Llama with a plain feed-forward and squared relu as its activation."""
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -13,12 +13,12 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
             mlp = MLP(
                 build,
                 (config.hidden_size, config.intermediate_size),

@@ -3,28 +3,28 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.layers.attention import Heads
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.blocks import slopes
-from quintet.layers.build import Build
-from quintet.layers.linear import Stored
-from quintet.layers.normalised import by_row, normalised
+from quintet.layers.build import BuildContext
+from quintet.layers.linear import CheckpointLayout
+from quintet.layers.normalised_weights import by_row, normalised
 from quintet.layers.rope import Rotary
 from quintet.models import llama
 
 
 class Model(llama.Model):
-    """The same blocks; of Baichuan 2, each token's row of the head has length 1."""
+    """Llama's blocks; in Baichuan 2, each token's row of the head has length 1."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         self._normalised = config.normalised_head
 
-    def _rotary(self, config: Any, build: Build) -> Rotary | None:
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return None if config.alibi else super()._rotary(config, build)
 
-    def _heads(self, config: Any) -> Heads:
+    def _heads(self, config: Any) -> AttentionSizes:
         alibi = slopes(config.num_attention_heads) if config.alibi else None
-        return Heads.of(config, stored=Stored(fused="W_pack"), alibi=alibi)
+        return AttentionSizes.of(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         return normalised(entries, by_row) if self._normalised else entries

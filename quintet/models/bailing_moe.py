@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
-from quintet.layers.normalised import by_column, normalised
+from quintet.layers.normalised_weights import by_column, normalised
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond
 
@@ -31,15 +31,17 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self._check(config)
         self.ignored = (*CausalLM.ignored, beyond(config))
         self._normalised = getattr(config, "norm_head", False)
         rotary, mixture = Rotary.of(build, config, partial=True), _mixture(config)
-        shape = Heads.of(config, bias=getattr(config, "use_qkv_bias", False), stored=Stored(fused="query_key_value"))
+        shape = AttentionSizes.of(
+            config, bias=getattr(config, "use_qkv_bias", False), stored=CheckpointLayout(fused="query_key_value")
+        )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             attention = SelfAttention(build, shape, rotary)
             if config.use_qk_norm:
                 attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
@@ -74,10 +76,10 @@ class Model(CausalLM):
         return normalised(entries, by_column) if self._normalised else entries
 
 
-def _mixture(config: Any) -> Mixture:
+def _mixture(config: Any) -> MoESizes:
     sigmoid = config.score_function == "sigmoid"
     shared = getattr(config, "moe_shared_expert_intermediate_size", None) or config.moe_intermediate_size
-    return Mixture(
+    return MoESizes(
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,

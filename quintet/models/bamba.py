@@ -4,14 +4,14 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Mamba2, Spaces
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
-from quintet.layers.short_conv import check_silu
+from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
+from quintet.layers.ssm.short_conv import check_silu
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -21,11 +21,11 @@ RENAMED = {
 }
 
 
-def spaces(config: Any, **differences: Any) -> Spaces:
+def spaces(config: Any, **differences: Any) -> Mamba2Sizes:
     """The sizes under the names that this family and those after it have."""
     check_silu(config)
     sizes = {"heads": config.mamba_n_heads, "head_dim": config.mamba_d_head, "groups": config.mamba_n_groups}
-    return Spaces(
+    return Mamba2Sizes(
         hidden=config.hidden_size,
         state=config.mamba_d_state,
         taps=config.mamba_d_conv,
@@ -55,16 +55,16 @@ def least(config: Any) -> float:
 class Model(CausalLM):
     """Pre-norm blocks with a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, partial=True)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layers_block_type[index] == "linear_attention":
                 mixer = Mamba2(build, spaces(config))
             else:
-                shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+                shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
                 mixer = SelfAttention(build, shape, rotary)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, mixer, mlp)
@@ -74,7 +74,7 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """As Llama's are called; what stands in attention's place is called so."""
+        """Renames to Llama's names; the mixer in attention's place is self_attn."""
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk, slopes
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import Embedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
@@ -20,13 +20,13 @@ class Model(CausalLM):
 
     trunk_name = "transformer"
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "apply_residual_connection_post_layernorm")
         hidden, heads = config.hidden_size, config.num_attention_heads
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
-        stored = Stored(fused="query_key_value", strips=heads)
-        shape = Heads.of(
+        stored = CheckpointLayout(fused="query_key_value", strips=heads)
+        shape = AttentionSizes.of(
             config, kv_heads=heads, bias=True, output_bias=True, output="dense", stored=stored, alibi=slopes(heads)
         )
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse, require
-from quintet.layers.linear import Stored
+from quintet.layers.linear import CheckpointLayout
 from quintet.models import glm
 
 RENAMED = {
@@ -27,14 +27,14 @@ class Model(glm.Model):
 
     ignored = (*glm.Model.ignored, r"transformer\.rotary_pos_emb\.inv_freq")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         refuse(config, "position_encoding_2d", "add_bias_linear", "apply_residual_connection_post_layernorm")
         refuse(config, "vision_config", "pre_seq_len", "quantization_bit")
         require(config, COMPUTED)
         super().__init__(config, build)
 
-    def _heads(self, config: Any) -> Heads:
-        return Heads.of(config, bias=config.attention_bias, stored=Stored(fused="query_key_value"))
+    def _heads(self, config: Any) -> AttentionSizes:
+        return AttentionSizes.of(config, bias=config.attention_bias, stored=CheckpointLayout(fused="query_key_value"))
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads
-from quintet.layers.linear import Stored
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.linear import CheckpointLayout
 from quintet.models import gptj
 
-QUARTERS = Stored(fused="qkv_proj", strips=4, order=(0, 2, 1))  # as it was trained on TPUs
+QUARTERS = CheckpointLayout(fused="qkv_proj", strips=4, order=(0, 2, 1))  # as it was trained on TPUs
 
 
 class Model(gptj.Model):
     """The same blocks."""
 
-    def _heads(self, config: Any) -> Heads:
-        return Heads.of(config, kv_heads=config.num_attention_heads, output="out_proj", stored=QUARTERS)
+    def _heads(self, config: Any) -> AttentionSizes:
+        return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj", stored=QUARTERS)

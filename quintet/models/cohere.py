@@ -2,19 +2,19 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, split_heads
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.norm import HeadLayerNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.models import cohere2
 
 
 class Model(cohere2.Model):
-    """All layers see everything, and all are turned."""
+    """Full attention with rotary positions in all layers."""
 
-    def _attention(self, config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+    def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         biased = config.attention_bias
-        attention = SelfAttention(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+        attention = SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
         if config.use_qk_norm:
             queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
             attention.q_norm = HeadLayerNorm(build, queries, head_dim(config), config.layer_norm_eps)

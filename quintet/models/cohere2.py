@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import ParallelBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source, layer_window
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -19,7 +19,7 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Parallel blocks under a LayerNorm without bias, neighbours turned, scaled logits, a tied head."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden = config.hidden_size
         norm = partial(self._norm, config, build)
@@ -39,15 +39,15 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
         self._ops, self._scale = build.ops.take("scale"), config.logit_scale
 
-    def _norm(self, config: Any, build: Build) -> nn.Module:
+    def _norm(self, config: Any, build: BuildContext) -> nn.Module:
         return LayerNorm(build, config.hidden_size, config.layer_norm_eps, ("weight",))
 
-    def _feed_forward(self, config: Any, build: Build, index: int) -> nn.Module:
+    def _feed_forward(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
-    def _attention(self, config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+    def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         window, biased = layer_window(config, index), config.attention_bias
-        shape = Heads.of(config, window=window, bias=biased, output_bias=biased)
+        shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
         return SelfAttention(build, shape, None if window is None else rotary)
 
     def head(self, x: Tensor) -> Tensor:

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import layer_window
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 from quintet.models import cohere2
@@ -17,7 +17,7 @@ from quintet.models import cohere2
 class Averaged(MoE):
     """Half of what the chosen experts and the shared ones add up to."""
 
-    def __init__(self, build: Build, mixture: Mixture) -> None:
+    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
         super().__init__(build, mixture)
         self._halved = build.ops.take("scale")
 
@@ -31,12 +31,12 @@ class Model(cohere2.Model):
 
     unstacked = staticmethod(unstacked)
 
-    def _norm(self, config: Any, build: Build) -> nn.Module:
+    def _norm(self, config: Any, build: BuildContext) -> nn.Module:
         if config.rms_norm_eps is None:
             return super()._norm(config, build)
         return RMSNorm(build, config.hidden_size, config.rms_norm_eps)
 
-    def _feed_forward(self, config: Any, build: Build, index: int) -> nn.Module:
+    def _feed_forward(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         if config.mlp_layer_types[index] == "dense":
             return GatedMLP(build, config.hidden_size, config.prefix_dense_intermediate_size, config.hidden_act)
         shared = config.num_shared_experts
@@ -46,7 +46,7 @@ class Model(cohere2.Model):
                 f"{config.model_type} has experts chosen by softmax or sigmoid, and shared ones whose average or sum "
                 f"with them is taken, not {scores!r} and {how!r}"
             )
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
@@ -58,8 +58,8 @@ class Model(cohere2.Model):
         )
         return Averaged(build, mixture) if shared and how == "average" else MoE(build, mixture)
 
-    def _attention(self, config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+    def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         first = config.mlp_layer_types[index] == "dense" and config.prefix_dense_sliding_window_pattern == 1
         window, biased = layer_window(config, index), config.attention_bias
-        shape = Heads.of(config, window=window, bias=biased, output_bias=biased)
+        shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
         return SelfAttention(build, shape, rotary if first or window is not None else None)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from quintet.layers.moe import Mixture
+from quintet.layers.moe.moe import MoESizes
 from quintet.models import deepseek_v3
 
 
@@ -17,13 +17,13 @@ class Model(deepseek_v3.Model):
         return True
 
     @staticmethod
-    def mixture(config: Any) -> Mixture:
+    def mixture(config: Any) -> MoESizes:
         if config.topk_method not in ("greedy", "group_limited_greedy"):
             raise ValueError(
                 f"topk_method {config.topk_method!r} is not known; deepseek_v2 here has greedy and group_limited_greedy"
             )
         limited = config.topk_method == "group_limited_greedy"
-        return Mixture(
+        return MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.n_routed_experts,

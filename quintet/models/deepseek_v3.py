@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from quintet.layers.build import Build
+from quintet.layers.attention.mla import Latent, LatentAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
-from quintet.layers.latent import Latent, LatentAttention
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 
 
@@ -21,7 +21,7 @@ class Model(CausalLM):
     # entries of DeepSeek's own code that transformers does not read -> what its classes compute
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self.ignored = (*CausalLM.ignored, beyond(config))
         self._check(config)
@@ -34,7 +34,7 @@ class Model(CausalLM):
             neighbours=self.neighbours(config),
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp: nn.Module
             if dense(config, index):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
@@ -50,24 +50,24 @@ class Model(CausalLM):
 
     @staticmethod
     def neighbours(config: Any) -> bool:
-        """Whether pairs of features that are turned are neighbours."""
+        """Returns whether rotary positions turn pairs of adjacent features (rope_interleave)."""
         return bool(config.rope_interleave)
 
     @staticmethod
-    def mixture(config: Any) -> Mixture:
+    def mixture(config: Any) -> MoESizes:
         """The router as this family has it."""
         return grouped(config)
 
 
 def dense(config: Any, index: int) -> bool:
-    """Whether the layer has one feed-forward, and no experts."""
+    """Returns whether the layer has one feed-forward, and no experts."""
     kinds = getattr(config, "mlp_layer_types", None)
     return bool(index < config.first_k_dense_replace if kinds is None else kinds[index] == "dense")
 
 
-def grouped(config: Any) -> Mixture:
-    """By sigmoid, with a bias for the choice, out of groups; under the names of DeepSeek's configs."""
-    return Mixture(
+def grouped(config: Any) -> MoESizes:
+    """Grouped sigmoid routing with a bias for the choice of experts, under the names of DeepSeek's configs."""
+    return MoESizes(
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,

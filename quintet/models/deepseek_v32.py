@@ -1,16 +1,16 @@
-"""DeepSeek-V3.2 and GLM-5 (DeepSeek-AI 2025; Z.ai 2026): DeepSeek-V3 for requests whose every token is chosen."""
+"""DeepSeek-V3.2 and GLM-5 (DeepSeek-AI 2025; Z.ai 2026): DeepSeek-V3 for requests of up to index_topk tokens."""
 
 from typing import Any
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.models import deepseek_v3
 
 
 class Model(deepseek_v3.Model):
-    """An indexer chooses index_topk tokens for each to look at: in requests that are no longer it chooses all, and
-    attention is DeepSeek-V3's. Longer ones are refused, and the indexer's weights are not read."""
+    """An indexer chooses index_topk tokens that each token attends to. In requests of up to that length it chooses all,
+    and attention is DeepSeek-V3's. Longer ones are refused, and the indexer's weights are not read."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         most, served = config.index_topk, build.max_model_len
         if served > most:
             raise ValueError(

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.encoder import Encoder, PostNorm, heads
 from quintet.layers.mlp import MLP
 from quintet.layers.rope import Rotary
@@ -32,10 +32,10 @@ class Model(Encoder):
         ("output_layer_norm.", "norm."),
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         config.layer_norm_eps, config.type_vocab_size = EPS, 0
         super().__init__(config, build)
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         mlp = MLP(build, (config.dim, config.hidden_dim), config.activation, ("up_proj", "down_proj"))
         return PostNorm(build, SelfAttention(build, heads(config), None), mlp, config.dim, EPS)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import unstacked
+from quintet.layers.moe.moe import unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.models.glm4_moe import feed_forward
@@ -17,13 +17,13 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             bias = config.attention_bias
-            shape = Heads.of(config, window=layer_window(config, index), bias=bias, output_bias=bias)
+            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=bias, output_bias=bias)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020), the trunk: BERT, whose words may have fewer numbers than its layers."""
+"""ELECTRA (Clark et al. 2020), the trunk: BERT with word embeddings that may be narrower than its layers."""
 
 from quintet.layers.encoder import Encoder
 from quintet.models.bert import NAMES

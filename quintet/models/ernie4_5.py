@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -13,12 +13,12 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, neighbours=True)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, bias=config.use_bias, output_bias=config.use_bias)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, bias=config.use_bias, output_bias=config.use_bias)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.use_bias)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 
 NOTHING = 1e-6  # hardly ever do the weights of chosen experts add up to less
@@ -23,7 +23,7 @@ class Model(CausalLM):
 
     ignored = (*CausalLM.ignored, r"model\.mtp_.*")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_bias")
         if (config.moe_norm_min or 0) > NOTHING:
@@ -32,7 +32,7 @@ class Model(CausalLM):
                 "weights are divided by their sum, however small"
             )
         rotary = Rotary.of(build, config, neighbours=True)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.moe_num_experts,
@@ -44,14 +44,14 @@ class Model(CausalLM):
             shared=config.moe_intermediate_size * config.moe_num_shared_experts,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             inside = config.moe_layer_start_index <= index <= config.moe_layer_end_index
             mlp: nn.Module
             if inside and (index + 1) % config.moe_layer_interval == 0:
                 mlp = MoE(build, mixture)
             else:
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, SelfAttention(build, Heads.of(config), rotary), mlp)
+            return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.of(config), rotary), mlp)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import PostNormBlock
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -14,14 +14,14 @@ from quintet.layers.rope import Rotary, head_dim
 
 
 class Model(CausalLM):
-    """Of a checkpoint without windows (1.2B), every layer has positions."""
+    """Post-norm blocks; every layer has positions in a checkpoint without windows (1.2B), else only windowed ones."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
 
-        def block(config: Any, build: Build, index: int) -> PostNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PostNormBlock:
             parts = {
                 "self_attn": attention(config, build, rotary, index),
                 "post_attention_layernorm": norm(),
@@ -34,11 +34,11 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
 
-def attention(config: Any, build: Build, rotary: Rotary, index: int) -> SelfAttention:
+def attention(config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
     """A layer's, with norms on the heads of q and k; in a checkpoint with windows, positions are theirs alone."""
     window = layer_window(config, index)
     turned = config.sliding_window is None or window is not None
-    made = SelfAttention(build, Heads.of(config, window=window), rotary if turned else None)
+    made = SelfAttention(build, AttentionSizes.of(config, window=window), rotary if turned else None)
     made.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
     made.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
     return made

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import dense
 from quintet.models.exaone4 import attention
@@ -20,11 +20,11 @@ class Model(CausalLM):
     ignored = (*CausalLM.ignored, r"mtp\..*")
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         require(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
         rotary = Rotary.of(build, config)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
@@ -39,7 +39,7 @@ class Model(CausalLM):
             shared=config.moe_intermediate_size * config.num_shared_experts,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp: nn.Module
             if dense(config, index):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)

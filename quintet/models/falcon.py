@@ -5,23 +5,23 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk, slopes
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import Embedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
 class Model(CausalLM):
-    """Of 40B and 180B, each branch has a norm of its own, and a KV head stands beside its queries in the checkpoint."""
+    """Each branch of 40B and 180B has its own norm, and KV heads stand beside their queries in those checkpoints."""
 
     trunk_name = "transformer"
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         if config.new_decoder_architecture and not config.parallel_attn:
             raise ValueError("falcon with new_decoder_architecture and without parallel_attn is not supported")
@@ -51,11 +51,11 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, hidden, config.vocab_size, source)
 
 
-def _heads(config: Any) -> Heads:
+def _heads(config: Any) -> AttentionSizes:
     """Slopes are added before the scores are scaled, unlike Bloom's."""
     heads, size = config.num_attention_heads, config.head_dim
     kv_heads = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
-    return Heads(
+    return AttentionSizes(
         hidden=config.hidden_size,
         heads=heads,
         kv_heads=kv_heads,
@@ -64,5 +64,5 @@ def _heads(config: Any) -> Heads:
         bias=config.bias,
         output_bias=config.bias,
         output="dense",
-        stored=Stored(fused="query_key_value", strips=kv_heads),
+        stored=CheckpointLayout(fused="query_key_value", strips=kv_heads),
     )

@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Mamba2
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary, head_dim
+from quintet.layers.ssm.mamba import Mamba2
 from quintet.models.bamba import spaces
 
 RENAMED = {
@@ -30,7 +30,7 @@ RENAMED = {
 class Both(nn.Module):
     """x [T, hidden] through the state space and through attention, scaled, and their sum."""
 
-    def __init__(self, config: Any, build: Build, rotary: Rotary) -> None:
+    def __init__(self, config: Any, build: BuildContext, rotary: Rotary) -> None:
         super().__init__()
         self._ops = build.ops.take("add", "scale")
         multipliers = config.ssm_multipliers
@@ -50,11 +50,13 @@ class Both(nn.Module):
         # the scale of scores takes over that of the keys
         scale = head_dim(config) ** -0.5 * config.key_multiplier
         bias = config.attention_bias
-        self.attention = SelfAttention(build, Heads.of(config, scale=scale, bias=bias, output_bias=bias), rotary)
+        self.attention = SelfAttention(
+            build, AttentionSizes.of(config, scale=scale, bias=bias, output_bias=bias), rotary
+        )
         self._of_space, self._of_attention = config.ssm_out_multiplier, config.attention_out_multiplier
         self._into = config.attention_in_multiplier
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         scale = self._ops.scale
         space = scale(self.space(x, cache), self._of_space)
         x = x if self._into == 1 else scale(x, self._into)
@@ -65,7 +67,7 @@ class Both(nn.Module):
 class Feed(GatedMLP):
     """down(act(gate(x) * first) * up(x)) * last."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self._own = build.ops.take("scale", "scale_heads")
         self._first, self._last = config.mlp_multipliers
@@ -84,11 +86,11 @@ class Feed(GatedMLP):
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward, scaled embeddings and logits."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             return PreNormBlock(config, build, Both(config, build, rotary), Feed(config, build))
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
@@ -101,7 +103,7 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """As Llama's are called; the two that stand in attention's place are parts of it."""
+        """Renames to Llama's names; the two mixers in attention's place are parts of self_attn."""
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name

@@ -1,11 +1,11 @@
-"""FlexOlmo (Ai2 2025): OLMo 2, whose feed-forward is a mixture of experts that were trained apart."""
+"""FlexOlmo (Ai2 2025): OLMo 2 with a mixture of experts that were trained apart."""
 
 from typing import Any
 
 from torch import nn
 
-from quintet.layers.build import Build
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.build import BuildContext
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.models import olmo2
 
 
@@ -14,8 +14,8 @@ class Model(olmo2.Model):
 
     unstacked = staticmethod(unstacked)
 
-    def _feed(self, config: Any, build: Build) -> nn.Module:
-        mixture = Mixture(
+    def _feed(self, config: Any, build: BuildContext) -> nn.Module:
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,

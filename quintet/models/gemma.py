@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source, refuse, rounded
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -19,7 +19,7 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a feed-forward gated by gelu."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_bidirectional_attention")
         hidden, biased = config.hidden_size, config.attention_bias
@@ -27,7 +27,7 @@ class Model(CausalLM):
         norm = partial(RMSNorm, build, hidden, config.rms_norm_eps, offset=1.0)
 
         def block() -> SerialBlock:
-            shape = Heads.of(config, bias=biased, output_bias=biased)
+            shape = AttentionSizes.of(config, bias=biased, output_bias=biased)
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, shape, rotary),

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -15,13 +15,13 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Embedding scaled by sqrt(hidden), norms that are kept around 0, every second layer with a window."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_bidirectional_attention")
         rotary = Rotary(build, config.head_dim, config.rope_parameters, config.max_position_embeddings)
 
-        def layer(config: Any, build: Build, index: int) -> nn.Module:
-            shape = Heads(
+        def layer(config: Any, build: BuildContext, index: int) -> nn.Module:
+            shape = AttentionSizes(
                 hidden=config.hidden_size,
                 heads=config.num_attention_heads,
                 kv_heads=config.num_key_value_heads,
@@ -41,8 +41,8 @@ class Model(CausalLM):
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod
-    def block(config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> nn.Module:
-        """Of these parts."""
+    def block(config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> nn.Module:
+        """Builds a block of these parts."""
         return SandwichBlock(config, build, attention, mlp)
 
     def head(self, x: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -14,8 +14,8 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-def _window(config: Any, index: int, build: Build) -> int | None:
-    """Where tokens see both ways, the config's is of both sides together: each has half of it, and the token itself."""
+def _window(config: Any, index: int, build: BuildContext) -> int | None:
+    """Returns a layer's window. If bidirectional, the config's is for both sides: half for each, plus the token."""
     window = layer_window(config, index)
     both = getattr(config, "use_bidirectional_attention", False)
     return window // 2 + 1 if window is not None and both and not build.causal else window
@@ -26,7 +26,7 @@ class Model(CausalLM):
 
     ignored = (*CausalLM.ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
         if build.causal:
@@ -36,8 +36,8 @@ class Model(CausalLM):
             for kind in sorted(set(config.layer_types))
         }
 
-        def block(config: Any, build: Build, index: int) -> SandwichBlock:
-            shape = Heads(
+        def block(config: Any, build: BuildContext, index: int) -> SandwichBlock:
+            shape = AttentionSizes(
                 hidden=config.hidden_size,
                 heads=config.num_attention_heads,
                 kv_heads=config.num_key_value_heads,

@@ -7,23 +7,23 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.altup import AltUp, Lanes, SparseMLP, Spread, Streams
-from quintet.layers.attention import Heads, ReadingAttention, SelfAttention
-from quintet.layers.build import Build, whole
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
+from quintet.layers.build import BuildContext, whole
 from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded, wanted_rows
 from quintet.layers.embedding import Embedding
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
+from quintet.layers.pipeline import Stage, without
 from quintet.layers.rope import Rotary
-from quintet.layers.stages import Stage, without
 from quintet.models import gemma3
 
 HALF = 2.0**-0.5
 
 
 class Attention(SelfAttention):
-    """Each head's v is normalised too."""
+    """Attention that normalises each head's v too."""
 
     v_norm: RMSNorm
 
@@ -35,7 +35,7 @@ class Attention(SelfAttention):
 class Laurel(nn.Module):
     """x plus a product of low rank, normalised (LAuReL; Menghani et al. 2024)."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         hidden, rank, size = config.hidden_size, config.laurel_rank, build.size
         self.left = columns(build, hidden, {"linear_left": whole(rank, size)})
@@ -51,7 +51,7 @@ class Laurel(nn.Module):
 class Block(nn.Module):
     """Streams and the layer's own embeddings [T, P] -> streams."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         hidden, eps, inner = config.hidden_size, config.rms_norm_eps, config.hidden_size_per_layer_input
         self._active = config.altup_active_idx
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.post_per_layer_input_norm = RMSNorm(build, hidden, eps)
         self._ops, self._kind = build.ops.take("add", "scale", "beside", "gated"), config.hidden_activation
 
-    def forward(self, streams: Streams, own: Tensor, cache: Cache) -> Streams:
+    def forward(self, streams: Streams, own: Tensor, cache: StepState) -> Streams:
         ops, predicted = self._ops, self.altup.predict(streams)
         normed = self.input_layernorm(predicted[self._active])
         x = ops.add(self.post_attention_layernorm(self.self_attn(normed, cache)), predicted[self._active])
@@ -82,7 +82,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """A step -> normalised hidden states of its rows."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         if build.wanted.taps:
             raise ValueError("gemma3n's layers have several streams: no taps of them are given")
@@ -119,7 +119,7 @@ class Trunk(nn.Module):
         return self.layers
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has; the first looks up what all layers have of a token."""
+        """Drops the parts of other pipeline stages; the first stage looks up the per-layer embeddings of all layers."""
         tables = ["embed_tokens", "embed_tokens_per_layer"]
         before = [*tables, "projection", "per_layer_projection_norm", "altup_projections"]
         without(self, stage, before, "layers", ["altup_unembed_projections", "norm"])
@@ -130,7 +130,7 @@ class Trunk(nn.Module):
         sizes = [each.spec.kv_heads * each.spec.head_dim for each in self._read(at)]
         return (*[self._hidden] * self._others, (self._layers - at) * self._inner, *(n for n in sizes for _ in "kv"))
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         stage = self._build.stage
         if stage.first:
             x = self.embed_tokens.of(cache.batch, self._scales[0])
@@ -147,10 +147,10 @@ class Trunk(nn.Module):
         return self.norm(self._together.together(rows)), []
 
     def _read(self, at: int) -> list[SelfAttention]:
-        """Those before `at` whose cache layers from there on read."""
+        """Returns the layers before `at` with a KV cache that layers from there on read."""
         return [each for place, last, each in self._sources if place < at <= last]
 
-    def _handed(self, cache: Cache) -> tuple[Tensor, Streams]:
+    def _handed(self, cache: StepState) -> tuple[Tensor, Streams]:
         """Embeddings of the layers from here on, and the streams. K and V go where their readers look for them."""
         x, _ = cache.handed(self._build.dtype)
         start = self._build.stage.start
@@ -162,7 +162,7 @@ class Trunk(nn.Module):
             cache.passed[source.mixing] = k, v
         return own, streams
 
-    def _of_layers(self, x: Tensor, cache: Cache) -> Tensor:
+    def _of_layers(self, x: Tensor, cache: StepState) -> Tensor:
         """Each layer's embeddings of the tokens [T, layers, P]: made of what goes into the first, and of ids."""
         ops, given, ids = self._ops, cache.batch.inputs, self._ops.known_ids(cache.batch.token_ids, self._known)
         looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1])
@@ -178,7 +178,7 @@ class Trunk(nn.Module):
         return normed.reshape(wide.shape)
 
 
-def _layers(config: Any, build: Build) -> nn.ModuleList:
+def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
     """The last of them read what the last layer of their kind before them keeps."""
     kinds, eps, own = config.layer_types, config.rms_norm_eps, config.num_hidden_layers - config.num_kv_shared_layers
     trained, size = config.max_position_embeddings, config.head_dim
@@ -187,7 +187,7 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
     blocks = []
     for index, kind in enumerate(kinds):
         bias = config.attention_bias
-        shape = Heads.of(config, scale=1.0, window=layer_window(config, index), bias=bias, output_bias=bias)
+        shape = AttentionSizes.of(config, scale=1.0, window=layer_window(config, index), bias=bias, output_bias=bias)
         attention: nn.Module
         q_norm = RMSNorm(build, size, eps)
         if index < own:
@@ -199,7 +199,7 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
                 f"layer {index} of {config.model_type} reads a {kind} layer's cache, and none is before it"
             )
         else:
-            attention = ReadingAttention(build, shape, rotaries[kind], keeping[kind], q_norm)
+            attention = SharedKVAttention(build, shape, rotaries[kind], keeping[kind], q_norm)
         width, sparsity = config.intermediate_size[index], config.activation_sparsity_pattern[index]
         mlp: nn.Module
         if sparsity > 0:
@@ -211,14 +211,14 @@ def _layers(config: Any, build: Build) -> nn.ModuleList:
 
 
 def _sources(layers: Iterable[nn.Module]) -> tuple[tuple[int, int, SelfAttention], ...]:
-    """Layers whose cache others read: the place of each, and of the last that reads it."""
+    """Attention layers with a KV cache that others read: (its index, the index of its last reader, the layer)."""
     attending: list[Any] = [layer.self_attn for layer in layers]
-    last = {each.source: place for place, each in enumerate(attending) if isinstance(each, ReadingAttention)}
+    last = {each.source: place for place, each in enumerate(attending) if isinstance(each, SharedKVAttention)}
     return tuple((place, last[each], each) for place, each in enumerate(attending) if each in last)
 
 
 class Model(CausalLM):
-    """Of a checkpoint that also sees and hears, the language model alone is read."""
+    """Language model of a checkpoint; weights for images and audio are not read."""
 
     model: Trunk
     canonical = staticmethod(gemma3.Model.canonical)
@@ -227,7 +227,7 @@ class Model(CausalLM):
         r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
         first = config.num_hidden_layers - config.num_kv_shared_layers

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
@@ -13,17 +13,17 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, biases on q, k and v where the checkpoint says so."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, shape = Rotary.of(build, config, partial=True, neighbours=True), self._heads(config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            fused = Stored(fused="gate_up_proj")
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            fused = CheckpointLayout(fused="gate_up_proj")
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
-    def _heads(self, config: Any) -> Heads:
-        return Heads.of(config, bias=config.attention_bias)
+    def _heads(self, config: Any) -> AttentionSizes:
+        return AttentionSizes.of(config, bias=config.attention_bias)

@@ -3,11 +3,11 @@
 from functools import partial
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
@@ -16,16 +16,16 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Norms around each branch, half of each head turned with neighbours paired, gate and up fused."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, partial=True, neighbours=True)
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
 
-        def block(config: Any, build: Build, index: int) -> BetweenNormsBlock:
-            fused = Stored(fused="gate_up_proj")
+        def block(config: Any, build: BuildContext, index: int) -> BetweenNormsBlock:
+            fused = CheckpointLayout(fused="gate_up_proj")
             parts = {
                 "input_layernorm": norm(),
-                "self_attn": SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary),
+                "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary),
                 "post_self_attn_layernorm": norm(),
                 "post_attention_layernorm": norm(),
                 "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused),

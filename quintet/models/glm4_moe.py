@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import MoE, unstacked
+from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond, dense, grouped
@@ -20,13 +20,13 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self.ignored = (*CausalLM.ignored, beyond(config))
         rotary = Rotary.of(build, config, partial=True)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary)
             if config.use_qk_norm:
                 attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
                 attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
@@ -36,8 +36,8 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
 
-def feed_forward(config: Any, build: Build, index: int) -> nn.Module:
-    """Of a layer of those configs that name their entries as DeepSeek's do."""
+def feed_forward(config: Any, build: BuildContext, index: int) -> nn.Module:
+    """Builds a layer's feed-forward, for configs that name their entries as DeepSeek's do."""
     if dense(config, index):
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
     return MoE(build, grouped(config))

@@ -4,29 +4,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse, through, wanted_rows
 from quintet.layers.embedding import Embedding, PositionEmbedding
-from quintet.layers.linear import LMHead, Stored
-from quintet.layers.mixing import Cache
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
-from quintet.layers.stages import Stage, without
+from quintet.layers.pipeline import Stage, without
 
-CONV = Stored(transposed=True)
+CONV = CheckpointLayout(transposed=True)
 
 
 class Block(nn.Module):
     """Pre-norm attention and feed-forward, both with biases."""
 
-    def __init__(self, config: Any, build: Build, index: int) -> None:
+    def __init__(self, config: Any, build: BuildContext, index: int) -> None:
         super().__init__()
         self._ops = build.ops.take("add")
         width = config.hidden_size
         depth = index + 1 if config.scale_attn_by_inverse_layer_idx else 1
         head_dim = width // config.num_attention_heads
-        shape = Heads(
+        shape = AttentionSizes(
             hidden=width,
             heads=config.num_attention_heads,
             kv_heads=config.num_attention_heads,
@@ -35,7 +35,7 @@ class Block(nn.Module):
             bias=True,
             output_bias=True,
             output="c_proj",
-            stored=Stored(fused="c_attn", transposed=True),
+            stored=CheckpointLayout(fused="c_attn", transposed=True),
             output_stored=CONV,
         )
         self.ln_1 = LayerNorm(build, width, config.layer_norm_epsilon)
@@ -44,7 +44,7 @@ class Block(nn.Module):
         inner = config.n_inner or 4 * width
         self.mlp = MLP(build, (width, inner), config.activation_function, ("c_fc", "c_proj"), stored=CONV)
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         x = self._ops.add(self.attn(self.ln_1(x), cache), x)
         out: Tensor = self._ops.add(self.mlp(self.ln_2(x)), x)
         return out
@@ -53,7 +53,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """Token and position embeddings, blocks, a last norm."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
@@ -67,10 +67,10 @@ class Trunk(nn.Module):
         return self.h
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has."""
+        """Drops the parts of other pipeline stages."""
         without(self, stage, ["wte", "wpe"], "h", ["ln_f"])
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         batch, stage, x = cache.batch, self._build.stage, None
         if stage.first:
             x = self._ops.add(self.wte.of(batch), self.wpe(batch.positions))
@@ -84,7 +84,7 @@ class Model(CausalLM):
     trunk_name = "transformer"
     ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
         self.transformer = Trunk(config, build)

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import Embedding, PositionEmbedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
@@ -21,19 +21,19 @@ class Model(CausalLM):
     trunk_name = "transformer"
     ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
         hidden, heads = config.hidden_size, config.num_attention_heads
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
-        shape = Heads.of(
+        shape = AttentionSizes.of(
             config,
             kv_heads=1 if config.multi_query else heads,
             scale=None if config.scale_attn_weights else 1.0,
             bias=True,
             output_bias=True,
             output="c_proj",
-            stored=Stored(fused="c_attn", strips=1 if config.multi_query else heads),
+            stored=CheckpointLayout(fused="c_attn", strips=1 if config.multi_query else heads),
         )
 
         def block() -> SerialBlock:

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import Embedding, PositionEmbedding
 from quintet.layers.linear import LMHead
@@ -21,14 +21,14 @@ class Model(CausalLM):
     trunk_name = "transformer"
     ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden = config.hidden_size
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
 
         def block(kind: str) -> SerialBlock:
             window = config.window_size if kind == "local" else None
-            shape = Heads.of(
+            shape = AttentionSizes.of(
                 config,
                 kv_heads=config.num_attention_heads,
                 scale=1.0,

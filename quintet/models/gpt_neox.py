@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import Embedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
@@ -22,17 +22,17 @@ class Model(CausalLM):
     trunk_name = "gpt_neox"
     ignored = (*CausalLM.ignored, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")  # the causal mask, stored
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, bias = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
         rotary = Rotary.of(build, config, partial=True)
-        stored = Stored(fused="query_key_value", strips=config.num_attention_heads)
+        stored = CheckpointLayout(fused="query_key_value", strips=config.num_attention_heads)
         names = "dense_h_to_4h", "dense_4h_to_h"
         kind = ParallelBlock if config.use_parallel_residual else SerialBlock
 
         def block() -> Named:
-            shape = Heads.of(
+            shape = AttentionSizes.of(
                 config, kv_heads=config.num_attention_heads, bias=bias, output_bias=bias, output="dense", stored=stored
             )
             parts = {

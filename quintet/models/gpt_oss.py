@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.biased_moe import BOTH, BiasedMoE
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import DOWN, MOST, Mixture
+from quintet.layers.moe.biased import BOTH, BiasedMoE
+from quintet.layers.moe.moe import DOWN, MOST, MoESizes
 from quintet.layers.rope import Rotary
 
 STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
@@ -19,10 +19,10 @@ OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scale
 class Model(CausalLM):
     """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
@@ -32,9 +32,11 @@ class Model(CausalLM):
         )
         clamp = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             bias = config.attention_bias
-            shape = Heads.of(config, window=layer_window(config, index), bias=bias, output_bias=bias, sinks=True)
+            shape = AttentionSizes.of(
+                config, window=layer_window(config, index), bias=bias, output_bias=bias, sinks=True
+            )
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
 
         self.model = Decoder(config, build, block)

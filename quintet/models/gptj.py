@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import ParallelBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -25,7 +25,7 @@ class Model(CausalLM):
         r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
     )  # the causal mask, stored
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden = config.hidden_size
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
@@ -46,12 +46,12 @@ class Model(CausalLM):
         source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, hidden, config.vocab_size, source, bias=True)
 
-    def _heads(self, config: Any) -> Heads:
-        return Heads.of(config, kv_heads=config.num_attention_heads, output="out_proj")
+    def _heads(self, config: Any) -> AttentionSizes:
+        return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj")
 
 
-def _rotary(config: Any, build: Build) -> Rotary:
-    """Of the first rotary_dim features."""
+def _rotary(config: Any, build: BuildContext) -> Rotary:
+    """Rotary positions for the first rotary_dim features."""
     size = head_dim(config)
     if not config.rotary_dim or config.rotary_dim % 2 or config.rotary_dim > size:
         raise ValueError(f"{config.model_type} with rotary_dim={config.rotary_dim} of {size} is not supported")

@@ -4,28 +4,28 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
 class Block(PreNormBlock):
-    """A pre-norm block whose branches are scaled before they join the residual."""
+    """A pre-norm block that scales its branches before they join the residual."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
         self._ops, self._scale = build.ops.take("scale"), self.multiplier(config)
 
     @staticmethod
     def multiplier(config: Any) -> float:
-        """Of each branch."""
+        """Returns the factor of each branch."""
         return float(config.residual_multiplier)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x = self._ops.scale(self.self_attn(x, cache), self._scale)
         x, residual = self.post_attention_layernorm(x, residual)
@@ -37,12 +37,12 @@ class Model(CausalLM):
 
     block: ClassVar[type[Block]] = Block
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def made(config: Any, build: Build, index: int) -> Block:
-            shape = Heads.of(
+        def made(config: Any, build: BuildContext, index: int) -> Block:
+            shape = AttentionSizes.of(
                 config,
                 scale=config.attention_multiplier,
                 bias=config.attention_bias,

@@ -1,15 +1,15 @@
-"""Granite 3 MoE and PowerMoE (IBM 2024): Granite, whose feed-forward is a mixture of experts in every layer."""
+"""Granite 3 MoE and PowerMoE (IBM 2024): Granite with a mixture of experts in every layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import DOWN, GATE, UP, MoE, unstacked
+from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.granite import Block
 from quintet.models.mixtral import mixture_of
@@ -24,14 +24,14 @@ NAMES = {
 class Model(CausalLM):
     """Granite's multipliers; a softmax over the experts that a token has."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
         mixture = mixture_of(config)
 
-        def block(config: Any, build: Build, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Block:
             bias = config.attention_bias
-            shape = Heads.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+            shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
             return Block(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)

@@ -4,14 +4,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source
-from quintet.layers.linear import LMHead, Stored
-from quintet.layers.mamba import Mamba2
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
+from quintet.layers.ssm.mamba import Mamba2
 from quintet.models import granite
 from quintet.models.bamba import spaces
 
@@ -29,14 +29,14 @@ RENAMED = {
 class Feed(nn.Module):
     """A gated feed-forward that serves every token and, where there are some, experts beside it."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops = build.ops.take("add")
         hidden, kind = config.hidden_size, config.hidden_act
-        fused = Stored(fused="input_linear")
+        fused = CheckpointLayout(fused="input_linear")
         self.shared = GatedMLP(build, hidden, config.shared_intermediate_size, kind, stored=fused)
         mixture = (
-            Mixture(
+            MoESizes(
                 hidden=hidden,
                 width=config.intermediate_size,
                 experts=config.num_local_experts,
@@ -56,21 +56,21 @@ class Feed(nn.Module):
 
 
 class Model(granite.Model):
-    """Granite's, whose layers are Mamba 2 or attention, which may know no positions."""
+    """Granite with layers of Mamba 2 or attention, which may have no positions."""
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         CausalLM.__init__(self, build)
         rotary = Rotary.of(build, config) if config.position_embedding_type == "rope" else None
 
-        def block(config: Any, build: Build, index: int) -> granite.Block:
+        def block(config: Any, build: BuildContext, index: int) -> granite.Block:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
                 mixer = Mamba2(build, spaces(config))
             else:
                 bias = config.attention_bias
-                shape = Heads.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+                shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
                 mixer = SelfAttention(build, shape, rotary)
             return granite.Block(config, build, mixer, Feed(config, build))
 
@@ -80,7 +80,7 @@ class Model(granite.Model):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """What stands in attention's place is called so; experts as the other mixtures' are."""
+        """Renames the Mamba mixer to self_attn, and experts to the names of the other mixtures."""
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -25,13 +25,13 @@ class Turned(SelfAttention):
 class Model(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         size, biased = head_dim(config), config.attention_bias
         rotary = Rotary(build, size, _rope(config.rope_parameters, size), config.max_position_embeddings)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = Turned(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            attention = Turned(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm = RMSNorm(build, size, config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, self._feed(config, build, index))
@@ -39,7 +39,7 @@ class Model(CausalLM):
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
-    def _feed(self, config: Any, build: Build, index: int) -> nn.Module:
+    def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
     @staticmethod

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse, require
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.models import hunyuan_v1_dense
 
 # entries of Tencent's code that transformers does not read -> what its classes compute
@@ -18,7 +18,7 @@ class Model(hunyuan_v1_dense.Model):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         refuse(config, "use_cla")  # layers that read another's keys and values
         refuse(config, "use_mla", "group_limited_greedy", "moe_layer_num_skipped")
         require(config, COMPUTED)
@@ -30,9 +30,9 @@ class Model(hunyuan_v1_dense.Model):
                 require(config, {name: value})
         super().__init__(config, build)
 
-    def _feed(self, config: Any, build: Build, index: int) -> nn.Module:
+    def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         chosen = config.moe_topk if isinstance(config.moe_topk, int) else config.moe_topk[index]
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,

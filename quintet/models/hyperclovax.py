@@ -4,16 +4,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from quintet.layers.build import Build
-from quintet.layers.mixing import Cache
+from quintet.layers.build import BuildContext
+from quintet.layers.layer_state import StepState
 from quintet.layers.norm import RMSNorm
 from quintet.models import granite
 
 
 class Block(granite.Block):
-    """Each branch is normalised again, where the checkpoint does so, and then scaled."""
+    """A block that normalises each branch again (use_post_norm), and then scales it."""
 
-    def __init__(self, config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__(config, build, attention, mlp)
 
         def norm() -> nn.Module:
@@ -22,7 +22,7 @@ class Block(granite.Block):
 
         self.post_norm1, self.post_norm2 = norm(), norm()
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x = self._ops.scale(self.post_norm1(self.self_attn(x, cache)), self._scale)
         x, residual = self.post_attention_layernorm(x, residual)
@@ -35,6 +35,6 @@ class Model(granite.Model):
 
     block: ClassVar[type[granite.Block]] = Block
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         self._factor = config.logits_scaling

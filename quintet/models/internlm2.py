@@ -1,9 +1,9 @@
-"""InternLM 2 and 2.5 (Shanghai AI Laboratory 2024): Llama whose KV heads stand beside their queries in one tensor."""
+"""InternLM 2 and 2.5 (Shanghai AI Laboratory 2024): Llama with KV heads beside their queries in one tensor."""
 
 from typing import Any
 
-from quintet.layers.attention import Heads
-from quintet.layers.linear import Stored
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.linear import CheckpointLayout
 from quintet.models import llama
 
 RENAMED = {
@@ -21,10 +21,10 @@ RENAMED = {
 class Model(llama.Model):
     """The same blocks by other names."""
 
-    def _heads(self, config: Any) -> Heads:
+    def _heads(self, config: Any) -> AttentionSizes:
         """Queries, key and value of each KV head, one after the other."""
-        stored, biased = Stored(fused="wqkv", strips=config.num_key_value_heads), config.attention_bias
-        return Heads.of(config, bias=biased, output_bias=biased, stored=stored)
+        stored, biased = CheckpointLayout(fused="wqkv", strips=config.num_key_value_heads), config.attention_bias
+        return AttentionSizes.of(config, bias=biased, output_bias=biased, stored=stored)
 
     @staticmethod
     def canonical(name: str) -> str:

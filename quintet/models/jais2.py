@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -19,7 +19,7 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
@@ -28,7 +28,7 @@ class Model(CausalLM):
         def block() -> SerialBlock:
             parts = {
                 "input_layernorm": norm(),
-                "self_attn": SelfAttention(build, Heads.of(config, bias=biased, output_bias=biased), rotary),
+                "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary),
                 "post_attention_layernorm": norm(),
                 "mlp": MLP(build, (hidden, config.intermediate_size), config.hidden_act, names, config.mlp_bias),
             }

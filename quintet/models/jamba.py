@@ -4,14 +4,14 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Channels, Mamba1
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
-from quintet.layers.short_conv import check_silu
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
+from quintet.layers.ssm.mamba import Channels, Mamba1
+from quintet.layers.ssm.short_conv import check_silu
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -27,7 +27,7 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
         shape = Channels(
@@ -40,7 +40,7 @@ class Model(CausalLM):
             bias=config.mamba_proj_bias,
             norm_eps=config.rms_norm_eps,
         )
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
@@ -49,12 +49,12 @@ class Model(CausalLM):
             renormalize=False,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layers_block_type[index] == "mamba":
                 mixer = Mamba1(build, shape)
             else:
-                mixer = SelfAttention(build, Heads.of(config), None)
+                mixer = SelfAttention(build, AttentionSizes.of(config), None)
             mlp: nn.Module
             if config.layers_num_experts[index] > 1:
                 mlp = MoE(build, mixture)
@@ -67,7 +67,7 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """As Llama's are called; what stands in attention's place is called so."""
+        """Renames to Llama's names; the mixer in attention's place is self_attn."""
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name

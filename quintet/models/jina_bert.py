@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import slopes
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads, plain_mlp
-from quintet.layers.mixing import Cache
+from quintet.layers.layer_state import StepState
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 from quintet.models.bert import NAMES
@@ -20,7 +20,7 @@ GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the gate's ac
 class NormedAttention(SelfAttention):
     """q and k are normed, each over all heads."""
 
-    def __init__(self, build: Build, shape: Heads, norm_eps: float) -> None:
+    def __init__(self, build: BuildContext, shape: AttentionSizes, norm_eps: float) -> None:
         if build.size > 1:
             raise ValueError(
                 f"jina_bert norms q and k over all heads, which {build.size} ranks would share out; set "
@@ -35,13 +35,13 @@ class NormedAttention(SelfAttention):
 
 
 class TwiceNormed(PostNorm):
-    """What attention gives is added to its input, and normed, twice."""
+    """Post-norm block that adds attention's input to its output and normalises, twice."""
 
-    def __init__(self, build: Build, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
+    def __init__(self, build: BuildContext, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
         super().__init__(build, attention, mlp, width, eps)
         self.between = LayerNorm(build, width, eps)
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         y = self.attention_norm(self._add(self.attention(x, cache), x))
         y = self.between(self._add(y, x))
         out: Tensor = self.norm(self._add(self.mlp(y), y))
@@ -67,10 +67,10 @@ class Model(Encoder):
         *NAMES,
     )
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return None
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         kind, width, later = config.feed_forward_type, config.hidden_size, config.qk_post_norm
         if kind in GATES:
             mlp: nn.Module = gated_mlp(config, build, GATES[kind], (False, True))

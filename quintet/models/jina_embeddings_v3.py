@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.build import Build
-from quintet.layers.changed import Changed
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import QKV, Encoder
 from quintet.layers.rope import Rotary
+from quintet.layers.weight_transform import TransformedTensor
 from quintet.models.roberta import FLASH
 
-TASK, NONE = "text-matching", "none"  # the task that is meant if none is said; no adapter
+TASK, NONE = "text-matching", "none"  # the default task; no adapter
 PLAIN, DOWN, UP = (f".parametrizations.weight.{end}" for end in ("original", "0.lora_A", "0.lora_B"))
 
 
@@ -31,7 +31,7 @@ class Model(Encoder):
         ("post_mlp_layernorm.", "norm."),
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         tasks = getattr(config, "lora_adaptations", None) or ()
         asked = getattr(config, "task", None) or (TASK if TASK in tasks else NONE)
@@ -43,7 +43,7 @@ class Model(Encoder):
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
-        """Of an adapter of q, k and v in one, each has a third of the outputs, and all of the inner numbers."""
+        """Splits an adapter of q, k and v in one: each has a third of the outputs, and all of the adapter's rank."""
         if not name.endswith((DOWN, UP)) or ".qkv_proj." not in name:
             return Encoder.unstacked(name, shape)
         whole = slice(None)
@@ -51,7 +51,7 @@ class Model(Encoder):
         return {part: (whole, *at) if name.endswith(UP) else at for part, at in thirds.items()}
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What was learned for all tasks, with what was for the one."""
+        """Merges the weights for all tasks with the LoRA adapter of the one task."""
         if not self._adapters:
             return entries
         found = {name: entry for name, entry in entries.items() if not name.endswith((PLAIN, DOWN, UP))}
@@ -63,13 +63,13 @@ class Model(Encoder):
             first, second = (UP, DOWN) if not table else (DOWN, UP)  # of a table, the two are turned
             beside = entries[name + first], entries[name + second]
             merge = partial(_merged, task=self._task, strength=self._strength)
-            found[f"{name}.weight"] = Changed(entries[name + PLAIN], merge, beside)
+            found[f"{name}.weight"] = TransformedTensor(entries[name + PLAIN], merge, beside)
         return found
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return None
 
-    def rotary(self, config: Any, build: Build) -> Rotary | None:
+    def rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return Rotary.of(build, config)
 
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, norm_eps
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.layers.short_conv import GatedConv
+from quintet.layers.ssm.short_conv import GatedConv
 
 RENAMED = {
     ".conv.": ".self_attn.",
@@ -25,21 +25,21 @@ RENAMED = {
 }
 
 
-def mixer(config: Any, build: Build, rotary: Rotary, index: int) -> GatedConv | SelfAttention:
+def mixer(config: Any, build: BuildContext, rotary: Rotary, index: int) -> GatedConv | SelfAttention:
     """A layer's convolution or attention, with norms on the heads of q and k."""
     kind = config.layer_types[index]
     if kind == "conv":
         return GatedConv(build, config)
     if kind != "full_attention":
         raise ValueError(f"layer_types[{index}] is {kind!r}; {config.model_type} here has conv and full_attention")
-    attention = SelfAttention(build, Heads.of(config, output="out_proj"), rotary)
+    attention = SelfAttention(build, AttentionSizes.of(config, output="out_proj"), rotary)
     attention.q_norm = RMSNorm(build, head_dim(config), norm_eps(config))
     attention.k_norm = RMSNorm(build, head_dim(config), norm_eps(config))
     return attention
 
 
 def width(config: Any) -> int:
-    """Of the feed-forward layers: two thirds of what is written, scaled, and up to the next multiple."""
+    """Width of the feed-forward layers: two thirds of the config's, scaled, and up to the next multiple."""
     written: int = config.intermediate_size
     if not config.block_auto_adjust_ff_dim:
         return written
@@ -53,11 +53,11 @@ def width(config: Any) -> int:
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
             return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
 
@@ -66,7 +66,7 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """As Llama's are called; what stands in attention's place is called so."""
+        """Renames to Llama's names; the mixer in attention's place is self_attn."""
         for there, here in RENAMED.items():
             name = name.replace(there, here, 1)
         return name

@@ -1,14 +1,14 @@
-"""LFM2 with experts (Liquid AI 2025): LFM2, whose feed-forward is a mixture of experts behind the first layers."""
+"""LFM2 with experts (Liquid AI 2025): LFM2 that has a mixture of experts behind the first layers."""
 
 from typing import Any
 
 from torch import nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models import lfm2
 
@@ -22,10 +22,10 @@ class Model(CausalLM):
     canonical = staticmethod(lfm2.Model.canonical)
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
@@ -37,7 +37,7 @@ class Model(CausalLM):
             scale=config.routed_scaling_factor,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp: nn.Module
             if index < config.num_dense_layers:
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, "silu")

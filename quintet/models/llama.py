@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import Block, CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -13,22 +13,22 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward; the head may be tied to the embedding."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, shape = self._rotary(config, build), self._heads(config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = self._trunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
-    def _rotary(self, config: Any, build: Build) -> Rotary | None:
+    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return Rotary.of(build, config)
 
-    def _heads(self, config: Any) -> Heads:
-        return Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+    def _heads(self, config: Any) -> AttentionSizes:
+        return AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
 
-    def _trunk(self, config: Any, build: Build, block: Block) -> Decoder:
+    def _trunk(self, config: Any, build: BuildContext, block: Block) -> Decoder:
         return Decoder(config, build, block)

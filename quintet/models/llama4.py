@@ -1,4 +1,4 @@
-"""Llama 4 (Meta 2025), the text models: attention within chunks or without positions, experts whose input is scaled."""
+"""Llama 4 (Meta 2025), the text models: attention within chunks or without positions, experts with scaled inputs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import DOWN, GATE, MOST, UP, Experts, Mixture, MoE
+from quintet.layers.moe.moe import DOWN, GATE, MOST, UP, Experts, MoE, MoESizes
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Growth, Rotary
 
@@ -32,9 +32,9 @@ class Attention(SelfAttention):
 
 
 class ScaledMoE(MoE):
-    """One expert for each token, the one with the largest logit, whose sigmoid scales what goes into it."""
+    """One expert for each token, the one with the largest logit; the logit's sigmoid scales the expert's input."""
 
-    def __init__(self, build: Build, mixture: Mixture) -> None:
+    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
         super().__init__(build, mixture)
         self._routed = build.ops.take("route", "scale_rows")
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
@@ -53,7 +53,7 @@ class Model(CausalLM):
 
     ignored = (*CausalLM.ignored, r"(model\.)?(vision_model|multi_modal_projector)\..*")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
         if config.num_experts_per_tok != 1:
@@ -61,7 +61,7 @@ class Model(CausalLM):
                 f"{config.model_type} with num_experts_per_tok={config.num_experts_per_tok} is not supported"
             )
         rotary, growth = Rotary.of(build, config, neighbours=True), _growth(config, build)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
@@ -72,9 +72,9 @@ class Model(CausalLM):
             shared=config.intermediate_size,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             turned, bias = bool(config.no_rope_layers[index]), config.attention_bias
-            shape = Heads.of(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
+            shape = AttentionSizes.of(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
             attention = Attention(build, shape, rotary if turned else None)
             attention.growth = None if turned else growth
             if turned and config.use_qk_norm:
@@ -128,7 +128,7 @@ def _chunk(config: Any, index: int) -> int | None:
     return int(chunk)
 
 
-def _growth(config: Any, build: Build) -> Growth | None:
+def _growth(config: Any, build: BuildContext) -> Growth | None:
     """One for all layers that turn nothing; None: no position that is served has another factor than 1."""
     if not config.attn_temperature_tuning or build.max_model_len < config.floor_scale:
         return None

@@ -3,11 +3,11 @@
 import math
 from typing import Any
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Channels, Mamba1
-from quintet.layers.short_conv import check_silu
+from quintet.layers.ssm.mamba import Channels, Mamba1
+from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
 
@@ -18,7 +18,7 @@ class Model(CausalLM):
     # of norms that have none: transformers stores ones
     ignored = (*CausalLM.ignored, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
         mamba2.say_rounded(config, build)
@@ -34,7 +34,7 @@ class Model(CausalLM):
             weighed=False,
         )
 
-        def block(config: Any, build: Build, index: int) -> mamba2.Block:
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
             return mamba2.Block(config, build, Mamba1(build, shape))
 
         self.model = Decoder(config, build, block)

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, norm_eps
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Mamba2, Spaces
-from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
-from quintet.layers.short_conv import check_silu
+from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
+from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.bamba import least
 
 logger = logging.getLogger(__name__)
@@ -24,12 +24,12 @@ RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.":
 class Block(nn.Module):
     """A norm and a mixer: there is no feed-forward."""
 
-    def __init__(self, config: Any, build: Build, mixer: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
         super().__init__()
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config))
         self.mixer = mixer
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
         return self.mixer(x, cache), residual
 
@@ -37,13 +37,13 @@ class Block(nn.Module):
 class Model(CausalLM):
     """The blocks, and a head that may be tied to the embedding."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
         say_rounded(config, build)
 
-        def block(config: Any, build: Build, index: int) -> Block:
-            shape = Spaces(
+        def block(config: Any, build: BuildContext, index: int) -> Block:
+            shape = Mamba2Sizes(
                 hidden=config.hidden_size,
                 heads=config.num_heads,
                 head_dim=config.head_dim,
@@ -70,7 +70,7 @@ class Model(CausalLM):
         return name.replace("backbone.norm_f.", "model.norm.").replace("backbone.", "model.")
 
 
-def say_rounded(config: Any, build: Build) -> None:
+def say_rounded(config: Any, build: BuildContext) -> None:
     """residual_in_fp32 is not computed: sums of the layers' outputs are held in the model's own type."""
     if getattr(config, "residual_in_fp32", False) and build.dtype != torch.float32:
         _say(config.model_type, str(build.dtype).removeprefix("torch."))

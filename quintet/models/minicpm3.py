@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.build import Build
+from quintet.layers.attention.mla import Latent, LatentAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source, rounded
-from quintet.layers.latent import Latent, LatentAttention
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -25,12 +25,12 @@ class Block(granite.Block):
 class Model(CausalLM):
     """Pre-norm blocks with scaled branches, halves turned, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         shape = Latent.of(config)
         rotary = Rotary(build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings)
 
-        def block(config: Any, build: Build, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Block:
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return Block(config, build, LatentAttention(build, shape, rotary), mlp)
 

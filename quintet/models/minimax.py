@@ -4,29 +4,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
-from quintet.layers.lightning import LightningAttention, slowing
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
-from quintet.layers.moe import MoE, unstacked
+from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.rope import Rotary, head_dim
-from quintet.layers.short_conv import check_silu
+from quintet.layers.ssm.lightning import LightningAttention, slowing
+from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mixtral
 
 EPS = 1e-6  # of lightning attention's norm, whatever the others have
 
 
 class Block(PreNormBlock):
-    """Each branch, scaled, is added to its normalised input, scaled: the residual is what a norm gave."""
+    """A block that adds each scaled branch to its scaled, normalised input: the residual is a norm's output."""
 
-    def scaled_by(self, build: Build, attention: tuple[float, float], mlp: tuple[float, float]) -> "Block":
-        """Of each branch, (input, output)."""
+    def scaled_by(self, build: BuildContext, attention: tuple[float, float], mlp: tuple[float, float]) -> "Block":
+        """Sets the factors of each branch, (input, output)."""
         self._ops, self._attention, self._mlp = build.ops.take("add", "scale"), attention, mlp
         return self
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x = self.input_layernorm(x if residual is None else self._ops.add(x, residual))
         branch, x = self._branches(self.self_attn(x, cache), x, self._attention)
         x = self.post_attention_layernorm(self._ops.add(branch, x))
@@ -45,7 +45,7 @@ class Model(CausalLM):
     # constants that transformers stores
     ignored = (*CausalLM.ignored, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
         dim, rope = head_dim(config), config.rope_parameters
@@ -54,15 +54,15 @@ class Model(CausalLM):
         rotary = Rotary(build, dim, rope, config.max_position_embeddings, partial=True)
         mixture = mixtral.mixture_of(config)
 
-        def block(config: Any, build: Build, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Block:
             attention: nn.Module
             kind = config.layer_types[index]
             if kind == "linear_attention":
                 rates = slowing(config.num_attention_heads, index, config.num_hidden_layers)
-                attention = LightningAttention(build, Heads.of(config), rates, EPS)
+                attention = LightningAttention(build, AttentionSizes.of(config), rates, EPS)
                 factors = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
             else:
-                attention = SelfAttention(build, Heads.of(config, window=config.sliding_window), rotary)
+                attention = SelfAttention(build, AttentionSizes.of(config, window=config.sliding_window), rotary)
                 factors = config.full_attn_alpha_factor, config.full_attn_beta_factor
             mlp = config.mlp_alpha_factor, config.mlp_beta_factor
             return Block(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)

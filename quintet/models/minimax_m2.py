@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, split_heads
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.models import mixtral
@@ -19,11 +19,11 @@ class Model(CausalLM):
     unstacked = staticmethod(unstacked)
     canonical = staticmethod(mixtral.Model.canonical)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, partial=True)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
@@ -34,8 +34,8 @@ class Model(CausalLM):
             bias="e_score_correction_bias",
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, Heads.of(config), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, AttentionSizes.of(config), rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, MoE(build, mixture))

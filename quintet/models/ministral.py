@@ -1,9 +1,9 @@
-"""Ministral 8B (Mistral 2024): Mistral whose layers are windowed one by one. CWM (Meta 2025) is built alike."""
+"""Ministral 8B (Mistral 2024): Mistral with a window chosen per layer. CWM (Meta 2025) is built alike."""
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -13,12 +13,12 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, window=layer_window(config, index))
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, window=layer_window(config, index))
             mlp = GatedMLP(
                 build,
                 config.hidden_size,

@@ -1,11 +1,11 @@
-"""Ministral 3 (Mistral 2025): Mistral whose queries grow with their position, past what it was trained for first."""
+"""Ministral 3 (Mistral 2025): Mistral with queries that grow with their position, beyond its first training length."""
 
 from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -25,12 +25,12 @@ class Growing(SelfAttention):
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, windows where the checkpoint has them, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, growth = Rotary.of(build, config), _growth(config, build)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = Growing(build, Heads.of(config, window=config.sliding_window), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            attention = Growing(build, AttentionSizes.of(config, window=config.sliding_window), rotary)
             attention.growth = growth
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, attention, mlp)
@@ -39,7 +39,7 @@ class Model(CausalLM):
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
 
-def _growth(config: Any, build: Build) -> Growth | None:
+def _growth(config: Any, build: BuildContext) -> Growth | None:
     """One for all layers."""
     said = config.rope_parameters
     beta, first = said.get("llama_4_scaling_beta"), said.get("original_max_position_embeddings")

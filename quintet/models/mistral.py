@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -13,12 +13,12 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(
                 config,
                 window=config.sliding_window,
             )

@@ -1,21 +1,21 @@
-"""Mixtral (Jiang et al. 2024): Mistral, whose feed-forward is a mixture of experts in every layer."""
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer."""
 
 import re
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import DOWN, GATE, UP, Mixture, MoE, unstacked
+from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 
 PROJECTIONS = {"w1": GATE, "w3": UP, "w2": DOWN}
 
 
-def mixture_of(config: Any) -> Mixture:
+def mixture_of(config: Any) -> MoESizes:
     """A softmax over the experts that a token has; every layer's feed-forward is made of them."""
-    return Mixture(
+    return MoESizes(
         hidden=config.hidden_size,
         width=config.intermediate_size,
         experts=config.num_local_experts,
@@ -30,13 +30,13 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
         mixture = mixture_of(config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(
                 config,
                 window=config.sliding_window,
             )

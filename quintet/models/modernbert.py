@@ -4,21 +4,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import SelfAttention
-from quintet.layers.build import Build
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, Outputs
+from quintet.layers.attention.attention import SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder, gated_mlp, heads
-from quintet.layers.mixing import Cache
+from quintet.layers.layer_state import StepState
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm; the first layer's attention has none."""
 
-    def __init__(self, config: Any, build: Build, index: int, rotary: Rotary) -> None:
+    def __init__(self, config: Any, build: BuildContext, index: int, rotary: Rotary) -> None:
         super().__init__()
         parts = ("weight", "bias") if config.norm_bias else ("weight",)
         self._add, width = build.ops.take("add").add, config.hidden_size
@@ -29,7 +29,7 @@ class Block(nn.Module):
         self.mlp_norm = LayerNorm(build, width, config.norm_eps, parts)
         self.mlp = gated_mlp(config, build, config.hidden_activation, (config.mlp_bias, config.mlp_bias))
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         x = self._add(self.attention(x if self.attention_norm is None else self.attention_norm(x), cache), x)
         out: Tensor = self._add(self.mlp(self.mlp_norm(x)), x)
         return out
@@ -49,7 +49,7 @@ class Model(Encoder):
         (".mlp.Wo.", ".mlp.down_proj."),
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         config.layer_norm_eps, config.type_vocab_size = config.norm_eps, 0
         self._turning: dict[str, Rotary] = {}
         super().__init__(config, build)
@@ -57,10 +57,10 @@ class Model(Encoder):
         self.norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
         self.final_norm = LayerNorm(build, config.hidden_size, config.norm_eps, parts)
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return None
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         kind = config.layer_types[index]
         if kind not in self._turning:
             turning = config.rope_parameters[kind]

@@ -1,16 +1,16 @@
-"""MPNet (Song et al. 2020), the trunk: BERT whose attention also goes by distance, by one table for all layers."""
+"""MPNet (Song et al. 2020), the trunk: BERT with an attention bias by distance, from one table for all layers."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from quintet.layers.build import Build
-from quintet.layers.changed import Changed
+from quintet.layers.attention.relative_bias import FURTHEST, RelativeAttention, RelativeBias, by_distance
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder, PostNorm, eps, heads, plain_mlp
-from quintet.layers.relative import FURTHEST, RelativeAttention, RelativeBias, by_distance
 from quintet.layers.rope import Rotary
+from quintet.layers.weight_transform import TransformedTensor
 from quintet.models.bert import NAMES
 
 FIRST = 2  # of the learned positions: those before it are padding's, whatever config.json calls the padding
@@ -30,7 +30,7 @@ class Model(Encoder):
         *NAMES,
     )
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         config.type_vocab_size = 0
         bias = RelativeBias(build, heads(config))
         self._bias = (bias,)  # blocks are built before modules can be named
@@ -42,20 +42,20 @@ class Model(Encoder):
         count: int = config.max_position_embeddings - FIRST
         return count
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return PositionEmbedding(build, config.max_position_embeddings - FIRST, width, FIRST)
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         (bias,) = self._bias
         attention = RelativeAttention(build, heads(config), bias)
         return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What was learned for buckets of distances becomes a number for each distance."""
+        """Expands the biases of buckets of distances to one bias for each distance."""
         found = dict(entries)
         if LEARNED in found:
             learned = found.pop(LEARNED)
             if len(learned.shape) != 2:
                 raise ValueError(f"{LEARNED} is {list(learned.shape)}, and must be [buckets, heads]; fetch it anew")
-            found[TABLE] = Changed(learned, by_distance, becomes=(learned.shape[1], 2 * FURTHEST + 1))
+            found[TABLE] = TransformedTensor(learned, by_distance, becomes=(learned.shape[1], 2 * FURTHEST + 1))
         return found

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import ClippedAttention, Heads
+from quintet.layers.attention.attention import AttentionSizes, ClippedAttention
 from quintet.layers.blocks import SerialBlock, Trunk, slopes
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import Embedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
@@ -20,13 +20,13 @@ class Model(CausalLM):
 
     trunk_name = "transformer"
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         _refuse(config)
         hidden, heads, said = config.hidden_size, config.num_attention_heads, config.attn_config
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon, ("weight",))
-        stored = Stored(fused="Wqkv")
-        shape = Heads.of(
+        stored = CheckpointLayout(fused="Wqkv")
+        shape = AttentionSizes.of(
             config, kv_heads=heads, scale=said.softmax_scale, output="out_proj", stored=stored, alibi=slopes(heads)
         )
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -18,7 +18,7 @@ from quintet.models.hunyuan_v1_dense import Turned
 
 
 class Backwards(Rotary):
-    """By the negative of each angle."""
+    """Rotary positions that turn by the negative of each angle."""
 
     def constants(self) -> dict[str, Tensor]:
         cosines, sines = super().constants()["table"].chunk(2, dim=-1)
@@ -28,7 +28,7 @@ class Backwards(Rotary):
 class Model(CausalLM):
     """Pre-norm blocks behind a norm of the embedding, a plain feed-forward, soft-capped logits."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
         rotary = Backwards.of(build, config)
@@ -37,7 +37,7 @@ class Model(CausalLM):
             return RMSNorm(build, width, config.rms_norm_eps, weighed=False)
 
         def block() -> SerialBlock:
-            attention = Turned(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+            attention = Turned(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm, attention.k_norm = norm(head_dim(config)), norm(head_dim(config))
             parts = {
                 "input_layernorm": norm(hidden),

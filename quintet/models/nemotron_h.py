@@ -4,23 +4,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mamba import Mamba2, Spaces
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import MLP
-from quintet.layers.moe import Mixture, unstacked
-from quintet.layers.short_conv import check_silu
-from quintet.layers.ungated_moe import UngatedMoE
+from quintet.layers.moe.moe import MoESizes, unstacked
+from quintet.layers.moe.ungated import UngatedMoE
+from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
+from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
 
 class Feed(mamba2.Block):
     """A norm and a feed-forward, or a mixture of experts."""
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
         return self.mixer(x), residual
 
@@ -31,20 +31,20 @@ class Model(CausalLM):
     unstacked = staticmethod(unstacked)
     ignored = (*CausalLM.ignored, r"mtp\..*")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config, "mamba_hidden_act")
         mamba2.say_rounded(config, build)
         refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
         hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
 
-        def block(config: Any, build: Build, index: int) -> mamba2.Block:
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
             mixer: nn.Module
             what = config.layers_block_type[index]
             if what == "linear_attention":
                 return mamba2.Block(config, build, Mamba2(build, spaces(config)))
             if what == "full_attention":
-                return mamba2.Block(config, build, SelfAttention(build, Heads.of(config), None))
+                return mamba2.Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
             if what == "moe":
                 mixer = UngatedMoE(build, mixture(config), config.moe_latent_size, bias)
             else:
@@ -61,9 +61,9 @@ class Model(CausalLM):
         return name.replace("model.embeddings.", "model.embed_tokens.").replace("model.norm_f.", "model.norm.")
 
 
-def mixture(config: Any) -> Mixture:
+def mixture(config: Any) -> MoESizes:
     """The router as DeepSeek-V3 has it."""
-    return Mixture(
+    return MoESizes(
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,
@@ -79,9 +79,9 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def spaces(config: Any) -> Spaces:
+def spaces(config: Any) -> Mamba2Sizes:
     """The sizes of a state space."""
-    return Spaces(
+    return Mamba2Sizes(
         hidden=config.hidden_size,
         heads=config.mamba_num_heads,
         head_dim=config.mamba_head_dim,

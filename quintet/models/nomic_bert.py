@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads
 from quintet.layers.rope import Rotary
@@ -33,13 +33,13 @@ class Model(Encoder):
         (".norm2.", ".norm."),
     )
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         return None
 
-    def rotary(self, config: Any, build: Build) -> Rotary | None:
+    def rotary(self, config: Any, build: BuildContext) -> Rotary | None:
         return Rotary.of(build, config)
 
-    def block(self, config: Any, build: Build, index: int, rotary: Rotary | None) -> nn.Module:
+    def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         attention = SelfAttention(build, heads(config, bias=False), rotary)
         mlp = gated_mlp(config, build, config.hidden_act)
         return PostNorm(build, attention, mlp, config.hidden_size, eps(config))

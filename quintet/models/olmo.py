@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import ClippedAttention, Heads
+from quintet.layers.attention.attention import AttentionSizes, ClippedAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -21,14 +21,14 @@ EPS = 1e-5  # of every norm
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, EPS, ())
         rotary = Rotary.of(build, config)
 
         def block() -> SerialBlock:
-            attention = ClippedAttention(build, Heads.of(config, bias=biased, output_bias=biased), rotary)
+            attention = ClippedAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
             attention.most = config.clip_qkv
             parts = {
                 "input_layernorm": norm(),

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import PostNormBlock
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -18,15 +18,15 @@ from quintet.layers.rope import Rotary, head_dim
 class Model(CausalLM):
     """Post-norm blocks, QK-norm over the whole projection, rotary positions, a gated feed-forward."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
         biased, attend = config.attention_bias, self._attending(config, build)
 
-        def block(config: Any, build: Build, index: int) -> PostNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PostNormBlock:
             window, rotary = attend(index)
-            shape = Heads.of(config, bias=biased, output_bias=biased, window=window)
+            shape = AttentionSizes.of(config, bias=biased, output_bias=biased, window=window)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
@@ -41,10 +41,10 @@ class Model(CausalLM):
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
-    def _feed(self, config: Any, build: Build) -> nn.Module:
+    def _feed(self, config: Any, build: BuildContext) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
-    def _attending(self, config: Any, build: Build) -> Any:
+    def _attending(self, config: Any, build: BuildContext) -> Any:
         """A layer's number -> its window, and what turns its heads."""
         rotary = Rotary.of(build, config)
         return lambda index: (None, rotary)

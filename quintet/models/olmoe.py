@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, split_heads
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
@@ -16,12 +16,12 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "clip_qkv")
         rotary = Rotary.of(build, config)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
@@ -30,8 +30,8 @@ class Model(CausalLM):
             renormalize=config.norm_topk_prob,
         )
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)

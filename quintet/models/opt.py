@@ -4,21 +4,21 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, Layer, even, whole
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, Layer, even, whole
 from quintet.layers.decoder import CausalLM, Staged, through, wanted_rows
 from quintet.layers.embedding import Embedding, PositionEmbedding
-from quintet.layers.linear import Linear, LMHead, columns, rows
-from quintet.layers.mixing import Cache
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import ColumnParallelLinear, LMHead, columns, rows
 from quintet.layers.mlp import known
 from quintet.layers.norm import LayerNorm
-from quintet.layers.stages import Stage, without
+from quintet.layers.pipeline import Stage, without
 
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 
 
-def _norm(config: Any, build: Build) -> LayerNorm:
+def _norm(config: Any, build: BuildContext) -> LayerNorm:
     parts = ("weight", "bias") if config.layer_norm_elementwise_affine else ()
     return LayerNorm(build, config.hidden_size, EPS, parts)
 
@@ -26,10 +26,10 @@ def _norm(config: Any, build: Build) -> LayerNorm:
 class Block(Layer):
     """Attention and feed-forward; the norms stand before the branches, or (350M) after the sums."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build, "add", "activate")
         hidden, bias, inner = config.hidden_size, config.enable_bias, even(config.ffn_dim, build.size)
-        shape = Heads(
+        shape = AttentionSizes(
             hidden=hidden,
             heads=config.num_attention_heads,
             kv_heads=config.num_attention_heads,
@@ -45,7 +45,7 @@ class Block(Layer):
         self.final_layer_norm = _norm(config, build)
         self._kind, self._before = known(config.activation_function), config.do_layer_norm_before
 
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
         add = self.ops.add
         if self._before:
             x = add(self.self_attn(self.self_attn_layer_norm(x), cache), x)
@@ -63,7 +63,7 @@ class Block(Layer):
 class Trunk(nn.Module):
     """Token and position embeddings, blocks, a last norm; projections where embeddings are narrower than blocks."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
@@ -84,11 +84,11 @@ class Trunk(nn.Module):
         return self.layers
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has."""
+        """Drops the parts of other pipeline stages."""
         before, after = ["embed_tokens", "embed_positions", "project_in"], ["final_layer_norm", "project_out"]
         without(self, stage, before, "layers", after)
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         batch, stage, x = cache.batch, self._build.stage, None
         if stage.first:
             x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
@@ -98,7 +98,7 @@ class Trunk(nn.Module):
         return x, taps
 
 
-def _projection(build: Build, inputs: int, name: str, outputs: int) -> Linear:
+def _projection(build: BuildContext, inputs: int, name: str, outputs: int) -> ColumnParallelLinear:
     return columns(build, inputs, {name: whole(outputs, build.size)})
 
 
@@ -107,7 +107,7 @@ class Model(CausalLM):
 
     model: nn.ModuleDict
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self.model = nn.ModuleDict({"decoder": Trunk(config, build)})
         source = "/model.decoder.embed_tokens" if config.tie_word_embeddings else "/lm_head"
@@ -122,6 +122,6 @@ class Model(CausalLM):
         """The decoder."""
         return cast(Staged, self.model["decoder"])
 
-    def trunk(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)
         return out

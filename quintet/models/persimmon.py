@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
@@ -19,16 +19,16 @@ from quintet.layers.rope import Rotary, head_dim
 class Model(CausalLM):
     """Pre-norm blocks with biases, half of each head turned."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
         norm = partial(LayerNorm, build, hidden, eps)
         rotary = Rotary.of(build, config, partial=True)
-        stored = Stored(fused="query_key_value", strips=config.num_attention_heads)
+        stored = CheckpointLayout(fused="query_key_value", strips=config.num_attention_heads)
         names = "dense_h_to_4h", "dense_4h_to_h"
 
         def block() -> SerialBlock:
-            shape = Heads.of(
+            shape = AttentionSizes.of(
                 config, kv_heads=config.num_attention_heads, bias=True, output_bias=True, output="dense", stored=stored
             )
             attention = SelfAttention(build, shape, rotary)

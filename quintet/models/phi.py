@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import ParallelBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -19,14 +19,16 @@ from quintet.layers.rope import Rotary, head_dim
 class Model(CausalLM):
     """Parallel blocks, part of each head turned; q and k of each head normalised where the checkpoint says so."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
         rotary = Rotary.of(build, config, partial=True)
         norm = partial(LayerNorm, build, hidden, eps)
 
         def block() -> ParallelBlock:
-            attention = SelfAttention(build, Heads.of(config, bias=True, output_bias=True, output="dense"), rotary)
+            attention = SelfAttention(
+                build, AttentionSizes.of(config, bias=True, output_bias=True, output="dense"), rotary
+            )
             if config.qk_layernorm:
                 attention.q_norm = LayerNorm(build, head_dim(config), eps)
                 attention.k_norm = LayerNorm(build, head_dim(config), eps)

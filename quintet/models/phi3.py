@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
-from quintet.layers.linear import LMHead, Stored
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
@@ -13,17 +13,17 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks; q, k and v are one tensor in the checkpoint, and so are the feed-forward's gate and up."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, partial=True)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(
                 config,
                 window=config.sliding_window,
-                stored=Stored(fused="qkv_proj"),
+                stored=CheckpointLayout(fused="qkv_proj"),
             )
-            fused = Stored(fused="gate_up_proj")
+            fused = CheckpointLayout(fused="gate_up_proj")
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 from quintet.models import mixtral
@@ -22,14 +22,14 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         if config.num_experts_per_tok != 2:
             raise ValueError(f"phimoe chooses two experts, and config.json says {config.num_experts_per_tok}")
         hidden = config.hidden_size
         trained, parameters = config.max_position_embeddings, _scaled(config.rope_parameters, build.max_model_len)
         rotary = Rotary(build, hidden // config.num_attention_heads, parameters, trained)
-        mixture = Mixture(
+        mixture = MoESizes(
             hidden=hidden,
             width=config.intermediate_size,
             experts=config.num_local_experts,
@@ -44,7 +44,7 @@ class Model(CausalLM):
             return LayerNorm(build, hidden, config.rms_norm_eps)
 
         def block() -> SerialBlock:
-            shape = Heads.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            shape = AttentionSizes.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, shape, rotary),

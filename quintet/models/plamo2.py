@@ -4,15 +4,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build, split_heads
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
-from quintet.layers.linear import LMHead, Stored
-from quintet.layers.mixing import Cache
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
-from quintet.layers.plamo import HeadRMSNorm, Steered, SteeredMamba2
 from quintet.layers.rope import Rotary
+from quintet.layers.ssm.plamo import HeadRMSNorm, Steered, SteeredMamba2
 
 QK_EPS = 1e-6  # of the norms of heads, whatever the others have
 RENAMED = {
@@ -28,17 +28,19 @@ RENAMED = {
 class Block(nn.Module):
     """Norms before and after each branch, kept around 0; around less behind the branches."""
 
-    def __init__(self, config: Any, build: Build, mixer: nn.Module) -> None:
+    def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.pre_mixer_norm = RMSNorm(build, hidden, eps, 1.0)
         self.mixer = mixer
         self.post_mixer_norm = RMSNorm(build, hidden, eps, 1 / 5)
         self.pre_mlp_norm = RMSNorm(build, hidden, eps, 1.0)
-        self.mlp = GatedMLP(build, hidden, config.intermediate_size, "silu", stored=Stored(fused="gate_up_proj"))
+        self.mlp = GatedMLP(
+            build, hidden, config.intermediate_size, "silu", stored=CheckpointLayout(fused="gate_up_proj")
+        )
         self.post_mlp_norm = RMSNorm(build, hidden, eps, 1 / 5**1.5)
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.pre_mixer_norm(x, residual)
         x, residual = self.pre_mlp_norm(self.post_mixer_norm(self.mixer(x, cache)), residual)
         assert residual is not None
@@ -48,19 +50,19 @@ class Block(nn.Module):
 class Model(CausalLM):
     """A window of n sees n tokens before each, and itself."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Block:
             if config.layer_types[index] == "linear_attention":
                 return Block(config, build, SteeredMamba2(build, steered(config)))
             window = config.attention_window_size + 1
-            shape = Heads.of(
+            shape = AttentionSizes.of(
                 config,
                 window=None if config.layer_types[index] == "full_attention" else window,
-                stored=Stored(fused="qkv_proj"),
+                stored=CheckpointLayout(fused="qkv_proj"),
             )
             attention = SelfAttention(build, shape, rotary)
             queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import SharedMoE, unstacked
+from quintet.layers.moe.moe import SharedMoE, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.qwen3_moe import mixes, mixture
 
@@ -19,13 +19,13 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse_long_chunks(config, build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, window=layer_window(config, index), bias=config.qkv_bias)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=config.qkv_bias)
             mlp: nn.Module
             if mixes(config, index):
                 mlp = SharedMoE(build, mixture(config), config.shared_expert_intermediate_size)

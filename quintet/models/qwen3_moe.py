@@ -1,15 +1,15 @@
-"""Qwen3-MoE (Yang et al. 2025): Qwen3, whose feed-forward is a mixture of experts in most layers."""
+"""Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in most layers."""
 
 from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import Mixture, MoE, unstacked
+from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
@@ -19,13 +19,13 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse_long_chunks(config, build)
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(
                 config,
                 window=config.sliding_window,
                 bias=config.attention_bias,
@@ -46,15 +46,15 @@ class Model(CausalLM):
 
 
 def mixes(config: Any, index: int) -> bool:
-    """Whether the layer has experts; else it has one feed-forward."""
+    """Returns whether the layer has experts; else it has one feed-forward."""
     if index in getattr(config, "mlp_only_layers", ()) or (index + 1) % getattr(config, "decoder_sparse_step", 1):
         return False
     return bool(config.num_experts > 0)
 
 
-def mixture(config: Any) -> Mixture:
+def mixture(config: Any) -> MoESizes:
     """Under the names of Qwen's configs."""
-    return Mixture(
+    return MoESizes(
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.num_experts,

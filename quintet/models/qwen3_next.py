@@ -4,16 +4,16 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
-from quintet.layers.delta_net import DeltaNet, Deltas, GatedAttention
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe import SharedMoE, unstacked
+from quintet.layers.moe.moe import SharedMoE, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.layers.short_conv import check_silu
+from quintet.layers.ssm.delta_net import DeltaNet, DeltaNetSizes, GatedAttention
+from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
 
@@ -23,12 +23,12 @@ class Model(CausalLM):
     unstacked = staticmethod(unstacked)
     ignored = (*CausalLM.ignored, r"mtp\..*", r"model\.visual\..*")
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
         rotary = Rotary.of(build, config, partial=True)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
                 mixer = DeltaNet(build, deltas(config), apart=config.model_type != "qwen3_next")
@@ -46,15 +46,15 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """What stands in attention's place is called so; of a checkpoint that sees, the language model."""
+        """Renames linear attention to self_attn, and the language model of an image-text checkpoint to `model`."""
         name = name.replace(".linear_attn.", ".self_attn.", 1)
         return name.replace("model.language_model.", "model.", 1)
 
 
-def deltas(config: Any) -> Deltas:
+def deltas(config: Any) -> DeltaNetSizes:
     """The sizes of a delta net."""
     check_silu(config)
-    return Deltas(
+    return DeltaNetSizes(
         hidden=config.hidden_size,
         key_heads=config.linear_num_key_heads,
         heads=config.linear_num_value_heads,
@@ -65,10 +65,10 @@ def deltas(config: Any) -> Deltas:
     )
 
 
-def attention(config: Any, build: Build, rotary: Rotary) -> GatedAttention:
-    """With norms on the heads of q and k."""
+def attention(config: Any, build: BuildContext, rotary: Rotary) -> GatedAttention:
+    """Builds gated attention with norms on the heads of q and k."""
     bias = config.attention_bias
-    made = GatedAttention(build, Heads.of(config, bias=bias, output_bias=bias), rotary)
+    made = GatedAttention(build, AttentionSizes.of(config, bias=bias, output_bias=bias), rotary)
     made.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
     made.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
     return made

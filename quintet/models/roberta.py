@@ -1,8 +1,8 @@
-"""RoBERTa (Liu et al. 2019, and XLM-RoBERTa, CamemBERT), the trunk: BERT whose positions begin behind the padding's."""
+"""RoBERTa (Liu et al. 2019, and XLM-RoBERTa, CamemBERT), the trunk: BERT, positions begin behind the padding's."""
 
 from typing import Any
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder
 from quintet.models.bert import NAMES
@@ -30,7 +30,7 @@ class Model(Encoder):
         count: int = config.max_position_embeddings - _first(config)
         return count
 
-    def positions(self, config: Any, build: Build, width: int) -> PositionEmbedding | None:
+    def positions(self, config: Any, build: BuildContext, width: int) -> PositionEmbedding | None:
         first = _first(config)
         return PositionEmbedding(build, config.max_position_embeddings - first, width, first)
 

@@ -6,25 +6,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, across, head_source, refuse
 from quintet.layers.embedding import Embedding
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
 from quintet.layers.norm import LayerNorm
-from quintet.layers.rwkv import ChannelMix, Goose, TimeMix
-from quintet.layers.stages import Stage, without
+from quintet.layers.pipeline import Stage, without
+from quintet.layers.ssm.rwkv import ChannelMix, RWKV7Sizes, TimeMix
 
 
 class Block(nn.Module):
     """Norm, rule, norm, feed-forward."""
 
-    def __init__(self, build: Build, norms: tuple[LayerNorm, LayerNorm], attn: TimeMix, ffn: ChannelMix) -> None:
+    def __init__(self, build: BuildContext, norms: tuple[LayerNorm, LayerNorm], attn: TimeMix, ffn: ChannelMix) -> None:
         super().__init__()
         self.attn_norm, self.ffn_norm = norms
         self.attn, self.ffn = attn, ffn
 
-    def forward(self, values: list[Tensor], x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, values: list[Tensor], x: Tensor, residual: Tensor | None, cache: StepState
+    ) -> tuple[Tensor, Tensor]:
         x, residual = self.attn_norm(x, residual)
         x, residual = self.ffn_norm(self.attn(x, cache, values), residual)
         assert residual is not None
@@ -34,7 +36,7 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """The embedding is normalised once more before the first block, and every block sees the first one's values."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         hidden, self._build = config.hidden_size, build
         parts = ("weight", "bias") if config.norm_bias else ("weight",)
@@ -42,7 +44,7 @@ class Trunk(nn.Module):
         ranks = {"w": config.decay_low_rank_dim, "a": config.a_low_rank_dim}
         ranks |= {"v": config.v_low_rank_dim, "g": config.gate_low_rank_dim}
         dim = config.head_dim
-        shape = Goose(hidden, hidden // dim, dim, dim * config.norm_eps, ranks)
+        shape = RWKV7Sizes(hidden, hidden // dim, dim, dim * config.norm_eps, ranks)
 
         def block(index: int) -> Block:
             ffn = ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
@@ -62,10 +64,10 @@ class Trunk(nn.Module):
         return self.layers
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has."""
+        """Drops the parts of other pipeline stages."""
         without(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, x, values = self._build, None, cache.beside(self._build.dtype, self.reads)
         if build.stage.first:
             x = self.embeddings.of(cache.batch)
@@ -81,7 +83,7 @@ class Model(CausalLM):
 
     model: Trunk
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "attn")
         if any(width != config.hidden_size for width in config.value_dim):

@@ -6,25 +6,25 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import Block, Decoder, across
-from quintet.layers.mixing import Cache
-from quintet.layers.stages import Stage
+from quintet.layers.layer_state import StepState
+from quintet.layers.pipeline import Stage
 from quintet.models import llama
 
 
 class Joined(Decoder):
-    """What goes into the layers of bskcn_1 and bskcn_2 is kept; it is mixed into what goes into those of bskcn_3 and
-    bskcn_4: bskcn_tv[1] of it."""
+    """Keeps the inputs of the layers bskcn_1 and bskcn_2, and mixes them into the inputs of the layers bskcn_3 and
+    bskcn_4: bskcn_tv[1] is the share of the kept ones."""
 
-    def __init__(self, config: Any, build: Build, block: Block) -> None:
+    def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
         super().__init__(config, build, block)
         self._kept, self._mixed = (config.bskcn_1, config.bskcn_2), (config.bskcn_3, config.bskcn_4)
         self._share, self._width = _share(config), config.hidden_size
         _check(config, self._kept, self._mixed, self._share)
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has."""
+        """Drops the parts of other pipeline stages."""
         super().keep(stage)
 
     def reads(self, at: int) -> tuple[int, ...]:
@@ -32,11 +32,11 @@ class Joined(Decoder):
         return (self._width,) * len(self._awaited(at))
 
     def _awaited(self, at: int) -> list[int]:
-        """Which of the two are kept before this layer, and mixed into it or a later one."""
+        """Returns which of the two are kept before this layer, and mixed into it or a later one."""
         both = enumerate(zip(self._kept, self._mixed, strict=True))
         return [which for which, (keeps, mixes) in both if mixes and max(mixes) >= at > min(keeps)]
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, stage = self._build, self._build.stage
         handed = cache.beside(build.dtype, self.reads(stage.start))
         kept: dict[int, Tensor] = dict(zip(self._awaited(stage.start), handed, strict=True))
@@ -91,8 +91,8 @@ class Model(llama.Model):
     model: Joined
 
     def reads(self, at: int) -> tuple[int, ...]:
-        """What is kept and mixed in later."""
+        """Widths of the kept inputs that layers from here on mix in."""
         return self.model.reads(at)
 
-    def _trunk(self, config: Any, build: Build, block: Block) -> Decoder:
+    def _trunk(self, config: Any, build: BuildContext, block: Block) -> Decoder:
         return Joined(config, build, block)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
-from quintet.layers.moe import MoE, unstacked
+from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import grouped
 
@@ -16,12 +16,12 @@ class Model(CausalLM):
 
     unstacked = staticmethod(unstacked)
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, mixture = Rotary.of(build, config), grouped(config)
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, Heads.of(config, bias=config.attention_bias), rotary)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
         self.model = Decoder(config, build, block)

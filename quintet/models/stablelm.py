@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
-from quintet.layers.build import Build, split_heads
+from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -17,16 +17,16 @@ from quintet.layers.rope import Rotary, head_dim
 
 
 class Model(CausalLM):
-    """Pre-norm blocks, or (12B) parallel ones whose heads have norms of their own for q and k."""
+    """Pre-norm blocks, or (12B) parallel ones with a norm of its own for each head of q and k."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
         norm = partial(LayerNorm, build, hidden, eps)
         rotary = Rotary.of(build, config, partial=True)
 
         def block() -> Named:
-            attention = SelfAttention(build, Heads.of(config, bias=config.use_qkv_bias), rotary)
+            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.use_qkv_bias), rotary)
             if config.qk_layernorm:
                 queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
                 attention.q_norm = HeadLayerNorm(build, queries, head_dim(config), eps, "norms.{}.weight")

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import LMHead
@@ -19,14 +19,14 @@ from quintet.layers.rope import Rotary
 class Model(CausalLM):
     """Pre-norm blocks, rotary positions, a head that is tied as a rule."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, bias = config.hidden_size, config.use_bias
         norm = partial(LayerNorm, build, hidden, config.norm_epsilon)
         rotary = Rotary.of(build, config)
 
         def block() -> SerialBlock:
-            shape = Heads.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            shape = AttentionSizes.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
             sizes = hidden, config.intermediate_size
             parts = {
                 "input_layernorm": norm(),

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.blocks import SerialBlock
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.norm import RMSNorm
 from quintet.models import gemma2
 
@@ -14,7 +14,7 @@ class Model(gemma2.Model):
     """Pre-norm blocks, soft-capped scores and logits where the checkpoint has them."""
 
     @staticmethod
-    def block(config: Any, build: Build, attention: nn.Module, mlp: nn.Module) -> nn.Module:
+    def block(config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> nn.Module:
         def norm() -> RMSNorm:
             return RMSNorm(build, config.hidden_size, config.rms_norm_eps, offset=1.0)
 

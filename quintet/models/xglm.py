@@ -1,4 +1,4 @@
-"""XGLM (Lin et al. 2021): positions are sinusoids that nobody learned, LayerNorm, biases."""
+"""XGLM (Lin et al. 2021): sinusoidal positions, which are not learned, LayerNorm, biases."""
 
 import math
 from functools import partial
@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention import Heads, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock, Trunk
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source, refuse
 from quintet.layers.embedding import Embedding, Sinusoids
 from quintet.layers.linear import LMHead
@@ -22,12 +22,12 @@ FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 class Model(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
         hidden = config.d_model
         norm = partial(LayerNorm, build, hidden, EPS)
-        shape = Heads.of(config, bias=True, output_bias=True, output="out_proj")
+        shape = AttentionSizes.of(config, bias=True, output_bias=True, output="out_proj")
 
         def block() -> SerialBlock:
             mlp = MLP(build, (hidden, config.ffn_dim), config.activation_function, ("fc1", "fc2"))

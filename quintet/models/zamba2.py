@@ -6,22 +6,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.attention import Heads
-from quintet.layers.build import Build, whole
+from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
+from quintet.layers.build import BuildContext, whole
 from quintet.layers.decoder import Block, CausalLM, Decoder, across, head_source, refuse
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
-from quintet.layers.mamba import Mamba2, Spaces
-from quintet.layers.mixing import Cache
 from quintet.layers.norm import RMSNorm
+from quintet.layers.pipeline import Stage
 from quintet.layers.rope import Rotary, head_dim
-from quintet.layers.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
-from quintet.layers.stages import Stage
+from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 
 
 class Layer(nn.Module):
     """A norm and a state space. What a shared block makes of the residual and the embedding joins the norm's input."""
 
-    def __init__(self, config: Any, build: Build, shared: SharedBlock | None) -> None:
+    def __init__(self, config: Any, build: BuildContext, shared: SharedBlock | None) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.input_layernorm = RMSNorm(build, hidden, config.rms_norm_eps)
@@ -30,7 +30,7 @@ class Layer(nn.Module):
         if shared is not None:
             self.linear = columns(build, hidden, {"linear": whole(hidden, build.size)})
 
-    def forward(self, embedded: Tensor, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, embedded: Tensor, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         if self.shared_transformer is None:
             normed, total = self.input_layernorm(x, residual)
             return self.mamba(normed, cache), total
@@ -42,15 +42,15 @@ class Layer(nn.Module):
 class Trunk(Decoder):
     """Every layer may read the embedding."""
 
-    def __init__(self, config: Any, build: Build, block: Block) -> None:
+    def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
         super().__init__(config, build, block)
         self.reads = (config.hidden_size,)
 
     def keep(self, stage: Stage) -> None:
-        """Only what the stage has: a shared block's weights stay under the name of its first use, wherever that is."""
+        """Drops other stages' parts: a shared block's weights stay under the name of its first use, wherever it is."""
         super().keep(stage)
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, first = self._build, self._build.stage.first
         embedded = self.embed_tokens.of(cache.batch) if first else cache.beside(build.dtype, self.reads)[0]
         layers = [functools.partial(layer, embedded) for layer in self.layers]
@@ -64,7 +64,7 @@ class Model(CausalLM):
 
     model: Trunk
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_long_context")
         if not config.tie_word_embeddings:
@@ -73,7 +73,9 @@ class Model(CausalLM):
             )
         rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
         self.ignored = CausalLM.ignored
-        shape = replace(Heads.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size)
+        shape = replace(
+            AttentionSizes.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size
+        )
         sizes, bias = (config.hidden_size, config.intermediate_size), config.add_bias_linear
 
         def shared(index: int) -> SharedBlock:
@@ -87,7 +89,7 @@ class Model(CausalLM):
             attention = AdaptedAttention(build, shape, rotary, sizes[0], own)
             return SharedBlock((norms[0], norms[1]), attention, feed, blocks.get(which))
 
-        def block(config: Any, build: Build, index: int) -> Layer:
+        def block(config: Any, build: BuildContext, index: int) -> Layer:
             if index not in config.hybrid_layer_ids:
                 return Layer(config, build, None)
             made = shared(index)
@@ -105,13 +107,13 @@ class Model(CausalLM):
 
     @staticmethod
     def canonical(name: str) -> str:
-        """What a layer has beside a shared block is called as where there is none."""
+        """Renames a layer's parts beside a shared block to the names of a layer without one."""
         return name.replace(".mamba_decoder.", ".", 1).replace("model.final_layernorm.", "model.norm.")
 
 
-def spaces(config: Any) -> Spaces:
+def spaces(config: Any) -> Mamba2Sizes:
     """The sizes of a state space."""
-    return Spaces(
+    return Mamba2Sizes(
         hidden=config.hidden_size, heads=config.n_mamba_heads, head_dim=config.mamba_headdim,
         groups=config.mamba_ngroups, state=config.mamba_d_state, taps=config.mamba_d_conv, eps=1e-5,
         bias=config.add_bias_linear, output_bias=config.add_bias_linear, least=config.time_step_min,

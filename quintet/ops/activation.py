@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class UnknownActivation(ValueError):
-    """An activation that nothing here computes; whoever knows the model says which one asks for it."""
+    """Raised for an activation that has no implementation; the caller adds the name of the model."""
 
     def __init__(self, kind: str, known: Iterable[str]) -> None:
         super().__init__(f"activation {kind!r} is not known; there are {', '.join(sorted(known))}")

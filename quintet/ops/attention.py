@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Mixer, State
+from quintet.interface.types import AttentionSpec, Batch, Books, Layout, Turn
 from quintet.ops.registry import Op, Ops
 from quintet.ops.rotary import turned
-from quintet.platforms.interface import Mixer, State
-from quintet.types import AttentionSpec, Batch, Books, Layout, Turn
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
 CACHED = (
@@ -24,7 +24,7 @@ def row_width(head_dim: int, dtype: torch.dtype) -> int:
 
 
 def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
-    """Of one page: the tokens of a head stand side by side, so that its keys are one matrix.
+    """Returns the shape of one page: the tokens of a head stand side by side, so that its keys are one matrix.
 
     Where V is part of K, there are keys alone.
     """
@@ -49,7 +49,7 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def widened(rows: Tensor, head_dim: int) -> Tensor:
-    """What stored() made rows of: [..., D] in float32."""
+    """Undoes stored(): rows -> [..., D] in float32."""
     if rows.dtype != torch.int8:
         return rows.float()
     return rows[..., :head_dim].float() * rows[..., head_dim:].contiguous().view(torch.float32)
@@ -71,7 +71,7 @@ def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 @Op
 def rotary_write_kv(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, books: Books) -> tuple[Tensor, Tensor]:
-    """(q turned, kv with k turned and v written): what rotary() and write_kv() do, for those who do both at once."""
+    """(q turned, kv with k turned and v written): rotary() and write_kv(), for providers that do both at once."""
     q, k = turned(q, k, turn, books.batch.positions)
     return q, write_kv.reference(kv, k, v, books)
 
@@ -142,8 +142,8 @@ def _attended(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
     added: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """q [T, H, D], k and v [T, S, Hkv, D]; places: how far each key is from each token [T, S], and who sees it. `added`
-    [T, H, S]: to scores."""
+    """q [T, H, D], k and v [T, S, Hkv, D]; places: distances of keys from tokens [T, S], and which of them are seen.
+    `added` [T, H, S]: to scores."""
     (apart, seen), (spec, sinks) = places, layer
     tokens, heads, dim = q.shape
     grouped = q.float().reshape(tokens, spec.kv_heads, heads // spec.kv_heads, dim)
@@ -215,7 +215,7 @@ class PlainAttention(Mixer):
 
 
 def layout(spec: AttentionSpec) -> Layout:
-    """What PagedAttention keeps for such a layer."""
+    """Returns the layout that PagedAttention keeps for such a layer."""
     return Layout(spec.cached, page_shape(spec), keeps=spec.window or spec.chunk, chunked=spec.chunk is not None)
 
 

@@ -1,4 +1,4 @@
-"""Specification of products whose heads have a weight each: what latent attention absorbs into q and out of V."""
+"""Specification of products with one weight per head, as latent attention (MLA) has for q and for its outputs."""
 
 import torch
 from torch import Tensor

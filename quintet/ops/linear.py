@@ -3,9 +3,9 @@
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.interface.weights import Matrix
 from quintet.ops.quantized import by_float8, by_integers, dequantized
 from quintet.ops.registry import Op
-from quintet.weights import Matrix
 
 KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
 
@@ -18,8 +18,8 @@ EXTRAS = ("mins", "order", "grouped", "experts", "rows")
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """x @ weight.T + bias; x [T, K], weight [N, K] as place() returned it, bias [N] -> [T, N].
 
-    `outputs` says which products stand side by side in it (q, k and v), by their widths: N together. Platforms whose
-    place() brings a weight into another order for its devices bring the products into this one.
+    `outputs` says which products stand side by side in it (q, k and v), by their widths: N together. Platforms with a
+    place() that reorders a weight for its devices return the products in this order.
 
     Of a form that is not plain: the product of what the numbers stand for, in float32, the bias added, rounded once.
     """

@@ -1,10 +1,10 @@
 """The mixer that is made of the bound ops, for every kind of layer that mixes positions."""
 
+from quintet.interface.platform import Mixer
+from quintet.interface.types import AttentionSpec, StateSpec
 from quintet.ops import attention
 from quintet.ops.registry import Ops
 from quintet.ops.states import StateMixer
-from quintet.platforms.interface import Mixer
-from quintet.types import AttentionSpec, StateSpec
 
 
 def mixer(spec: AttentionSpec | StateSpec, ops: Ops) -> Mixer:

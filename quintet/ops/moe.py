@@ -1,4 +1,4 @@
-"""Specifications of the mixture of experts: who serves a token, and what comes out of it."""
+"""Specifications of the mixture of experts: routing of tokens, and the experts' outputs."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.interface.weights import Matrix
 from quintet.ops.activation import activate, gated
 from quintet.ops.linear import linear
 from quintet.ops.registry import Op
-from quintet.weights import Matrix
 
 
 @Op
@@ -87,7 +87,7 @@ SEEN = 4  # numbers of a token that choose between copies of an expert
 
 @Op
 def local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
-    """Where this rank keeps the experts ids [T, k] int32 of tokens x [T, D] -> [T, k] int32, -1 for those of others.
+    """This rank's places of the experts ids [T, k] int32 of tokens x [T, D] -> [T, k] int32, -1 for those of others.
 
     places [E, C] int32 (expert_map): by column, the place in the rank's stacks of an expert's copy, -1 on another rank.
     A token takes the column that the bits of its first numbers give in float32: alike on every rank, in every
@@ -111,7 +111,7 @@ def count_experts(ids: Tensor, loads: Tensor) -> Tensor:
 
 
 def _largest(x: Tensor, k: int) -> Tensor:
-    """Where the k largest of each row stand, largest first, equal ones by place; torch.topk promises no order."""
+    """Places of the k largest of each row, largest first, equal ones by place; torch.topk promises no order."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]
 
 
@@ -166,7 +166,7 @@ def ungated_experts(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, ids: T
 def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     """experts() with stacks [E, 2 I, D] and [E, D, I] that are not plain: each product is linear()'s by such a matrix.
 
-    The stacks may be in different forms. Called where Capabilities.quant has "experts"; elsewhere experts are floats.
+    The stacks may be in different forms. Called where Capabilities.quant has "experts"; otherwise experts are floats.
     """
     each = x.new_zeros(*ids.shape, x.shape[1])
     for expert in range(len(down.values)):
@@ -197,7 +197,7 @@ def biased_experts(
     def serve(rows: Tensor, counts: Tensor) -> Tensor:
         ends = counts.cumsum(0)
         owners = (torch.arange(len(rows), device=rows.device)[:, None] >= ends).sum(-1)
-        owners = owners.clamp(max=len(down.values) - 1)  # rows of nobody, which count for nothing
+        owners = owners.clamp(max=len(down.values) - 1)  # rows without an expert, which count for nothing
         both = _grouped(rows, gate_up, counts) + torch.index_select(biases[0], 0, owners)
         inner = clamped(both, clamp)
         return _grouped(inner, down, counts) + torch.index_select(biases[1], 0, owners)
@@ -239,7 +239,7 @@ def one_of(stack: Matrix, expert: int) -> Matrix:
 def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """experts() around `serve`: rows [T k, D], sorted by expert, and counts [num] -> what comes out of each row."""
     k = ids.shape[1]
-    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
+    flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; num: no expert here
     order = torch.sort(flat, stable=True).indices
     counts = (flat[:, None] == torch.arange(num, device=x.device)).sum(0, dtype=torch.int32)
     rows = torch.index_select(x, 0, torch.div(order, k, rounding_mode="floor"))

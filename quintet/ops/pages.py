@@ -1,4 +1,4 @@
-"""Specification of pages as bytes: what leaves the cache, and what comes into it from elsewhere."""
+"""Specification of KV pages as bytes: those that leave the cache, and those that a KV connector loads into it."""
 
 import torch
 from torch import Tensor

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.interface.weights import Form, Matrix, Weight
 from quintet.ops.quantized import MIDDLE
-from quintet.weights import Form, Matrix, Weight
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
@@ -40,7 +40,7 @@ def joined(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def attributes(matrix: Matrix) -> dict[str, Tensor]:
-    """What place() returns for a matrix, by the names that a layer has for it."""
+    """Returns a matrix's tensors as place() does, by the names that a layer has for them."""
     named = {"weight": matrix.values, "scales": matrix.scales, "zeros": matrix.zeros, "order": matrix.order}
     return {name: each for name, each in {**named, "mins": matrix.mins}.items() if each is not None}
 

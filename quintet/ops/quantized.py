@@ -1,10 +1,10 @@
-"""What quantized matrices stand for, and their products with activations that are quantized too."""
+"""Dequantization of quantized matrices, and their products with activations that are quantized too."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.weights import Form, Matrix
+from quintet.interface.weights import Form, Matrix
 
 SMALLEST = 1e-12  # activations that are all below are taken for zeros: nothing is divided by 0
 MIDDLE = 8  # what 4 bits stand for without zero points: 0..15 are -8..7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Function = Callable[..., Any]
-Timed = Callable[[str, str, Function], Function]  # (op, provider, its function) -> the same, which tells of its calls
+Timed = Callable[[str, str, Function], Function]  # (op, provider, its function) -> the same, which reports its calls
 
 
 _BINDING = threading.RLock()  # probes compile, and ranks of one process are its threads: compilers keep no locks
@@ -39,12 +39,13 @@ class Op:
         self.probes: dict[str, Callable[[], str | None]] = {}
         self.kinds: dict[str, Op] = {}  # of forms, beside the plain one
         if self.name in Op.registry:
-            raise ValueError(f"op {self.name} is defined twice: {reference.__module__} and elsewhere")
+            first = Op.registry[self.name].reference.__module__
+            raise ValueError(f"op {self.name} is defined twice: {first} and {reference.__module__}; rename one")
         Op.registry[self.name] = self
 
     @classmethod
     def of_forms(cls, *kinds: str) -> Callable[[Function], "Op"]:
-        """An op whose weights may have forms of these kinds, and be plain."""
+        """Declares an op with weights that are plain or in forms of these kinds."""
 
         def made(reference: Function) -> Op:
             op = cls(reference)
@@ -90,7 +91,7 @@ class Op:
 class Ops:
     """One provider per op, fixed: `ops.rms_norm` is a plain function. Given to layers when they are built.
 
-    Probing calls a provider, which may have to compile first: an op is bound when somebody first asks for it. Layers do
+    Probing calls a provider, which may have to compile first: an op is bound when it is first requested. Layers do
     so when they are built, by take(), so that no step waits for it.
     """
 
@@ -118,7 +119,7 @@ class Ops:
         return self
 
     def choice(self, name: str) -> Choice:
-        """Who serves the op, and why."""
+        """Returns the provider that serves the op, and why."""
         if name not in self._chosen:
             op, whole = Op.registry[name], name.partition(":")[0]  # forms without an order have their op's
             order = self._priority.get(name, self._priority.get(whole, ()))
@@ -127,7 +128,7 @@ class Ops:
         return self._chosen[name]
 
     def served(self, name: str) -> bool:
-        """Whether more than the specification serves an op that is two others at once: else these are called."""
+        """True if more than the specification serves an op that is two others at once: else these are called."""
         return bool(self._priority.get(name)) and self.choice(name).provider != "reference"
 
     @property

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from quintet.interface.types import HeadNorms, Turn
 from quintet.ops.norm import rms_norm
 from quintet.ops.registry import Op
-from quintet.types import HeadNorms, Turn
 
 
 @Op

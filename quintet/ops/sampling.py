@@ -16,7 +16,7 @@ NEVER = float("-inf")
 
 
 class Draw(NamedTuple):
-    """How each row is drawn."""
+    """Sampling parameters of each row."""
 
     temperature: Tensor  # [R] float32; 0 is greedy
     top_k: Tensor  # [R] int32; 0 is off
@@ -51,7 +51,7 @@ def filter_logits(logits: Tensor, draw: Draw, width: int) -> Tensor:
     """-inf outside of min_p, top_k and top_p, in this order, of scaled logits [R, V] float32.
 
     Each cut keeps the tokens that reach a threshold, so tokens with equal logits stay or go together: the k-th largest
-    logit (Fan et al. 2018), the least of the fewest largest whose mass among what min_p and top_k left reaches top_p
+    logit (Fan et al. 2018), the least of the fewest largest that hold top_p of the mass that min_p and top_k left
     (Holtzman et al. 2020), the largest plus log(min_p) (Nguyen et al. 2024). The likeliest token always stays.
     `width` says how many of the largest logits the thresholds can depend on: V if a row cuts by top_p alone, else the
     largest top_k, 0 without either. It changes the cost, never the result.
@@ -86,7 +86,7 @@ def sample(logits: Tensor, draw: Draw, width: int) -> Tensor:
     """One token per row of logits [R, V] float32, not yet scaled -> [R] int32. Does not overwrite the logits.
 
     Gumbel-max: the largest of scaled, filtered logits plus noise follows their softmax (Gumbel 1954; Maddison, Tarlow
-    and Minka 2014). Greedy rows get no noise. A row whose largest logit is NaN or infinite gives -1. `width` as in
+    and Minka 2014). Greedy rows get no noise. A row gives -1 if its largest logit is NaN or infinite. `width` as in
     filter_logits.
     """
     kept = filter_logits.reference(scale_logits.reference(logits, draw.temperature), draw, width)

@@ -5,7 +5,7 @@ cut, and what else is in the batch, changes no bit. Only exp, log1p and plain ar
 alike wherever a number stands in a tensor.
 
 An op reads each request's state where the group's table says, and writes it where that says; rows without tokens, and
-padding, write to unit 0, which nobody reads. May write in place; use what it returns.
+padding, write to unit 0, which is never read. May write in place; use what it returns.
 """
 
 import math
@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Mixer, State
+from quintet.interface.types import Array, Books, HostBatch, HostGroup, Layout, StateSpec
 from quintet.ops.registry import Op, Ops
-from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, Books, HostBatch, HostGroup, Layout, StateSpec
 
 Given = tuple[Any, ...]  # what an op takes, in its order
 
 
 class Conv(NamedTuple):
-    """Of a short convolution: each channel's weights, the oldest token's first."""
+    """Weights of a short convolution: each channel's, the oldest token's first."""
 
     weight: Tensor  # [C, K]
     bias: Tensor | None = None  # [C]
@@ -69,7 +69,7 @@ class Scan(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What a step gives to a state space."""
+    """Inputs of a state space in a step."""
 
     x: Tensor  # [T, H, P]
     dt: Tensor | None  # [T, H]; None: 1
@@ -107,8 +107,8 @@ def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: fl
 
 @Op
 def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
-    """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space whose heads are channels of
-    one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
+    """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space in which each head is a
+    channel of one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
     x, dt, into, out = moves
     assert dt is not None and scan.dt_bias is not None, "a scan is selective by its dt"
     steps, rates = _softplus(dt.float() + scan.dt_bias), torch.exp(scan.a_log)  # [T, C], [C, N]
@@ -125,7 +125,7 @@ def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tup
 
 
 class Turns(NamedTuple):
-    """What a step gives to a delta rule."""
+    """Inputs of a delta rule in a step."""
 
     q: Tensor  # [T, G, D], each for H / G heads in a row
     k: Tensor  # alike
@@ -162,7 +162,7 @@ def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[T
 
 
 class Replaced(NamedTuple):
-    """What a step gives to RWKV-7's rule."""
+    """Inputs of RWKV-7's rule in a step."""
 
     r: Tensor  # [T, H, D]; reads the state
     w: Tensor  # alike; the more, the more of a key's column is forgotten

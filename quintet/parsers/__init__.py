@@ -18,7 +18,7 @@ from quintet.parsers.events import (
 )
 from quintet.parsers.formats import Block, Choice, ReasoningParser, ToolParser, block
 from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, load_plugin, register
-from quintet.parsers.splitter import Splitter, parse
+from quintet.parsers.stream_parser import StreamParser, parse
 
 __all__ = [
     "REASONING_PARSERS",
@@ -33,7 +33,7 @@ __all__ = [
     "Parsed",
     "Reasoning",
     "ReasoningParser",
-    "Splitter",
+    "StreamParser",
     "Tool",
     "ToolCall",
     "ToolParser",

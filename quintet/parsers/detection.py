@@ -1,4 +1,4 @@
-"""Which parsers fit a checkpoint, by its chat template and its family."""
+"""Finds the parsers that fit a checkpoint, by its chat template and its family."""
 
 from collections.abc import Collection
 

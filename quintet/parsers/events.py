@@ -1,4 +1,4 @@
-"""What a model's output is made of: the events of a stream, and the whole that they add up to."""
+"""Parsed model output: the events of a stream, and the whole message that they add up to."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ class Tool:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """More of what the model thinks."""
+    """Next piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Content:
-    """More of what it says."""
+    """Next piece of the model's content."""
 
     text: str
 
@@ -78,7 +78,7 @@ class Parsed:
 
 
 def gather(events: Iterable[Event]) -> Parsed:
-    """What a stream's events add up to."""
+    """Returns the whole message that a stream's events add up to."""
     reasoning: list[str] = []
     content: list[str] = []
     begins: list[CallBegin] = []

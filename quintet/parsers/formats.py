@@ -1,14 +1,14 @@
-"""What a parser is: a declaration of the text that a model writes around its thoughts and its calls."""
+"""Parsers as declarations of the text that a model writes around its reasoning and its tool calls."""
 
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from quintet.parsers.combinators import Mark, Part, parts
 from quintet.parsers.events import Tool
 from quintet.parsers.grammar import Lark, NoGrammar
-from quintet.parsers.shapes import Mark, Part, parts
-from quintet.parsers.watching import Watch
+from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.
 UNWRITTEN = (NoGrammar, RecursionError, TypeError, ValueError, OverflowError)
@@ -38,7 +38,7 @@ def block(*described: str | Part, anchored: bool = False, certain: bool = True) 
 
 
 def call_id(name: str, position: int) -> str:
-    """For a call whose text has no id."""
+    """Returns an id for a call that has none in its text."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -49,9 +49,9 @@ def short_id(name: str, position: int) -> str:
 
 @dataclass(frozen=True)
 class ReasoningParser:
-    """How a family of models marks its thoughts.
+    """Format in which a family of models marks its thoughts.
 
-    `inside`: whether an output begins with them where the prompt does not tell. `until`: markers that end them and are
+    `inside`: whether an output begins with them if the prompt does not show it. `until`: markers that end them and are
     more than an end. `drops`: markers around content. `leads`: those of them that stand before it, in their order.
     """
 
@@ -67,8 +67,8 @@ class ReasoningParser:
     families: tuple[str, ...] = ()
 
     def before(self, what: str, inside: bool, special: Mapping[str, int] | None = None) -> str:
-        """What is thought, if anything, and then `what` (of a grammar), in llguidance's Lark. `inside` and `special`
-        as for ToolParser.grammar."""
+        """Returns a grammar in llguidance's Lark: a thought, if any, and then `what` (of a grammar). `inside` and
+        `special` as for ToolParser.grammar."""
         lark = Lark((), False, special or {})
         return lark.after(self.opens[0], self.closes, inside, self.led(what, lark))
 
@@ -77,15 +77,15 @@ class ReasoningParser:
         return " ".join([*(f"({lark.literal(each)})?" for each in self.leads), what])
 
     def of_shape(self) -> "ReasoningParser":
-        """For an answer that `before` has held to a shape: within it no marker counts."""
+        """Returns the parser for an answer with structured output by `before`: within it no marker counts."""
         return replace(self, drops=())
 
     def ended(self, prompt: str) -> bool:
-        """Whether the prompt has thought already, or has been told not to."""
+        """True if the prompt ends a thought: reasoning is over, or is turned off."""
         return prompt.rstrip().endswith(self.closes)
 
     def begins_inside(self, prompt: str, continues: bool = False) -> bool:
-        """Whether the model goes on with a thought that the prompt has begun, or has been told not to think.
+        """True if the output begins within a thought; False if the prompt ends one or turns reasoning off.
 
         continues: the prompt ends within the answer itself, which is a thought if the last one was not closed.
         """
@@ -102,7 +102,7 @@ class ReasoningParser:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which calls are asked for: at least one, of any of the tools; or one of the tool `named`.
+    """Required tool calls: at least one, of any of the tools; or one of the tool `named`.
 
     With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what (of a grammar) it
     may say in the place of calls.
@@ -117,7 +117,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """How a family of models writes its calls.
+    """Format in which a family of models writes its tool calls.
 
     `blocks`: the ways in which it may write them; grammars are made of the first. `again`: what stands between two
     blocks where each has one call; None where one has them all. `drops`: markers around content. `call_id`: (the
@@ -135,8 +135,8 @@ class ToolParser:
     call_id: Callable[[str, int], str] = call_id
 
     def of_shape(self) -> "ToolParser | None":
-        """For answers that are calls or have a shape, within which no marker counts; None if calls have none of their
-        own, by which they can be told."""
+        """Returns the parser for answers that are calls or structured output, within which no marker counts; None if
+        no marker of their own distinguishes calls."""
         first = self.blocks[0]
         return None if first.anchored else replace(self, drops=(), blocks=(replace(first, anchored=True),))
 
@@ -166,8 +166,8 @@ class ToolParser:
     def watching(
         self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
     ) -> str | None:
-        """Any text, with calls in it if the model makes some, whose arguments follow the schemas of tools that are
-        strict: a grammar as above. None if there is none."""
+        """Returns a grammar as above of any text, with calls in it if the model makes some; the arguments follow the
+        schemas of tools that are strict. None if there is none."""
         choice, special = choice or Choice(), special or {}
         held = [each if each.strict else replace(each, parameters={}) for each in tools]
         lark = Lark(held, choice.parallel, special)
@@ -175,6 +175,6 @@ class ToolParser:
         if thoughts is not None and any(set(each.sequence[0].marks()) & set(thoughts.until) for each in self.blocks):
             thoughts = None  # a call may begin within them
         try:
-            return Watch(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
+            return OptionalCallGrammar(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
         except UNWRITTEN:
             return None

@@ -9,7 +9,7 @@ from quintet.parsers.events import Tool
 from quintet.parsers.schema import bounded
 
 if TYPE_CHECKING:
-    from quintet.parsers.shapes import Part
+    from quintet.parsers.combinators import Part
 
 TEXT = r"/(?s:.*)/"
 JSON_NUMBER = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+\-]?[0-9]{1,2})?/"
@@ -29,7 +29,7 @@ class NoGrammar(Exception):
 
 
 class _PerTool(Exception):
-    """What is written differs from tool to tool."""
+    """The text that is written differs from tool to tool."""
 
 
 class Lark:
@@ -46,13 +46,13 @@ class Lark:
 
     @property
     def tool(self) -> Tool:
-        """Whose call is being written."""
+        """Tool of the call that is being written."""
         if self._tool is None:
             raise _PerTool
         return self._tool
 
     def first_special(self, text: str) -> tuple[str, str, str] | None:
-        """What stands before the first special token in it, the token, and what stands behind."""
+        """Returns the text before the first special token in `text`, the token, and the text after it."""
         found = self._split.search(text)
         return None if found is None else (text[: found.start()], found[0], text[found.end() :])
 
@@ -76,7 +76,7 @@ class Lark:
         return self.rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
 
     def some(self, pieces: Sequence[tuple[str, bool]], between: str) -> str:
-        """Those pieces that are needed and any of the others, in their order."""
+        """Writes all needed pieces and any of the others, in their order."""
         firsts, rest = list[str](), ""
         for piece, needed in reversed(pieces):
             if needed:
@@ -108,7 +108,7 @@ class Lark:
         return "(" + " | ".join(written) + ")"
 
     def repeated(self, before: str, body: str, between: str) -> str:
-        """Once, or as often as one likes where parallel calls are allowed."""
+        """Writes `body` once, or any number of times if parallel calls are allowed."""
         if not self._parallel:
             return f"{before} {body}"
         rule = self.rule(body)
@@ -166,7 +166,7 @@ def quoted(text: str) -> str:
 
 
 def properties(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """(name, schema, whether it must be there) of each property; None of an object of which nothing is said."""
+    """(name, schema, whether it must be there) of each property; None for an object that may have any."""
     if not schema.keys() <= _OF_OBJECTS:
         raise NoGrammar
     declared, needed = schema.get("properties") or {}, schema.get("required") or []

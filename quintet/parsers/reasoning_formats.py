@@ -1,4 +1,4 @@
-"""How each family of models marks what it thinks."""
+"""Reasoning formats of the model families."""
 
 from quintet.parsers.formats import ReasoningParser
 from quintet.parsers.tool_formats import COHERE_DROPS, HARMONY_DROPS

@@ -33,7 +33,7 @@ class Registry(Generic[P]):
         self._names |= dict.fromkeys((name, *parser.aliases), name)
 
     def get(self, name: str) -> P:
-        """By name or alias. ValueError if there is none."""
+        """Returns the parser with this name or alias. ValueError if there is none."""
         if name not in self._names:
             self._load(name)
         if name not in self._names:

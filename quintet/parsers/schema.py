@@ -1,11 +1,11 @@
-"""Which JSON types a schema allows, and a text as a value of one of them."""
+"""JSON types that a schema allows, and conversion of a text to a value of one of them."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.values import JSON, PYTHON, converted
+from quintet.parsers.value_reader import JSON, PYTHON, converted
 
 # Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
 # nothing else until its tokens are used up.
@@ -78,7 +78,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Within the same schema."""
+    """Returns the part of the schema `root` that a $ref points to."""
     found: Any = root
     for step in str(reference).removeprefix("#/").split("/"):
         found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None

@@ -1,16 +1,8 @@
-"""How each family of models writes its tool calls, as its chat template and documentation say."""
+"""Tool call formats of the model families, from their chat templates and documentation."""
 
+from quintet.parsers.combinators import NAME, Arguments, Call, Word, either, many, maybe
 from quintet.parsers.formats import ToolParser, block, short_id
-from quintet.parsers.shapes import (
-    NAME,
-    Arguments,
-    Call,
-    Word,
-    either,
-    many,
-    maybe,
-)
-from quintet.parsers.values import PYTHON, gemma
+from quintet.parsers.value_reader import PYTHON, gemma
 from quintet.parsers.xml_formats import XML_FORMATS
 
 CALL, ARGUMENTS = Call(), Arguments()
@@ -302,7 +294,7 @@ TOOL_FORMATS = {
             block(either(("[", STRICT_CALLS, "]"), (many(STRICT, between="\n"),)), anchored=True),
             block("```json", either(("[", CALLS, "]"), (CALL,)), "```", certain=False),
         ),
-        models="any that is told to answer with a call in JSON",
+        models="any model whose prompt asks for calls in JSON",
         shape="bare JSON",
     ),
 }

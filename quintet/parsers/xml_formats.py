@@ -1,32 +1,32 @@
-"""Tool calls whose arguments stand in markers of their own, as templates and documentation of their models say."""
+"""Tool calls with arguments in markers of their own, from templates and documentation of their models."""
 
 from dataclasses import replace
 
-from quintet.parsers.fields import Fields
+from quintet.parsers.combinators import NAME, Word, many, maybe
 from quintet.parsers.formats import Block, ToolParser, block
 from quintet.parsers.schema import ANY, TEXT
-from quintet.parsers.shapes import NAME, Word, many, maybe
+from quintet.parsers.xml_arguments import XmlArguments
 
-QWEN_FIELDS = Fields("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
-SEED_FIELDS = Fields("<parameter=", {">": None}, "</parameter>", "</function>")
-GLM_FIELDS = Fields("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="\n<arg_value>")
-INVOKE_FIELDS = Fields('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
-STEP_FIELDS = Fields('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
-DSML_FIELDS = Fields(
+QWEN_FIELDS = XmlArguments("<parameter=", {">\n": None}, "\n</parameter>", "</function>")
+SEED_FIELDS = XmlArguments("<parameter=", {">": None}, "</parameter>", "</function>")
+GLM_FIELDS = XmlArguments("<arg_key>", {"</arg_key>": None}, "</arg_value>", "</tool_call>", value="\n<arg_value>")
+INVOKE_FIELDS = XmlArguments('<parameter name="', {'">': None}, "</parameter>", "</invoke>")
+STEP_FIELDS = XmlArguments('<steptml:parameter name="', {'">': None}, "</steptml:parameter>", "</steptml:invoke>")
+DSML_FIELDS = XmlArguments(
     '<｜DSML｜parameter name="',
     {'" string="true">': TEXT, '" string="false">': ANY},
     "</｜DSML｜parameter>",
     "</｜DSML｜invoke>",
 )
-SOLAR_FIELDS = Fields("<|tool_arg:start|>", {"<|tool_arg:value|>": None}, "<|tool_arg:end|>", "<|tool_call:end|>")
-KIMI_FIELDS = Fields(
+SOLAR_FIELDS = XmlArguments("<|tool_arg:start|>", {"<|tool_arg:value|>": None}, "<|tool_arg:end|>", "<|tool_call:end|>")
+KIMI_FIELDS = XmlArguments(
     '<|open|>argument key="',
     {f'" type="{kind}"<|sep|>': frozenset({kind}) for kind in ("string", *sorted(ANY))},
     "<|close|>argument<|sep|>",
     "<|close|>call<|sep|>",
     after="",
 )
-PARAM_FIELDS = Fields('<param name="', {'">': None}, "</param>", "</function>", after="", cdata=True)
+PARAM_FIELDS = XmlArguments('<param name="', {'">': None}, "</param>", "</function>", after="", cdata=True)
 KIMI_DROPS = (
     "<|open|>response<|sep|>",
     "<|close|>response<|sep|>",
@@ -36,8 +36,8 @@ KIMI_DROPS = (
 
 
 def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> Block:
-    """Tencent's markup, whose tokens end with the checkpoint's mark; `line` stands between them."""
-    fields = Fields(
+    """Tencent's markup: its tokens end with the checkpoint's mark; `line` stands between them."""
+    fields = XmlArguments(
         f"<arg_key{mark}>",
         {f"</arg_key{mark}>": None},
         f"</arg_value{mark}>",

@@ -5,10 +5,10 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quintet.common.entry_points import entry_points
+from quintet.common.suggestions import unknown
 from quintet.config import AUTO, EngineConfig
-from quintet.entry_points import entry_points
-from quintet.names import unknown
-from quintet.platforms.interface import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
+from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
 
 GROUP = "quintet.platforms"
 OURS = "built in"  # where a platform is from that no other distribution brings
@@ -31,7 +31,7 @@ class Found:
 
     @property
     def automatic(self) -> bool:
-        """Whether "auto" may come to it: one that is not available counts, since the user may want to know why."""
+        """True if "auto" may choose it: an unavailable one counts, since the user may want to know why."""
         return not isinstance(self.result, Capabilities) or self.result.automatic
 
 
@@ -134,7 +134,7 @@ def _plugin(point: "importlib.metadata.EntryPoint") -> Found:
     try:
         platform = point.load()
         if not (isinstance(platform, type) and issubclass(platform, Platform)):
-            raise TypeError(f"{point.value} is not a subclass of quintet.platforms.interface.Platform")
+            raise TypeError(f"{point.value} is not a subclass of quintet.interface.platform.Platform")
         if not hasattr(platform, "contract"):
             raise WrongContract(platform.__name__, None)
     except WrongContract as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from quintet.types import Memory
+from quintet.interface.types import Memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -32,7 +32,7 @@ def host_memory(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> Memory:
 
 
 class _Files(NamedTuple):
-    """Where one version of control groups says what memory there is."""
+    """Files in which one version of control groups reports memory."""
 
     limit: str
     used: str
@@ -44,7 +44,7 @@ _VERSION_1 = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_in
 
 
 def _used(folder: Path, version: _Files) -> int:
-    """What the kernel could not take back: pages of files do not count, such as a model's that was read before."""
+    """Returns bytes that the kernel could not reclaim: cached pages of files do not count, such as a model's."""
     used = int(_read(folder / version.used) or 0)
     stat = (line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
     return max(0, used - sum(int(size) for name, size in stat if name in version.pages))

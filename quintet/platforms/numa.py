@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 _NODES = Path("/sys/devices/system/node")
 _STATUS = Path("/proc/self/status")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # the number of the system call
-_PREFERRED = 1  # MPOL_PREFERRED: there as long as there is room, then elsewhere
+_PREFERRED = 1  # MPOL_PREFERRED: there as long as there is room, then on other nodes
 _MOST_NODES = 1024  # bits of a mask
-_BEFORE: dict[frozenset[int], frozenset[int]] = {}  # processors of seats -> those that whoever took one had before
+_BEFORE: dict[frozenset[int], frozenset[int]] = {}  # processors of a seat -> those that its thread had before
 
 
 class Node(NamedTuple):
@@ -32,7 +32,7 @@ class Node(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where one of several processes runs."""
+    """NUMA node that one of several processes runs at."""
 
     node: Node
     place: int  # among those at this node
@@ -44,7 +44,7 @@ class Seat(NamedTuple):
 
 
 def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path = _STATUS) -> tuple[Node, ...]:
-    """Those that this process may use, in order; none where the system names none. Processors of a node without memory
+    """Nodes that this process may use, in order; none if the system lists none. Processors of a node without memory
     count to the nearest that has some. `cpus`: logical processors that it may run on; as the system says if None."""
     usable = allowed() if cpus is None else set(cpus)
     online = _numbers(_text(root / "online"))
@@ -59,7 +59,7 @@ def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path
 
 
 def seat(place: int, processes: int, there: Sequence[Node]) -> Seat | None:
-    """Where the `place`-th of so many processes runs; None where there is one node, or as many to each cannot be."""
+    """Returns the seat of the `place`-th process; None below two nodes, or if nodes cannot have equally many."""
     if len(there) < 2 or processes % len(there):
         return None
     each = processes // len(there)
@@ -86,8 +86,8 @@ def sit(where: Seat) -> None:
 
 
 def prefer_memory(node: int) -> bool:
-    """Whether the system takes this thread's memory from that node first. Where it refuses, as containers often do,
-    memory lies where it is first touched, which is there as well."""
+    """True if the system takes this thread's memory from that node first. If it refuses, as containers often do, memory
+    lies where it is first touched, which is that node as well."""
     call = _SET_MEMPOLICY.get(os.uname().machine)
     if call is None or not 0 <= node < _MOST_NODES:
         return False
@@ -99,7 +99,7 @@ def prefer_memory(node: int) -> bool:
 
 @contextlib.contextmanager
 def standing() -> Iterator[None]:
-    """What this thread starts meanwhile may run wherever the process might at first."""
+    """Lets what this thread starts meanwhile run on all processors that it had before it took a seat."""
     seated = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
     if seated not in _BEFORE:
         yield
@@ -118,7 +118,7 @@ def _mems_allowed(status: Path) -> set[int] | None:
 
 
 def _nearest(root: Path, number: int, online: Sequence[int], filled: Sequence[int]) -> int:
-    """By the system's table of distances, which has a column for each node that is online."""
+    """Returns the nearest node by the system's table of distances, with a column for each online node."""
     row = [int(each) for each in _text(root / f"node{number}" / "distance").split() if each.isdigit()]
     distances = dict(zip(online, row, strict=False))
     return min(filled, key=lambda each: (distances.get(each, 255), each))

@@ -1,1 +1,1 @@
-"""What people call: the command line, and the HTTP server to come."""
+"""HTTP server: its settings, its processes and its API routes."""

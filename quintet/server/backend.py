@@ -1,25 +1,25 @@
-"""What the HTTP side knows of an engine: whom it serves, whether it can, and the outputs of one request."""
+"""Interface between the HTTP server and the engine: readiness, the served model, and outputs of requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from quintet.chat.prompts import Prompt
+from quintet.chat.reasoning_tokens import ReasoningMarkers
 from quintet.config import ReasoningConfig, StructuredOutputsConfig
-from quintet.engine.pooling.admission import PoolingBounds
-from quintet.engine.prompts import Prompt
-from quintet.engine.stats import Stats
-from quintet.engine.thoughts import Thoughts
-from quintet.engine.tokenizer import Tokenizer
+from quintet.engine.observability.stats import Stats
+from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.link.shapes import Shapes
+from quintet.server.processes.grammar_checks import Shapes
+from quintet.tokenizers.tokenizer import Tokenizer
 
 Deliver = Callable[[RequestOutput], None]
 
 
-class Wanted(NamedTuple):
-    """One prompt of a call, and who takes what comes of it."""
+class SubmitRequest(NamedTuple):
+    """One prompt of a call, and the callback that receives its outputs."""
 
     request_id: str
     prompt: Prompt
@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Served:
+class ModelInfo:
     """The model that an engine runs, as its start settled it. Plain data: it crosses processes."""
 
     model: str  # path or hub id
@@ -62,11 +62,11 @@ class EngineDead(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """The engine did not do what it was told, and is as it was; the message says why."""
+    """The engine refused an order and is unchanged; the message has the reason."""
 
 
 class Traces(Protocol):
-    """Those of an engine whose profiler_config allows them."""
+    """Profiler traces of an engine, if its profiler_config allows them."""
 
     async def start(self) -> None:
         """As Profiler.start; Refused says why not."""
@@ -81,10 +81,10 @@ class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
     shapes: Shapes  # writes and tries the grammar that submit() takes
-    thoughts: Callable[[], Thoughts | str]  # how the model marks them, which its user says, or why nobody knows
+    thoughts: Callable[[], ReasoningMarkers | str]  # reasoning markers, or why there are none; set by the user
 
     @property
-    def served(self) -> Served: ...
+    def served(self) -> ModelInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
@@ -93,7 +93,7 @@ class Backend(Protocol):
     def traces(self) -> Traces: ...
 
     def trouble(self) -> str | None:
-        """Why it cannot serve now (it is loading, hung or dead), or None."""
+        """Returns why it cannot serve now (it is loading, hung or dead), or None."""
         ...
 
     def default_params(self) -> SamplingParams:
@@ -101,15 +101,19 @@ class Backend(Protocol):
         ...
 
     def submit(
-        self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
+        self,
+        wanted: Sequence[SubmitRequest],
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+        grammar: str = "",
     ) -> None:
         """Queues the requests of one call; each `deliver` is then called in this loop with its request's outputs, as
         params.output_kind says; with PoolingParams, once.
 
-        The last output is `finished`. A failure inside the request, or of the engine, is a last output whose
-        completions have finish_reason "error". Raises ValueError (ParameterError for a parameter) if one of them
-        cannot be served, EngineDead if none can; whatever it raises, nothing was queued, and nothing of them is
-        remembered. No other request has any of the ids.
+        The last output is `finished`. If the request or the engine fails, the completions of the last output have
+        finish_reason "error". Raises ValueError (ParameterError for a parameter) if one of the requests cannot be
+        served, EngineDead if none can; after any exception nothing is queued, and no state of the requests remains. No
+        other request has any of the ids.
         """
         ...
 
@@ -118,7 +122,7 @@ class Backend(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> None:
-        """Forgets all cached beginnings."""
+        """Empties the prefix cache."""
         ...
 
     async def sleep(self, level: int) -> None:
@@ -130,10 +134,10 @@ class Backend(Protocol):
         ...
 
     def stats(self) -> Stats | None:
-        """Of all engines together, at most a second old; None while one is loading."""
+        """Returns the statistics of all engines together, at most a second old; None while one is loading."""
         ...
 
     @property
-    def engines(self) -> Callable[[], list[tuple[Served, Stats]]]:
-        """What each serves, and how it goes there; without those that are loading."""
+    def engines(self) -> Callable[[], list[tuple[ModelInfo, Stats]]]:
+        """Returns what each engine serves and its statistics, without engines that are loading."""
         ...

@@ -11,7 +11,7 @@ _NAME = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """True if only this machine reaches the address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -37,11 +37,11 @@ def _address(name: str) -> str | None:
 
 
 class Hosts:
-    """The names that a server answers to. DNS rebinding is a name of somebody else's that was pointed here: what a page
-    of that name may read would be ours."""
+    """Host names that a server answers to. Guards against DNS rebinding: a foreign name that points to this server, so
+    that a page of that name could read its answers."""
 
     def __init__(self, local: bool, allowed: Sequence[str]) -> None:
-        """`local`: nobody but this machine reaches it. `allowed`: as allowed_host() gives them."""
+        """`local`: only this machine reaches the server. `allowed`: values that allowed_host() returned."""
         self._local, self._allowed = local, frozenset(allowed)
         self._below = tuple(each[1:] for each in allowed if each.startswith("*."))
         self._all = ANY in allowed or not (local or allowed)

@@ -1,18 +1,18 @@
-"""The socket that a server listens on: made before anything slow, so that a taken port is said at once."""
+"""Listening socket of a server: made before anything slow, so that a port in use is reported at once."""
 
 import errno
 import os
 import socket
 import stat
 
-from quintet.server.settings import ServerConfig
+from quintet.server.config import ServerConfig
 from quintet.server.tls import make_context
 
 _BACKLOG = 2048  # connections that wait to be accepted
 
 
 def listen(settings: ServerConfig) -> socket.socket:
-    """OSError or ValueError says why not, and what to do."""
+    """Returns the listening socket. OSError or ValueError has the reason why not, and what to do."""
     return _unix(settings.uds) if settings.uds else _port(settings.host, settings.port)
 
 

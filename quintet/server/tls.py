@@ -1,4 +1,4 @@
-"""The certificate that a server shows, who may connect by theirs, and files of both that change while it runs."""
+"""TLS certificate of a server, client certificates, and reloading of their files while the server runs."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import os
 import ssl
 from typing import NamedTuple
 
-from quintet.server.settings import ServerConfig
+from quintet.server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ LOOK = 1.0  # seconds between two looks at the files
 
 
 class _State(NamedTuple):
-    """Of one file: renamed, written to, or gone, it has another."""
+    """State of one file: it differs after the file was renamed, written to or removed."""
 
     inode: int
     size: int
@@ -62,9 +62,9 @@ class Certificates:
             await asyncio.to_thread(self.look)
 
     def look(self) -> bool:
-        """Whether files are used from now on that were not before: they have changed, and rest since the last look.
+        """Returns whether new files came into use: they have changed, and stayed the same since the last look.
 
-        Certificate and key are written one after the other. Files that cannot be used are said once.
+        Certificate and key are written one after the other. Files that cannot be used are logged once.
         """
         states, seen = self._states(), self._seen
         self._seen = states
@@ -80,7 +80,7 @@ class Certificates:
         return True
 
     def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called in each handshake, whatever name the client says; authorities come with the context, too."""
+        """Called in each handshake, for any server name; authorities come with the context, too."""
         connection.context = self._newest
 
     def _states(self) -> list[_State | None]:

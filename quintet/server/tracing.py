@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Scope
 
 from quintet import __version__
-from quintet.engine.request_counts import ERROR
+from quintet.engine.observability.request_stats import ERROR
 from quintet.server.http.errors import ApiError, ClientGone
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-    from quintet.server.http.tally import Tally
-    from quintet.server.metrics.record import Record
+    from quintet.server.http.usage import RequestUsage
+    from quintet.server.metrics.call_record import Record
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Tracer:
         headers = Headers(scope=scope)
         carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         known = {"http.request.method": str(scope["method"])}
-        tally: Tally | None = scope.get("state", {}).get("tally")
+        tally: RequestUsage | None = scope.get("state", {}).get("tally")
         if tally is not None:
             known["gen_ai.request.id"] = tally.request_id  # as in the log and the response's header
         span = self._tracer.start_span("POST", self._extract(carrier), SpanKind.SERVER, attributes=known)

@@ -19,15 +19,16 @@ import torch  # the path is set first, so that the script runs by itself
 
 from benchmarks.gpu_profile import clocked
 from benchmarks.tpu_step import batch
+from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.weights import Form
 from quintet.ops import Op
 from quintet.ops.attention import page_shape
 from quintet.ops.quantize import quantize
 from quintet.platforms.cuda.cudnn_attention import attended
-from quintet.platforms.gpu import providers, torch_products
-from quintet.platforms.gpu.triton_probe import device_here
-from quintet.platforms.gpu.triton_quantized import packed_linear
-from quintet.types import AttentionSpec, Books
-from quintet.weights import Form
+from quintet.platforms.gpu import providers
+from quintet.platforms.gpu.ops import torch_linear as torch_products
+from quintet.platforms.gpu.ops.probe import device_here
+from quintet.platforms.gpu.ops.quantized import packed_linear
 from scripts.on_gpu.jobs import note
 
 LAYER = (32, 8, 128)  # heads, KV heads, head_dim

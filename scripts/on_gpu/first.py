@@ -110,10 +110,10 @@ def attention(device: str, results: Path) -> int:
     import torch
 
     from benchmarks.tpu_step import batch
+    from quintet.interface.types import AttentionSpec, Books
     from quintet.ops.attention import page_shape
     from quintet.platforms.gpu import providers
-    from quintet.platforms.gpu.triton_probe import device_here
-    from quintet.types import AttentionSpec, Books
+    from quintet.platforms.gpu.ops.probe import device_here
 
     providers.register()
     at, wrong = device_here(), 0

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import msgspec  # the path is set first, so that the script runs by itself
 
 from quintet.conformance import kit
+from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome, Report, Result
-from quintet.conformance.subject import Subject
 from scripts.on_gpu.jobs import note, read
 
 

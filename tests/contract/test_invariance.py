@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.platform import Capabilities
+from quintet.interface.weights import Matrix
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.attention import stored
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
-from quintet.weights import Matrix
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from quintet.conformance import kit
 from quintet.conformance.formats import FLOATS, kept
-from quintet.conformance.stored import require_same
+from quintet.conformance.harness.cache_round_trip import require_same
+from quintet.interface.platform import Device, Mixer, State
+from quintet.interface.types import AttentionSpec, Books, Layout
 from quintet.ops import Op
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from quintet.platforms.interface import Device, Mixer, State
-from quintet.types import AttentionSpec, Books, Layout
 from tests.helpers.planted import Planted, first_failure
 
 # ------------------------------------------------------------------------------------------------ attention

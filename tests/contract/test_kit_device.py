@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.conformance import kit
+from quintet.conformance.harness.subject import Subject
 from quintet.conformance.sections import communicator, probe
-from quintet.conformance.subject import Subject
+from quintet.interface.platform import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
+from quintet.interface.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
+from quintet.interface.weights import Weight
 from quintet.ops import bind
 from quintet.ops.sampling import Draw
-from quintet.platforms.cpu.native import missing
+from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from quintet.platforms.interface import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
-from quintet.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
-from quintet.weights import Weight
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.planted import first_failure
 
@@ -102,7 +102,7 @@ def test_a_probe_that_needs_what_may_be_missing(planted: Any) -> None:
         ({"fp8": torch.float16}, "fp8 is to be None or one of"),
         ({"quant": frozenset(["int3"])}, "forms that quintet does not have: ['int3']"),
         ({"overlap": "no"}, "overlap of Capabilities must be True or False"),
-        ({"detail": "another"}, "a second probe() says"),
+        ({"detail": "another"}, "a second probe() returns"),
     ],
 )
 def test_facts_that_cannot_be(facts: dict[str, Any], says: str) -> None:

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.encoders import ENCODERS, configured
-from quintet.conformance.nearest_encoders import PUBLISHED_ENCODERS
+from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
+from quintet.conformance.checkpoints.encoders import ENCODERS, configured
 from quintet.engine.pooling.pooler import Gathered, Pooler
-from quintet.layers.relative import by_distance
+from quintet.interface.platform import Mixer, State, Step
+from quintet.interface.types import AttentionSpec, Batch, Inputs, Outputs, StateSpec, Variant
+from quintet.interface.weights import Weight
+from quintet.layers.attention.relative_bias import by_distance
 from quintet.layers.rope import SCALINGS
 from quintet.models import families, model_class
 from quintet.platforms.cpu.platform import CPU
-from quintet.platforms.interface import Mixer, State, Step
-from quintet.types import AttentionSpec, Batch, Inputs, Outputs, StateSpec, Variant
-from quintet.weights import Weight
 from tests.helpers.planted import Planted, first_failure
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import CASES, SAMPLING
+from quintet.conformance.cases.model_ops import CASES, SAMPLING
+from quintet.interface.weights import Matrix, Weight
 from quintet.ops import Op
 from quintet.platforms.cpu.platform import CPU
-from quintet.weights import Matrix, Weight
 from tests.helpers.planted import Planted, Provider, first_failure
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import DTYPES, MIXES, attended
+from quintet.conformance.cases.model_ops import DTYPES, MIXES, attended
+from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.drawn import randn
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.types import AttentionSpec
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored, widened
 from quintet.platforms import cpu
-from quintet.types import AttentionSpec
 
 CACHED = (torch.int8, torch.float8_e4m3fn)
 KINDS: dict[str, dict[str, Any]] = {

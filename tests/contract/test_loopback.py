@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from quintet.conformance import kit
+from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome
-from quintet.conformance.subject import Subject
-from quintet.platforms.interface import Capabilities
-from quintet.types import Place
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Place
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Request, spec
-from quintet.conformance.cases import CASES, DTYPES, SPECS, TYPES, attended, write_kv
+from quintet.conformance.cases.model_ops import CASES, DTYPES, SPECS, TYPES, attended, write_kv
+from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.drawn import randn
+from quintet.conformance.harness.batches import Request, spec
+from quintet.interface.weights import Matrix
 from quintet.ops import Op
 from quintet.ops.linear import linear
 from quintet.platforms import cpu
-from quintet.weights import Matrix
 
 REGISTERED = cpu  # importing it registers providers
 # bound where nothing is compiled. In float32 the reference is the specification itself

@@ -8,9 +8,9 @@ import pytest
 from quintet.config import EngineConfig
 from quintet.conformance import kit
 from quintet.conformance.check import Lacking
-from quintet.conformance.subject import Subject
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.platform import Unavailable
 from quintet.platforms import discover
-from quintet.platforms.interface import Unavailable
 from tests.helpers.tpu import needs_jax, programs
 
 # what a mesh does otherwise than one device; tests/e2e/test_tpu.py runs models on it

@@ -13,19 +13,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig
 
+from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import PLAIN, SERVED, VOCAB, WINDOW, Tiny, make, variant
-from quintet.engine.explain import explain
-from quintet.engine.loader import declared
-from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.moe import Experts
+from quintet.conformance.checkpoints.tiny import PLAIN, SERVED, VOCAB, WINDOW, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.interface.types import Place
+from quintet.layers.moe.moe import Experts
+from quintet.model_loader.loader import declared
 from quintet.models import families
-from quintet.models.backend import Model
-from quintet.models.backend.trace import alike
+from quintet.models.transformers import Model
+from quintet.models.transformers.trace import alike
 from quintet.ops.norm import rms_norm
 from quintet.platforms.cpu import PLATFORM
-from quintet.types import Place
 from tests.helpers.engines import answers, continued, engine
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from quintet.conformance.check import Lacking
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import PLAIN, VOCAB, make
-from quintet.models.backend.trace import alike_experts
+from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, make
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.models.transformers.trace import alike_experts
 from tests.helpers.run_model import Runner
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from quintet import LLM, BeamSearchParams, SamplingParams
 from quintet.config import BUNDLED
-from quintet.engine.hub import resolve_model
+from quintet.hub.resolve import resolve_model
 
 CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "bundled_cases.json").read_text())
 GREEDY = SamplingParams(temperature=0, max_tokens=256)

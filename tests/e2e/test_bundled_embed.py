@@ -13,9 +13,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from quintet import LLM
+from quintet.cli import main as cli
 from quintet.config import BUNDLED_EMBED
-from quintet.engine.hub import resolve_model
-from quintet.server import cli
+from quintet.hub.resolve import resolve_model
 from scripts.bundled_embed import sets
 from scripts.bundled_embed.bm25 import BM25
 from tests.helpers.logs import as_before
@@ -90,7 +90,7 @@ def test_the_folder_is_small() -> None:
 def test_embed_without_a_model_and_without_a_network(llm: LLM, tmp_path: Path) -> None:
     """In a process of its own whose home is empty, and where the hub's cache would be."""
     texts = ["A cat.", "Kittens.", "Tax law."]
-    command = [sys.executable, "-m", "quintet.server.cli", "embed", *texts, "--device", "cpu"]
+    command = [sys.executable, "-m", "quintet.cli.main", "embed", *texts, "--device", "cpu"]
     env = {"HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.server import cli
+from quintet.cli import main as cli
 
 QUINTET = [sys.executable, "-m", "quintet"]
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."

@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet import LLM
-from quintet.layers.forms import Forms
+from quintet.interface.types import Place
+from quintet.interface.weights import Cut
+from quintet.layers.quantization import QuantizationPlan
 from quintet.platforms.cpu import PLATFORM
-from quintet.types import Place
-from quintet.weights import Cut
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.quantized_files import DATA, committed, expected, plan_of, read_out
 from tests.helpers.run_model import Runner
@@ -47,9 +47,9 @@ def test_weights_are_those_that_the_library_reads(module: str) -> None:
         assert torch.equal(share, whole[slice(*cut.outputs), slice(*cut.inputs)])
 
 
-def forms(kept: Any = PLATFORM.probe) -> Forms:
+def forms(kept: Any = PLATFORM.probe) -> QuantizationPlan:
     found = kept() if callable(kept) else kept
-    return Forms(None, plan_of(config(), tensors()), getattr(found, "quant", found))
+    return QuantizationPlan(None, plan_of(config(), tensors()), getattr(found, "quant", found))
 
 
 def off(logits: Tensor, name: str) -> float:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from quintet.server import cli
-from quintet.server.flags import Parser
+from quintet.cli import main as cli
+from quintet.config.schema.flags import Parser
 from tests.helpers.serving import Server
 
 ROOT = Path(__file__).parents[2]
@@ -37,18 +37,18 @@ INSTEAD = {  # what is downloaded, or takes long -> what is tried in its place
 }
 ELSEWHERE = {  # words of a line that is parsed here, and run there
     "quintet serve": "the first such line of README.md is the server of the other tests here",
-    "quintet router": "tests/server/router/test_command.py, with servers of its own",
-    "new-platform tinyvec": "tests/unit/test_new_platform.py, which installs what is written",
-    "--device tinyvec": "tests/unit/test_new_platform.py; the whole kit takes minutes, see tests/e2e/test_vendor.py",
+    "quintet router": "tests/router/test_command.py, with servers of its own",
+    "new-platform tinyvec": "tests/cli/test_new_platform.py, which installs what is written",
+    "--device tinyvec": "tests/cli/test_new_platform.py; the whole kit takes minutes, see tests/e2e/test_vendor.py",
     "--device acme": "tests/e2e/test_vendor.py, where the package is installed",
-    "https://store.example": "tests/server/clients/test_transfer.py: there is no such store",
+    "https://store.example": "tests/clients/test_url_files.py: there is no such store",
     "--tools mine.py": "tests/e2e/test_cli.py, which answers what is asked",
     "conformance/reports/": "tests/contract/test_kit.py, section by section: it takes minutes",
-    "bench simulate": "tests/server/simulation: costs are measured first, of a model that is downloaded",
-    "--trace trace.jsonl": "tests/server/clients/test_bench_trace.py, which writes one",
+    "bench simulate": "tests/simulate: costs are measured first, of a model that is downloaded",
+    "--trace trace.jsonl": "tests/clients/test_bench_trace.py, which writes one",
     "--device tpu": "tests/platforms/tpu/: without a TPU, compiling takes a minute",
 }
-PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/unit/test_vendors_page.py: parts of a package that is not there"}
+PYTHON_ELSEWHERE = {"docs/vendors.md": "tests/conformance/test_vendors_page.py: parts of a package that is not there"}
 OTHERS = {  # what a line of a shell may begin with besides, and why it is not run
     "git": "fetches",
     "make": "sets up an environment",

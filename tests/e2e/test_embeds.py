@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from quintet import SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, variant
-from quintet.engine.beam import search
-from quintet.engine.client import Client
-from quintet.engine.shared import Shared
+from quintet.api.beam_search import search
+from quintet.api.thread_sharing import SharedClient
+from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, ParameterError
 from tests.e2e.test_oracle import client
@@ -35,12 +35,12 @@ def given(tiny: Tiny, ids: list[int]) -> dict[str, Tensor]:
     return {"prompt_embeds": embedded(tiny, ids)}
 
 
-def add(engine: Client, name: str, prompt: Any, **params: Any) -> None:
+def add(engine: EngineClient, name: str, prompt: Any, **params: Any) -> None:
     (parsed,) = engine.parse(prompt)
     engine.add(name, parsed, SamplingParams(**{**GREEDY, **params}))
 
 
-def said(engine: Client, prompts: dict[str, Any], **params: Any) -> dict[str, RequestOutput]:
+def said(engine: EngineClient, prompts: dict[str, Any], **params: Any) -> dict[str, RequestOutput]:
     for name, prompt in prompts.items():
         add(engine, name, prompt, **params)
     return drain(engine)
@@ -184,12 +184,12 @@ def test_what_goes_with_tokens_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="leave out 'prompt' and 'prompt_token_ids'"):
         engine.parse({**prompt, "prompt": "text"})
     with pytest.raises(ValueError, match="beam_search goes on from token ids"):
-        search(Shared(engine), engine.parse(prompt)[0], BeamSearchParams(beam_width=2, max_tokens=2))
+        search(SharedClient(engine), engine.parse(prompt)[0], BeamSearchParams(beam_width=2, max_tokens=2))
     with pytest.raises(ValueError, match="start with enable_prompt_embeds=True"):
         client(LLAMA, max_model_len=160, num_pages=20).parse(prompt)
 
 
-def small() -> Client:
+def small() -> EngineClient:
     return client(LLAMA, **{**ON, "num_pages": 20})
 
 

@@ -19,11 +19,11 @@ import torch
 from transformers import BertConfig, BertModel
 
 from quintet import LLM, AsyncLLM, EngineConfig, SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import VOCAB, Tiny, variant
-from quintet.engine.explain import explain
-from quintet.engine.several import each_engine
-from quintet.engine.several.engines import Engines
+from quintet.api.explain import explain
+from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.data_parallel import each_engine
+from quintet.engine.data_parallel.engines import Engines
 from quintet.sampling_params import StructuredOutputsParams
 from tests.helpers.engines import answers, engine
 from tests.helpers.processes import gone, interrupted
@@ -357,7 +357,7 @@ def test_a_server_of_two_engines_answers_counts_and_ends_with_one() -> None:
         assert [each["index"] for each in choices] == list(range(8))
         assert httpx.post(server.url + "/reset_prefix_cache", timeout=60).status_code == 200
         _metrics(server)
-        engines = [each for each in server.children() if "quintet.server.link.core" in words_of(each)]
+        engines = [each for each in server.children() if "quintet.server.processes.engine_process" in words_of(each)]
         assert len(engines) == 2
         statuses: list[Any] = []
         long = {**ASKED, "max_tokens": 200}
@@ -407,7 +407,7 @@ def test_a_server_of_which_one_is_killed_at_any_moment_leaves_nothing(victim: in
         long = {**ASKED, "max_tokens": 100}
         threads = [threading.Thread(target=_ask, args=(server.url, long, statuses)) for _ in range(4)]
         children = server.children()
-        engines = [each for each in children if "quintet.server.link.core" in words_of(each)]
+        engines = [each for each in children if "quintet.server.processes.engine_process" in words_of(each)]
         for each in threads:
             each.start()
         time.sleep(draw.random() * 0.4)

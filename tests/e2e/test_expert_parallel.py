@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from quintet import LLM
+from quintet.api.explain import explain
 from quintet.config import EngineConfig
 from quintet.conformance.check import Lacking
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make, variant
-from quintet.engine.expert_parallel import dealing_of, mixtures
-from quintet.engine.explain import explain
-from quintet.engine.ranks import balancer
-from quintet.engine.ranks.moving import Staged
-from quintet.layers.dealing import Dealing, Placement
-from quintet.platforms.interface import Capabilities
-from quintet.types import Place
+from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.parallel.eplb import balancer
+from quintet.engine.parallel.eplb.transfer import Staged
+from quintet.engine.parallel.expert_parallel import dealing_of, mixtures
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Place
+from quintet.layers.moe.expert_placement import ExpertPlacement, Placement
 from tests.helpers.engines import answers, engine, forms_of
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.packed import gptq
@@ -39,9 +39,9 @@ MADE: dict[str, Callable[[], Tiny]] = {
     "int4 experts": lambda: gptq(make("mixtral", MIXTRAL), 4, 32, ("block_sparse_moe.gate",)),
 }
 PLACED = {
-    "linear": Dealing(),
-    "round robin": Dealing("round_robin"),
-    "copies": Dealing("linear", copies=2),
+    "linear": ExpertPlacement(),
+    "round robin": ExpertPlacement("round_robin"),
+    "copies": ExpertPlacement("linear", copies=2),
 }
 Result = tuple[list[torch.Tensor], list[list[int]]]
 
@@ -121,7 +121,7 @@ def test_a_rank_that_cannot_fetch_an_expert_leaves_all_where_they_are(
 def test_experts_move_and_tokens_stay(moving: Moving, caplog: pytest.LogCaptureFixture) -> None:
     llm, _, want = moving
     before = placements(llm)
-    with caplog.at_level(logging.INFO, "quintet.engine.ranks.balancer"):
+    with caplog.at_level(logging.INFO, "quintet.engine.parallel.eplb.balancer"):
         assert [answers(llm) for _ in range(4)] == [want] * 4  # the last from recorded steps, whose addresses hold
     assert placements(llm) != before
     told = {each.name: each.value for each in llm.get_metrics() if "expert" in each.name}  # type: ignore[attr-defined]

@@ -20,13 +20,13 @@ from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.kin import KIN, LIGHTNING
-from quintet.conformance.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
-from quintet.engine.loader import declared
-from quintet.engine.start import prepare
-from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.normalised import by_column, by_row
+from quintet.conformance.checkpoints.derived_families import KIN, LIGHTNING
+from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.startup import prepare
+from quintet.layers.normalised_weights import by_column, by_row
+from quintet.model_loader.loader import declared
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.configs import configs, kin_configs
 from tests.helpers.run_model import Runner

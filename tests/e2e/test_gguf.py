@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import Tiny
-from quintet.engine.hub import load_model_config
-from quintet.engine.start import prepare
+from quintet.conformance.checkpoints.tiny import Tiny
+from quintet.engine.startup import prepare
 from quintet.gguf.file import read
-from quintet.gguf.kinds import KINDS
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
+from quintet.gguf.tensor_types import KINDS
+from quintet.hub.resolve import load_model_config
+from quintet.interface.platform import Capabilities
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
 from tests.helpers.gguf import Row, header, joined
 from tests.helpers.run_model import Runner
 
@@ -39,7 +39,7 @@ def runner(path: Path, keeps: bool = True) -> Runner:
     config, facts = load_model_config(path), PLATFORM.probe()
     assert isinstance(facts, Capabilities)
     said = getattr(config, "quantization_config", None)
-    forms = Forms(checkpoint=quantized(said), kept=facts.quant if keeps else frozenset())
+    forms = QuantizationPlan(checkpoint=quantized(said), kept=facts.quant if keeps else frozenset())
     return Runner(Tiny(path, config, None), forms=forms, max_model_len=64)
 
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from quintet import LLM, SamplingParams
-from quintet.layers.forms import Forms
+from quintet.interface.platform import Capabilities
+from quintet.interface.weights import Cut, Part
+from quintet.layers.quantization import QuantizationPlan
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
-from quintet.weights import Cut, Part
 from tests.helpers.fixtures import DATA, plan, tiny, wanted
 from tests.helpers.run_model import Runner
 
@@ -58,7 +58,7 @@ def test_weights_are_what_the_library_makes_of_them(name: str) -> None:
 def test_logits_are_those_of_the_librarys_weights(name: str) -> None:
     facts, want = PLATFORM.probe(), wanted(name)
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny(name), forms=Forms(checkpoint=plan(DATA / name), kept=facts.quant))
+    run = Runner(tiny(name), forms=QuantizationPlan(checkpoint=plan(DATA / name), kept=facts.quant))
     (logits,) = run.prompts([want["ids"].tolist()])
     torch.testing.assert_close(logits, want["logits"], rtol=0, atol=2e-3 * float(want["logits"].std()))
 

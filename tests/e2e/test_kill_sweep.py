@@ -25,8 +25,8 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.tiny import variant
-from quintet.server.private_folder import sweep
+from quintet.conformance.checkpoints.tiny import variant
+from quintet.server.socket_folder import sweep
 from tests.helpers.engines import answers, engine
 from tests.helpers.processes import gone
 from tests.helpers.serving import Server, until, words_of
@@ -246,12 +246,12 @@ def _naps(url: str) -> None:
 def _heard_out(server: Server, callers: Callers, victim: psutil.Process | None, said: str) -> None:
     """It ends by itself, or serves on and is told to end."""
     died = victim is not None and victim.pid == server.process.pid
-    api = victim is not None and not died and victim.pid not in {each.pid for each in server.those("core")}
+    api = victim is not None and not died and victim.pid not in {each.pid for each in server.those("engine_process")}
 
     def settled() -> bool:
         if server.process.poll() is not None:
             return True
-        return api and b"ready: " in server.log.read_bytes() and server.those("api") != []
+        return api and b"ready: " in server.log.read_bytes() and server.those("api_process") != []
 
     assert until(settled, STUCK), f"{said}: it neither ends nor serves on: {server.output}"
     if server.process.poll() is None:
@@ -295,8 +295,8 @@ def offline_answers() -> list[list[int]]:
 
 
 def _offline(moment: Moment, place: Path) -> None:
-    from quintet.conformance.direct import random_prompts
-    from quintet.conformance.tiny import VOCAB
+    from quintet.conformance.checkpoints.tiny import VOCAB
+    from quintet.conformance.harness.worker_runner import random_prompts
     from tests.helpers.engines import LENGTHS
 
     draw, want = moment.draw, offline_answers()

@@ -13,11 +13,11 @@ import pytest
 
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
-from quintet.engine.ranks.launched import Launch, launched
-from quintet.engine.ranks.rays import bundle_of, cluster
-from quintet.engine.start import prepare
+from quintet.engine.parallel.external_launcher import Launch, launched
+from quintet.engine.parallel.ray import bundle_of, cluster
+from quintet.engine.startup import prepare
+from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen
-from quintet.platforms.interface import Capabilities
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.processes import gone
 from tests.helpers.serving import Server, until, words_of

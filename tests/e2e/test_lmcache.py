@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from quintet.conformance.tiny import Tiny
-from quintet.engine.client import Client
-from quintet.engine.elsewhere import lmcache_store
-from quintet.engine.elsewhere.late import Late
+from quintet.conformance.checkpoints.tiny import Tiny
+from quintet.engine.client import EngineClient
+from quintet.engine.kv_transfer.async_store import AsyncStoreConnector
+from quintet.engine.kv_transfer.lmcache import store as lmcache_store
 from tests.e2e.test_offloading import FORMS, asked, served
 from tests.e2e.test_windows import tokens
 from tests.helpers.serving import until
@@ -38,14 +38,14 @@ print(json.dumps([[list(each.outputs[0].token_ids) for each in said], told.pages
 """
 
 
-def connector(client: Client) -> Late:
+def connector(client: EngineClient) -> AsyncStoreConnector:
     assert client.engine.scheduler.elsewhere is not None
     found = client.engine.scheduler.elsewhere.connector
-    assert isinstance(found, Late)
+    assert isinstance(found, AsyncStoreConnector)
     return found
 
 
-def kept(client: Client) -> bool:
+def kept(client: EngineClient) -> bool:
     """Whether LMCache has been handed all, and has taken it or refused."""
     assert client.engine.scheduler.elsewhere is not None
     client.engine.scheduler.elsewhere.settle()
@@ -54,10 +54,10 @@ def kept(client: Client) -> bool:
 
 
 @pytest.fixture
-def engine() -> Iterator[Callable[..., Client]]:
-    made = list[Client]()
+def engine() -> Iterator[Callable[..., EngineClient]]:
+    made = list[EngineClient]()
 
-    def make(tiny: Tiny = TINY, page_size: int = 16, **asked: Any) -> Client:
+    def make(tiny: Tiny = TINY, page_size: int = 16, **asked: Any) -> EngineClient:
         more = {"page_size": page_size, "kv_offloading_backend": "lmcache"}
         made.append(served(tiny, kv_offloading_lmcache={**ROOM, **asked}, **more))
         return made[-1]
@@ -91,7 +91,9 @@ def test_a_second_process_finds_what_the_first_has_kept(tmp_path: Path) -> None:
         assert (loaded > 0) == (at == 1) and failed == 0
 
 
-def test_pages_that_were_damaged_are_computed_and_written_anew(tmp_path: Path, engine: Callable[..., Client]) -> None:
+def test_pages_that_were_damaged_are_computed_and_written_anew(
+    tmp_path: Path, engine: Callable[..., EngineClient]
+) -> None:
     wanted, remote = tokens(served(TINY), **asked(2)), f"fs://h:1{tmp_path}/kept"
     first = engine(remote_url=remote, local_cpu=False)
     assert tokens(first, **asked(2)) == wanted and kept(first)
@@ -108,7 +110,7 @@ def test_pages_that_were_damaged_are_computed_and_written_anew(tmp_path: Path, e
 
 
 def test_the_same_checkpoint_elsewhere_finds_them_and_other_pages_do_not(
-    tmp_path: Path, engine: Callable[..., Client]
+    tmp_path: Path, engine: Callable[..., EngineClient]
 ) -> None:
     """On another machine files have other places and times."""
     url = {"remote_url": f"fs://h:1{tmp_path}/kept"}
@@ -123,7 +125,7 @@ def test_the_same_checkpoint_elsewhere_finds_them_and_other_pages_do_not(
 
 
 @pytest.mark.parametrize("local_cpu", [True, False])
-def test_memory_for_few_pages_is_enough(local_cpu: bool, tmp_path: Path, engine: Callable[..., Client]) -> None:
+def test_memory_for_few_pages_is_enough(local_cpu: bool, tmp_path: Path, engine: Callable[..., EngineClient]) -> None:
     """LMCache waits for room for ever, if nothing makes some."""
     wanted, few = tokens(served(TINY), **asked(3)), {"max_local_cpu_size": 1e-4, "local_cpu": local_cpu}
     first = engine(remote_url=f"fs://h:1{tmp_path}/kept", **few)
@@ -135,7 +137,7 @@ def test_memory_for_few_pages_is_enough(local_cpu: bool, tmp_path: Path, engine:
 
 
 def test_a_disk_of_lmcaches_keeps_what_its_memory_has_no_room_for(
-    tmp_path: Path, engine: Callable[..., Client]
+    tmp_path: Path, engine: Callable[..., EngineClient]
 ) -> None:
     prompts, disk = asked(8), {"local_disk": str(tmp_path), "max_local_disk_size": 0.01, "max_local_cpu_size": 1e-4}
     client = engine(**disk)
@@ -172,7 +174,7 @@ class Remote:
 
 @pytest.mark.slow
 def test_a_server_that_goes_costs_computing_alone_and_is_found_again(
-    engine: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+    engine: Callable[..., EngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, prompts = free_port(), asked(9)
     wanted, names = tokens(served(TINY), **prompts), list(prompts)

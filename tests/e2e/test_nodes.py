@@ -12,15 +12,15 @@ import httpx
 import pytest
 
 from quintet import LLM, SamplingParams
+from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.engine.explain import explain
 from tests.helpers.processes import killed_while_it_starts
 from tests.helpers.serving import LONG, Server
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 
 PROMPTS = ["Once upon a time", "The dog and the cat", "One day"]
-QUINTET = (sys.executable, "-m", "quintet.server.cli")
+QUINTET = (sys.executable, "-m", "quintet.cli.main")
 
 
 @pytest.fixture(autouse=True)

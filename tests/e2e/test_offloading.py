@@ -11,17 +11,17 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.encoders import encoder
-from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from quintet.engine.client import Client
-from quintet.engine.elsewhere.tiers import Tiers
+from quintet.conformance.checkpoints.encoders import encoder
+from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.engine.client import EngineClient
 from quintet.engine.engine import Engine
-from quintet.engine.prompts import Prompt
-from quintet.engine.request import Admitted
-from quintet.engine.start import launch, prepare
+from quintet.engine.kv_transfer.offload.tiers import TieredConnector
+from quintet.engine.request import CoreRequest
+from quintet.engine.startup import launch, prepare
+from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen
-from quintet.platforms.interface import Capabilities
 from tests.e2e.test_windows import GREEDY, MODELS, prompt, tokens
 from tests.helpers.loopback import LoopbackPlatform
 
@@ -47,7 +47,7 @@ FORMS: dict[str, tuple[Tiny, dict[str, Any]]] = {
 }
 
 
-def served(tiny: Tiny, **settings: Any) -> Client:
+def served(tiny: Tiny, **settings: Any) -> EngineClient:
     more = {
         "max_num_batched_tokens": 64,
         "max_model_len": LENGTH + 32,
@@ -55,15 +55,15 @@ def served(tiny: Tiny, **settings: Any) -> Client:
         "dtype": "float32",
         **settings,
     }
-    return Client(
+    return EngineClient(
         EngineConfig.from_kwargs(model=str(tiny.folder), device="cpu", skip_tokenizer_init=True, **more), progress=False
     )
 
 
-def tiers(client: Client) -> Tiers:
+def tiers(client: EngineClient) -> TieredConnector:
     assert client.engine.scheduler.elsewhere is not None
     connector = client.engine.scheduler.elsewhere.connector
-    assert isinstance(connector, Tiers)
+    assert isinstance(connector, TieredConnector)
     return connector
 
 
@@ -155,7 +155,7 @@ def test_a_failed_page_ends_its_request_if_that_was_asked_for(tmp_path: Path) ->
     other.close()
 
 
-def _all(client: Client) -> list[Any]:
+def _all(client: EngineClient) -> list[Any]:
     outputs = []
     while client.busy:
         outputs += client.step()
@@ -196,8 +196,8 @@ def test_another_model_of_the_same_shapes_finds_nothing(tmp_path: Path) -> None:
         model=str(folder), device="cpu", skip_tokenizer_init=True, num_pages=FEW, max_model_len=LENGTH + 32,
         dtype="float32", **more,
     )  # fmt: skip
-    other = Client(config, progress=False)
-    alone = Client(config.replace(kv_offloading_size=None, kv_offloading_folder=None), progress=False)
+    other = EngineClient(config, progress=False)
+    alone = EngineClient(config.replace(kv_offloading_size=None, kv_offloading_folder=None), progress=False)
     assert tokens(other, **asked(2)) == tokens(alone, **asked(2))
     assert other.engine.stats().external_hits == 0
     other.close()
@@ -395,7 +395,7 @@ def test_pages_of_several_ranks_are_one() -> None:
 def _run(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
     said: dict[str, list[int]] = {name: [] for name in prompts}
     for name, ids in prompts.items():
-        engine.add(Admitted(name, ids, GREEDY, (0, 0), 6))
+        engine.add(CoreRequest(name, ids, GREEDY, (0, 0), 6))
     while engine.busy:
         for delta in engine.step():
             said[delta.request_id] += delta.token_ids

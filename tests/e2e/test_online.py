@@ -9,15 +9,15 @@ from torch import Tensor
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import PLAIN, VOCAB, Tiny, make
-from quintet.layers.forms import Forms
-from quintet.layers.forms.wishes import Rounded, Wish, fitting, wish
+from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.platform import Capabilities, Platform
+from quintet.interface.weights import Cut, Form, Part
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import PLATFORM as CPU
-from quintet.platforms.interface import Capabilities, Platform
-from quintet.weights import Cut, Form, Part
 from tests.helpers import tpu
 from tests.helpers.engines import engine
 from tests.helpers.run_model import Runner
@@ -43,7 +43,7 @@ class Specified(torch.nn.Module):
 
 
 @torch.no_grad()
-def rounded(tiny: Tiny, wanted: Wish) -> Tiny:
+def rounded(tiny: Tiny, wanted: OnlineQuantization) -> Tiny:
     """The reference with the weights that a wish makes, and activations as its products take them."""
     model = copy.deepcopy(tiny.reference)
     for name, module in list(model.named_modules()):
@@ -58,11 +58,11 @@ def rounded(tiny: Tiny, wanted: Wish) -> Tiny:
     return Tiny(tiny.folder, tiny.config, model)
 
 
-def agrees(wanted: Wish, platform: Platform, kinds: set[str], off: float) -> None:
+def agrees(wanted: OnlineQuantization, platform: Platform, kinds: set[str], off: float) -> None:
     """Of the platform's logits, and of what its products are held in."""
     tiny, facts = make("llama", SIZES), type(platform).probe()
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny, platform=platform, forms=Forms(wanted, None, facts.quant))
+    run = Runner(tiny, platform=platform, forms=QuantizationPlan(wanted, None, facts.quant))
     held = {module.form.kind for module in run.worker.model.modules() if hasattr(module, "form")}
     assert held == kinds
     known, prompts = rounded(tiny, wanted), random_prompts(3, (23, 1, 40), VOCAB)
@@ -130,7 +130,7 @@ def test_an_engine_says_what_has_become_of_the_weights(settings: dict[str, Any],
         greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         (answer,) = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
         wanted = prepared.sizes.forms.wanted
-    assert isinstance(wanted, Wish)
+    assert isinstance(wanted, OnlineQuantization)
     assert "8 products as" in reason or "8 rounded to" in reason or "weights" in reason
     assert reason.endswith("the head in 8 bits" if settings["quantization"] == "int4" else "the head as it is")
     assert answer.outputs[0].token_ids[0] == int(rounded(tiny, wanted).logits(prompt)[-1].argmax())

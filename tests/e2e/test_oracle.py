@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.direct import most_pages
-from quintet.conformance.tiny import FAMILIES, VOCAB, make, variant
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, make, variant
+from quintet.conformance.harness.worker_runner import most_pages
+from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
 
 PLAIN = {"max_model_len": 160, "num_pages": 200}
@@ -70,7 +70,7 @@ class Ask:
     arrival: int  # the step before which it comes
 
 
-def client(model: Model, device: str = "cpu", **settings: Any) -> Client:
+def client(model: Model, device: str = "cpu", **settings: Any) -> EngineClient:
     family, name, dtype, more = model
     tiny = make(family, {**FAMILIES[family]["plain"], **WIDE}) if name == "wide" else variant(family, name)
     settings = {"model": str(tiny.folder), "dtype": dtype, **more, **settings}
@@ -78,7 +78,7 @@ def client(model: Model, device: str = "cpu", **settings: Any) -> Client:
     # what groups that see a window need comes on top of the others'
     settings["num_pages"] += most_pages(tiny, 160, page_size, step) - -(-160 // page_size)
     config = EngineConfig.from_kwargs(device=device, skip_tokenizer_init=True, **settings)
-    return Client(config, progress=False)
+    return EngineClient(config, progress=False)
 
 
 def mix(seed: int) -> list[Ask]:
@@ -108,7 +108,7 @@ def sampling(rng: random.Random) -> SamplingParams:
     )
 
 
-def run(engine: Client, asks: list[Ask]) -> Result:
+def run(engine: EngineClient, asks: list[Ask]) -> Result:
     """Adds each request before the step it arrives at; checks the books after every step."""
     outputs: dict[str, RequestOutput] = {}
     waiting, step = sorted(asks, key=lambda ask: ask.arrival), 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from quintet.server import cli
+from quintet.cli import main as cli
 from tests.e2e.test_pooling_served import SIZES, TEXTS, saved, vector
 
 

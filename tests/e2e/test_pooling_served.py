@@ -146,7 +146,7 @@ def test_a_batch_file(bert: tuple[Path, Any, Any], embedder: Server, tmp_path: P
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     words = ["run-batch", "-i", source, "-o", target, "--url", embedder.url, "-q"]
-    subprocess.run([sys.executable, "-m", "quintet.server.cli", *words], check=True)
+    subprocess.run([sys.executable, "-m", "quintet.cli.main", *words], check=True)
     answers = {each["custom_id"]: each["response"]["body"] for each in map(json.loads, target.read_text().splitlines())}
     np.testing.assert_allclose(answers["e"]["data"][0]["embedding"], vector(bert, TEXTS[0]), atol=2e-6)
     assert len(answers["r"]["results"]) == 3 and len(answers["s"]["data"]) == 1
@@ -167,7 +167,7 @@ def test_a_batch_file_with_a_bad_line(bert: tuple[Path, Any, Any], embedder: Ser
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, lines)))
     words = ["run-batch", "-i", source, "-o", target, "--url", embedder.url, "-q"]
-    assert subprocess.run([sys.executable, "-m", "quintet.server.cli", *words], check=False).returncode == 1
+    assert subprocess.run([sys.executable, "-m", "quintet.cli.main", *words], check=False).returncode == 1
     answers = {each["custom_id"]: each["response"] for each in map(json.loads, target.read_text().splitlines())}
     assert {name: each["status_code"] for name, each in answers.items()} == {
         "0": 200, "1": 400, "2": 400, "3": 200, "score": 200, "counts": 400

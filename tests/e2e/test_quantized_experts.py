@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, VOCAB, Tiny, make
-from quintet.engine.loader import declared
-from quintet.engine.start import prepare
-from quintet.platforms.cpu import quantized_moe
+from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.startup import prepare
+from quintet.model_loader.loader import declared
+from quintet.platforms.cpu.ops import quantized_moe
 from tests.helpers.checkpoints import awq, fp8
 from tests.helpers.engines import answers, continued, engine, forms_of, ranked
 from tests.helpers.packed import gptq

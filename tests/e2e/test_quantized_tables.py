@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.tiny import PLAIN, Tiny
-from quintet.engine.hub import load_model_config
-from quintet.engine.quantizing.job import quantize
-from quintet.engine.quantizing.settings import Quantizing
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
+from quintet.conformance.checkpoints.tiny import PLAIN, Tiny
+from quintet.hub.resolve import load_model_config
+from quintet.interface.platform import Capabilities
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
+from quintet.quantize.config import QuantizeConfig
+from quintet.quantize.quantize import quantize
 from tests.helpers.run_model import Runner
-from tests.unit.test_quantizing_gguf import original
+from tests.quantize.test_gguf_writer import original
 
 FOLDER = Path(__file__).parents[1] / "data" / "quantized" / "gguf"
 TIED, UNTIED = ("gemma2", "gemma3", "gpt2", "qwen3"), ("llama", "qwen2moe")
@@ -31,7 +31,7 @@ def runner(path: Path, activations: int | None, dtype: torch.dtype, rows: bool =
     assert isinstance(FACTS, Capabilities)
     config = load_model_config(path)
     checkpoint, kept = quantized(config.quantization_config), FACTS.quant - ({"rows"} if not rows else set())
-    forms = Forms(checkpoint=checkpoint, kept=kept, activations=activations)
+    forms = QuantizationPlan(checkpoint=checkpoint, kept=kept, activations=activations)
     return Runner(Tiny(path, config, None), dtype=dtype, forms=forms, max_model_len=64)
 
 
@@ -72,7 +72,7 @@ SIZES: dict[str, Any] = {
 def test_a_tied_model_of_any_type_takes_its_table_once(scheme: str, tmp_path: Path) -> None:
     """K-quants' scales of two levels are exact, too."""
     folder = original("llama", tmp_path / "model", **SIZES)
-    made = quantize(str(folder), Quantizing(output=str(tmp_path / "made.gguf"), scheme=scheme), progress=False)
+    made = quantize(str(folder), QuantizeConfig(output=str(tmp_path / "made.gguf"), scheme=scheme), progress=False)
     ours, floats = (runner(made.folder, 8, torch.bfloat16, rows) for rows in (True, False))
     (got,), (want,) = ours.prompts([IDS]), floats.prompts([IDS])
     assert torch.equal(got, want)
@@ -106,7 +106,7 @@ def test_a_tied_table_is_reloaded_and_kept_for_the_next_start(tmp_path: Path) ->
 
 def test_what_a_start_says_of_tables() -> None:
     from quintet.config import EngineConfig
-    from quintet.engine.start import prepare
+    from quintet.engine.startup import prepare
 
     prepared = prepare(EngineConfig(FOLDER / "qwen3.gguf", device="cpu"))
     prepared.ranks.close()

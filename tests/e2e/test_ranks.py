@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from quintet import LLM, SamplingParams
+from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
-from quintet.engine.explain import explain
-from quintet.engine.grammar_text import grammar_text
-from quintet.engine.quantizing.job import quantize
-from quintet.engine.quantizing.settings import Quantizing
+from quintet.conformance.checkpoints.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.quantize.config import QuantizeConfig
+from quintet.quantize.quantize import quantize
 from quintet.sampling_params import StructuredOutputsParams
+from quintet.structured_output.grammar_source import grammar_text
 from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone, interrupted, killed_while_it_starts
@@ -134,7 +134,7 @@ def test_what_has_one_scale_for_a_row_says_what_one_process_says_to_the_bit(name
 
 def test_a_checkpoint_whose_activations_are_rounded_says_what_one_process_says_to_the_bit(tmp_path: Path) -> None:
     tiny = make("llama", WIDE)
-    asked = Quantizing(output=str(tmp_path / "w8a8"), scheme="W8A8", report=False)
+    asked = QuantizeConfig(output=str(tmp_path / "w8a8"), scheme="W8A8", report=False)
     quantize(str(tiny.folder), asked, progress=False)
     tiny = Tiny(tmp_path / "w8a8", tiny.config, tiny.reference)
     with engine(tiny) as alone, ranked(tiny, 2) as several:
@@ -398,7 +398,7 @@ def test_a_server_of_two_ranks_answers_and_ends_with_a_rank() -> None:
     with Server(*flags) as server:
         asked = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
         assert httpx.post(server.url + "/v1/completions", json=asked, timeout=60).json()["choices"][0]["text"]
-        followers = [each for each in server.children() if "quintet.engine.ranks.follower" in words_of(each)]
+        followers = [each for each in server.children() if "quintet.engine.parallel.follower" in words_of(each)]
         assert len(followers) == 1
         with httpx.stream("POST", server.url + "/v1/completions", json={**LONG, "max_tokens": 400}, timeout=60) as more:
             lines = more.iter_lines()

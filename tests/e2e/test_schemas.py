@@ -10,9 +10,9 @@ import pytest
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, StructuredOutputsConfig
-from quintet.engine.grammar_text import grammar_text
-from quintet.engine.trial import Trials
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
+from quintet.structured_output.compile_check import CompileChecker
+from quintet.structured_output.grammar_source import grammar_text
 from tests.helpers.shaped import folder
 from tests.helpers.walks import walk
 
@@ -50,7 +50,7 @@ def number(text: str) -> decimal.Decimal:
 @functools.cache
 def refused() -> dict[str, str]:
     """Name -> why it is not served."""
-    trials = Trials()
+    trials = CompileChecker()
     found = {}
     for name in ALL:
         try:

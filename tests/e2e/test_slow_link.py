@@ -15,7 +15,7 @@ from tests.e2e.test_nodes import PROMPTS, following
 from tests.helpers.processes import gone
 from tests.helpers.serving import Server, until
 from tests.helpers.slow_link import FIRST, SECOND, Hosts, Link, two_hosts
-from tests.server.router.test_command import Router
+from tests.router.test_command import Router
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
 pytestmark = pytest.mark.slow

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from quintet import LLM, SamplingParams
+from quintet.api.explain import explain
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.encoders import first as first_encoder
-from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
-from quintet.engine.admission import Admission, Bounds
+from quintet.conformance.checkpoints.encoders import first as first_encoder
+from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.engine import Engine
-from quintet.engine.explain import explain
-from quintet.engine.prompts import Prompt
-from quintet.engine.start import launch, prepare
-from quintet.layers.stages import Stage, shared_out
+from quintet.engine.input_processor import InputProcessor, ModelLimits
+from quintet.engine.startup import launch, prepare
+from quintet.interface.platform import DeviceLost
+from quintet.interface.types import Place
+from quintet.layers.pipeline import Stage, shared_out
 from quintet.outputs import TokenLogprobs
 from quintet.platforms.host import nameless_file
-from quintet.platforms.interface import DeviceLost
-from quintet.types import Place
 from tests.e2e.test_ranks import WIDE, pids
 from tests.helpers.engines import answers, engine
 from tests.helpers.engines import told as everything
@@ -174,8 +174,8 @@ class Threads:
 
         started = list(self._pool.map(start, range(self.size)))
         self.prepared, self.engines = [each for each, _ in started], [each for _, each in started]
-        bounds = Bounds(self.prepared[0].vocab_size, self.prepared[0].plan.max_model_len, config.max_logprobs)
-        self._admission = Admission(bounds, None, frozenset(), seed=0)
+        bounds = ModelLimits(self.prepared[0].vocab_size, self.prepared[0].plan.max_model_len, config.max_logprobs)
+        self._admission = InputProcessor(bounds, None, frozenset(), seed=0)
         self.said: dict[str, list[int]] = {}
         self.scored: dict[str, list[TokenLogprobs]] = {}
         self.ended: dict[str, str] = {}

@@ -14,8 +14,8 @@ import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3ForTokenClassification, Qwen3Model
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import VOCAB, Tiny, make, variant
+from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.sampling_params import BeamSearchParams, StructuredOutputsParams
 from tests.e2e.test_embeds import given
 from tests.e2e.test_pooling_heads import QWEN3, TEXTS, saved
@@ -259,7 +259,7 @@ def test_a_server_of_stages_streams_counts_sleeps_and_ends_with_one(
         for path in ("/sleep?level=1", "/wake_up", "/reset_prefix_cache"):
             assert httpx.post(server.url + path, timeout=60).status_code == 200
         assert server.complete(**ASKED).json()["choices"][0]["text"] == want
-        followers = [each for each in server.children() if "quintet.engine.ranks.follower" in words_of(each)]
+        followers = [each for each in server.children() if "quintet.engine.parallel.follower" in words_of(each)]
         assert len(followers) == (ranks - 1) * engines
         followers[0].kill()
         assert until(lambda: server.process.poll() is not None) and server.process.returncode == 1

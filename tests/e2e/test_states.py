@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quintet import SamplingParams
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
-from quintet.platforms.interface import ASIDE
+from quintet.chat.prompts import Prompt
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import ASIDE
 from tests.e2e.test_oracle import Ask, Result, client, mix, run
 
 MODELS = {
@@ -60,7 +60,7 @@ def alone(name: str) -> Result:
     }
 
 
-def answered(engine: Client) -> Result:
+def answered(engine: EngineClient) -> Result:
     said = run(engine, asks())
     assert engine.engine.scheduler.tables.slots is not None
     assert engine.engine.scheduler.tables.slots.num_used == 0
@@ -162,7 +162,7 @@ def test_slots_come_back_after_aborts() -> None:
     assert slots is not None and slots.num_used == 0
 
 
-def drained(engine: Client) -> dict[str, list[int]]:
+def drained(engine: EngineClient) -> dict[str, list[int]]:
     said: dict[str, list[int]] = {}
     while engine.busy:
         for output in engine.step():

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quintet import SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
+from quintet.conformance.harness.worker_runner import random_prompts
 from tests.e2e.test_oracle import ENGINES, client, mix, run
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain

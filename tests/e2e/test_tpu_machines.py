@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
+from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.engine.explain import explain
 from tests.e2e.test_nodes import PROMPTS, QUINTET, following, free_port
 from tests.helpers import tpu
 from tests.helpers.processes import gone

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig, KVTransferConfig
-from quintet.conformance.tiny import FAMILIES, PLAIN, make
-from quintet.engine.client import Client
-from quintet.engine.elsewhere.peers import key_of
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, make
+from quintet.engine.client import EngineClient
+from quintet.engine.kv_transfer.p2p.setup import key_of
 from quintet.outputs import RequestOutput
 from tests.e2e.test_offloading import FORMS, LENGTH
 from tests.e2e.test_offloading import served as of_cpu
@@ -25,12 +25,12 @@ BOTH = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_port": 0}
 LENDS = {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None, "remote_block_ids": None}
 
 
-def served(form: str, **more: Any) -> Client:
+def served(form: str, **more: Any) -> EngineClient:
     tiny, settings = FORMS[form]
     return of_cpu(tiny, **{**settings, "num_pages": 160, "kv_transfer_config": BOTH, **more})
 
 
-def ask(client: Client, ids: list[int], pages: Any = None, **more: Any) -> RequestOutput:
+def ask(client: EngineClient, ids: list[int], pages: Any = None, **more: Any) -> RequestOutput:
     extra = None if pages is None else {"kv_transfer_params": pages}
     asked = {"temperature": 0, "max_tokens": 12, "detokenize": False, "ignore_eos": True, "logprobs": 2, **more}
     params = SamplingParams(**asked, extra_args=extra)
@@ -38,7 +38,7 @@ def ask(client: Client, ids: list[int], pages: Any = None, **more: Any) -> Reque
     return drain(client)["a"]
 
 
-def handed_on(first: Client, second: Client, ids: list[int], **more: Any) -> RequestOutput:
+def handed_on(first: EngineClient, second: EngineClient, ids: list[int], **more: Any) -> RequestOutput:
     """As a proxy does it."""
     told = ask(first, ids, LENDS, max_tokens=1).kv_transfer_params
     assert told is not None and told["do_remote_prefill"]
@@ -123,7 +123,7 @@ def llamas() -> Any:
         client.close()
 
 
-def test_a_peer_of_another_model_gives_nothing_and_costs_a_computation(llamas: list[Client], caplog: Any) -> None:
+def test_a_peer_of_another_model_gives_nothing_and_costs_a_computation(llamas: list[EngineClient], caplog: Any) -> None:
     other = served("mistral")
     told = ask(other, prompt(0, 50), LENDS, max_tokens=1).kv_transfer_params
     wanted = ask(llamas[0], prompt(0, 50))
@@ -135,7 +135,9 @@ def test_a_peer_of_another_model_gives_nothing_and_costs_a_computation(llamas: l
     assert said(ask(llamas[1], prompt(0, 50), told)) == said(wanted), "nor does one that is gone"
 
 
-def test_a_reset_of_either_cache_changes_nothing_and_other_weights_do(llamas: list[Client], tmp_path: Path) -> None:
+def test_a_reset_of_either_cache_changes_nothing_and_other_weights_do(
+    llamas: list[EngineClient], tmp_path: Path
+) -> None:
     first, second = llamas
     wanted = ask(second, prompt(7, 60))
     second.engine.reset_prefix_cache()
@@ -167,7 +169,7 @@ def test_other_devices_go_on_with_pages_of_the_cpu_and_the_cpu_with_theirs(devic
         model=str(tiny.folder), device="tpu", skip_tokenizer_init=True, tensor_parallel_size=devices,
         compilation_cache_dir=tpu.programs().name, max_num_seqs=1, **settings,
     )  # fmt: skip
-    other = Client(config, progress=False)
+    other = EngineClient(config, progress=False)
     for first, second, at in ((cpu, other, 1), (other, cpu, 2)):
         alone = ask(cpu, prompt(at, 40))
         cpu.engine.reset_prefix_cache()
@@ -198,7 +200,7 @@ def test_keys_are_kept_to_their_owners_and_binds_beyond_loopback_need_one(tmp_pa
 
 @pytest.mark.parametrize("policy", ["recompute", "fail"])
 def test_pages_of_an_engine_that_is_not_listed_are_not_asked_for(
-    policy: str, tmp_path: Path, llamas: list[Client], caplog: Any
+    policy: str, tmp_path: Path, llamas: list[EngineClient], caplog: Any
 ) -> None:
     file = tmp_path / "key"
     file.write_text("a" * 32)

@@ -9,8 +9,8 @@ import pytest
 
 from quintet import LLM
 from quintet.config import KVTransferConfig
-from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.making import _check_machines
+from quintet.engine.kv_transfer.factory import _check_machines
+from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 from quintet.outputs import RequestOutput
 from tests.e2e.test_nodes import engine as bundled
 from tests.e2e.test_nodes import flags, following, free_port, led
@@ -79,7 +79,7 @@ def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(
         assert got.num_cached_tokens == 0 and list(got.outputs[0].token_ids) == wanted(prompt(1, LENGTH))
 
 
-def loans(llm: LLM) -> Loans:
+def loans(llm: LLM) -> SendBuffer:
     """That wait at rank 0."""
     transfer = llm._client.engine.scheduler.elsewhere.transfer  # type: ignore[union-attr]
     assert transfer is not None and transfer.loans is not None

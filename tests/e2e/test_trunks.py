@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from quintet.config import EngineConfig
-from quintet.conformance.laid import Stretch, laid
-from quintet.conformance.tiny import FAMILIES, variant
-from quintet.engine.start import prepare
-from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.build import Wanted
+from quintet.conformance.checkpoints.tiny import FAMILIES, variant
+from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.startup import prepare
+from quintet.interface.platform import Platform
+from quintet.interface.types import HostBatch, HostInputs
+from quintet.layers.build import RequestedOutputs
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Platform
-from quintet.types import HostBatch, HostInputs
 
 LENGTHS = (23, 1, 40, 7)
 
@@ -59,7 +59,7 @@ def hidden_states(worker: Worker, host: HostBatch) -> Tensor:
 
 
 def trunk(folder: Path, config: Any, platform: Platform, dtype: torch.dtype = torch.float32) -> Worker:
-    worker = Worker(platform, config, ModelSizes(dtype, 16, 64, wanted=Wanted(logits=False, hidden=True)))
+    worker = Worker(platform, config, ModelSizes(dtype, 16, 64, wanted=RequestedOutputs(logits=False, hidden=True)))
     worker.load(folder, 1, (), progress=False)
     return worker
 
@@ -87,7 +87,11 @@ def test_a_berts_hidden_states_without_segments_are_those_of_segment_0(bert: tup
 
 def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
     with pytest.raises(ValueError, match="no taps of its layers"):
-        Worker(PLATFORM(), bert[1].config, ModelSizes(torch.float32, 16, 64, wanted=Wanted(logits=False, taps=(1,))))
+        Worker(
+            PLATFORM(),
+            bert[1].config,
+            ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(logits=False, taps=(1,))),
+        )
 
 
 def test_a_bert_generates_nothing_and_says_so(bert: tuple[Path, Any]) -> None:
@@ -105,7 +109,7 @@ def test_a_model_gives_hidden_states_and_taps_as_it_was_built_for(family: str) -
     name = next(iter(FAMILIES[family]))
     tiny, (ids, *_) = variant(family, name), sequences()
     count = tiny.config.num_hidden_layers
-    sizes = ModelSizes(torch.float32, 16, 64, wanted=Wanted(hidden=True, taps=(0, 1, count)))
+    sizes = ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(hidden=True, taps=(0, 1, count)))
     worker = Worker(PLATFORM(), tiny.config, sizes)
     worker.load(tiny.folder, 12, (), progress=False)
     groups = worker.arrangement.groups

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import PLAIN, Tiny, make
-from quintet.engine import weights_cache
+from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.model_loader import weights_cache
 from quintet.platforms.cpu.platform import CPU
 
 PLACED: list[str] = []

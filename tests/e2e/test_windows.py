@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import CHUNKS, GEMMA, PLAIN, STREAMS, VOCAB, WINDOW, Tiny, make
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import CHUNKS, GEMMA, PLAIN, STREAMS, VOCAB, WINDOW, Tiny, make
+from quintet.engine.client import EngineClient
 from quintet.sampling_params import SamplingParams
 from tests.helpers.null_engine import drain
 
@@ -26,9 +26,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def served(tiny: Tiny, **settings: Any) -> Client:
+def served(tiny: Tiny, **settings: Any) -> EngineClient:
     more = {"max_num_batched_tokens": 64, "max_model_len": LENGTH + 32, "page_size": 16, **settings}
-    return Client(
+    return EngineClient(
         EngineConfig.from_kwargs(
             model=str(tiny.folder), device="cpu", dtype="float32", skip_tokenizer_init=True, **more
         ),
@@ -48,7 +48,7 @@ def prompt(seed: int, count: int = LENGTH) -> list[int]:
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
 
 
-def tokens(client: Client, **prompts: list[int]) -> dict[str, list[int]]:
+def tokens(client: EngineClient, **prompts: list[int]) -> dict[str, list[int]]:
     for name, ids in prompts.items():
         client.add(name, Prompt(ids), GREEDY)
     return {name: list(output.outputs[0].token_ids) for name, output in drain(client).items()}

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet import LLM
-from quintet.layers.forms import Forms
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Place
+from quintet.interface.weights import Cut
+from quintet.layers.quantization import QuantizationPlan
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities
-from quintet.types import Place
-from quintet.weights import Cut
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.quantized_files import DATA, committed, expected, plan_of, read_out
 from tests.helpers.run_model import Runner
@@ -55,10 +55,10 @@ def test_what_was_left_out_stays_in_floats(folder: str) -> None:
     assert all(plan.reader(f"model.{module}") is None for module in ODD[folder]) and plan.reader("lm_head") is None
 
 
-def forms(folder: str, kept: frozenset[str] | None = None) -> Forms:
+def forms(folder: str, kept: frozenset[str] | None = None) -> QuantizationPlan:
     facts = PLATFORM.probe()
     assert isinstance(facts, Capabilities)
-    return Forms(None, found(folder), facts.quant if kept is None else kept)
+    return QuantizationPlan(None, found(folder), facts.quant if kept is None else kept)
 
 
 def off(logits: Tensor, folder: str) -> float:

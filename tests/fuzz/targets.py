@@ -30,11 +30,11 @@ class Target:
 def gguf_target() -> Target:
     from transformers import CONFIG_MAPPING
 
-    from quintet.engine.hub import load_generation_config, load_model_config
     from quintet.gguf.defaults import templates
     from quintet.gguf.file import read
     from quintet.gguf.tokenizer import backend
     from quintet.gguf.vocabulary import read_vocabulary
+    from quintet.hub.resolve import load_generation_config, load_model_config
     from quintet.models import model_class
     from quintet.platforms.cpu import PLATFORM
 
@@ -117,7 +117,7 @@ def written(platform: Any) -> dict[str, Written]:
 
 
 def safetensors_target() -> Target:
-    from quintet.engine.loader import tensors_of
+    from quintet.model_loader.loader import tensors_of
     from quintet.platforms.cpu import PLATFORM
 
     platform = PLATFORM()
@@ -146,7 +146,7 @@ def safetensors_target() -> Target:
 def torch_target() -> Target:
     import torch
 
-    from quintet.engine.torch_file import TorchFile
+    from quintet.model_loader.torch_checkpoint import TorchFile
 
     made = io.BytesIO()
     torch.save({"a": torch.arange(12.0).reshape(3, 4), "b": torch.nn.Parameter(torch.ones(2).half())}, made)
@@ -175,21 +175,21 @@ def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> N
     """As a start does, but that most weights are not dequantized: they are like others."""
     import torch
 
-    from quintet.engine.loader import Reading, check_counts, tensors_of
-    from quintet.engine.worker import ModelSizes, Worker
-    from quintet.layers.forms import Forms
-    from quintet.layers.forms.checkpoint import quantized
+    from quintet.engine.executor.worker import ModelSizes, Worker
+    from quintet.layers.quantization import QuantizationPlan
+    from quintet.layers.quantization.checkpoint_config import quantized
+    from quintet.model_loader.loader import ParameterLoad, check_counts, tensors_of
 
     found = quantized(it.quantization, lambda: tensors_of(path, it.family))
     check_counts(path, it.family, it.config)
     key = it.config.model_type, repr(found)  # a plan is all that the tensors say of a model
     if key not in models:
-        forms = Forms(None, found, platform.probe().quant)
+        forms = QuantizationPlan(None, found, platform.probe().quant)
         models[key] = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
     model = models[key]
     file = path if path.is_file() else path / "model.safetensors"
     kept = file.stat().st_size % PLACED
-    for index, (each, tensors) in enumerate(Reading(model, path).weights()):
+    for index, (each, tensors) in enumerate(ParameterLoad(model, path).weights()):
         if index % PLACED == kept:
             platform.place(each.weight, tensors)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from quintet.engine.loader import DTYPES
-from quintet.layers.forms.checkpoint import quantized
-from quintet.weights import OnFile
+from quintet.interface.weights import OnFile
+from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.model_loader.loader import DTYPES
 from tests.fuzz.__main__ import arguments
 from tests.fuzz.mutations import changed
 from tests.fuzz.runs import bounded, run

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from quintet.interface.platform import Capabilities, Device, State, Step
+from quintet.interface.types import Batch, Layout, Outputs, Variant, leaves
 from quintet.ops.registry import Op, Ops
 from quintet.platforms import Chosen
-from quintet.platforms.interface import Capabilities, Device, State, Step
 from quintet.platforms.null.platform import Null, NullDevice
-from quintet.types import Batch, Layout, Outputs, Variant, leaves
 
 SAMPLING = (
     *("widen", "greedy", "sample", "scale_logits", "filter_logits", "top_logprobs", "penalize"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from quintet import SamplingParams
-from quintet.engine.logits_processors import RequestLogitsProcessor, RowFunction
+from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, RowFunction
 
 
 class Shift(RequestLogitsProcessor):

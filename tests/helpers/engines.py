@@ -8,15 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import VOCAB, Tiny
-from quintet.engine.loader import tensors_of
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import quantized
+from quintet.conformance.checkpoints.tiny import VOCAB, Tiny
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.platform import Capabilities, Platform
+from quintet.interface.types import Place
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.interface import Capabilities, Platform
-from quintet.types import Place
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner
 
@@ -55,13 +55,13 @@ def continued(tiny: Tiny, count: int = 12) -> list[list[int]]:
     return found
 
 
-def forms_of(tiny: Tiny, platform: type[Platform] | Platform = PLATFORM) -> Forms:
+def forms_of(tiny: Tiny, platform: type[Platform] | Platform = PLATFORM) -> QuantizationPlan:
     """As an engine would have them of a quantized checkpoint."""
     facts = platform.probe()
     assert isinstance(facts, Capabilities)
     said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
     there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
-    return Forms(checkpoint=quantized(said, there), kept=facts.quant)
+    return QuantizationPlan(checkpoint=quantized(said, there), kept=facts.quant)
 
 
 def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:

@@ -7,11 +7,11 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet.conformance.tiny import Tiny
-from quintet.engine.hub import load_model_config
-from quintet.engine.loader import tensors_of
-from quintet.layers.forms import Forms
-from quintet.layers.forms.checkpoint import Quantized, quantized
+from quintet.conformance.checkpoints.tiny import Tiny
+from quintet.hub.resolve import load_model_config
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import Quantized, quantized
+from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
 
 DATA = Path(__file__).parents[1] / "data" / "quantized"
@@ -43,5 +43,5 @@ def tiny(name: str) -> Tiny:
     return Tiny(DATA / name, config(DATA / name), None)
 
 
-def forms(name: str, kept: frozenset[str] | None = None) -> Forms:
-    return Forms(checkpoint=plan(DATA / name), kept=kept)
+def forms(name: str, kept: frozenset[str] | None = None) -> QuantizationPlan:
+    return QuantizationPlan(checkpoint=plan(DATA / name), kept=kept)

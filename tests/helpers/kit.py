@@ -8,8 +8,8 @@ import pytest
 
 from quintet.config import EngineConfig
 from quintet.conformance import kit
+from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome
-from quintet.conformance.subject import Subject
 from tests.helpers.tpu import programs
 
 

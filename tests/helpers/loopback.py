@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Capabilities, Communicator, Unavailable
+from quintet.interface.types import Place
 from quintet.platforms.cpu import PLATFORM as CPU
-from quintet.platforms.interface import Capabilities, Communicator, Unavailable
-from quintet.types import Place
 
 DEVICES = 3
 PATIENCE = 60.0  # seconds that a rank waits for the others before all give up

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quintet.engine.elsewhere.connector import Rows
-from quintet.engine.elsewhere.wire import Broken
+from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
 
 
 class Copying:
@@ -35,7 +35,7 @@ class Copying:
 
     def meet(self, told: bytes) -> str:
         if told != b"a test" or (self.kind == "strange" and self.odd()):
-            raise Broken("nobody is met")
+            raise ProtocolError("nobody is met")
         self.met.append("peer")
         return "peer"
 
@@ -44,7 +44,7 @@ class Copying:
 
     def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> "Copy":
         if self.kind == "cut" and self.odd():
-            raise Broken("it does not begin")
+            raise ProtocolError("it does not begin")
         self.begun += 1
         return Copy(self, addresses, into)
 
@@ -70,7 +70,7 @@ class Copy:
             row = self._into[at]
             ctypes.memmove(row.ctypes.data, self._addresses[at], row.nbytes)
         if self._kind == "torn":
-            raise Broken("it is torn")
+            raise ProtocolError("it is torn")
         return True
 
     def stop(self) -> bool:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from quintet import AsyncLLM, SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
 from quintet.platforms.null.platform import following
 
@@ -33,12 +33,12 @@ def folder() -> Path:
     return made
 
 
-def null_client(**settings: Any) -> Client:
+def null_client(**settings: Any) -> EngineClient:
     settings = {"max_model_len": 128, "num_pages": 64, **settings}
     config = EngineConfig.from_kwargs(
         model=str(folder()), device="null", load_format="dummy", skip_tokenizer_init=True, **settings
     )
-    return Client(config, progress=False)
+    return EngineClient(config, progress=False)
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -54,7 +54,7 @@ def greedy(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0, "detokenize": False, "ignore_eos": True, "max_tokens": 8, **settings})
 
 
-def drain(client: Client) -> dict[str, RequestOutput]:
+def drain(client: EngineClient) -> dict[str, RequestOutput]:
     """Steps until all is done; the last output of each request."""
     outputs: dict[str, RequestOutput] = {}
     while client.busy:
@@ -63,7 +63,7 @@ def drain(client: Client) -> dict[str, RequestOutput]:
     return outputs
 
 
-def complete(client: Client, prompt: list[int], params: SamplingParams) -> RequestOutput:
+def complete(client: EngineClient, prompt: list[int], params: SamplingParams) -> RequestOutput:
     client.add("only", Prompt(prompt), params)
     return drain(client)["only"]
 

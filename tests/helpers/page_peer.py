@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from quintet.config import KVTransferConfig
-from quintet.engine.elsewhere import memory
-from quintet.engine.elsewhere.connector import Rows
-from quintet.engine.elsewhere.giver import Giver
-from quintet.engine.elsewhere.handoff import Peer
-from quintet.engine.elsewhere.loans import Loans
-from quintet.engine.elsewhere.taker import From, Taker, TakerLoad, Way
-from quintet.engine.elsewhere.ways import Means, means_of
-from quintet.engine.elsewhere.wire import Channel, Facts
+from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.p2p import remote_memory as memory
+from quintet.engine.kv_transfer.p2p.consumer import From, PageClient, Route, TakerLoad
+from quintet.engine.kv_transfer.p2p.producer import PageServer
+from quintet.engine.kv_transfer.p2p.protocol import Channel, Facts
+from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
+from quintet.engine.kv_transfer.p2p.transports import Transport, means_of
+from quintet.engine.kv_transfer_params import Peer
 
 FACTS = Facts("a checkpoint", "float32", 4, ((1, 2, 3),))
 KEY = b"a key that all engines share"
@@ -38,7 +38,7 @@ class Lot(msgspec.Struct):
     rows: bytes = b""
 
 
-def means(kind: str) -> Means:
+def means(kind: str) -> Transport:
     return means_of(KVTransferConfig(kv_connector=CONNECTORS[kind], kv_role="kv_both"), True)
 
 
@@ -64,24 +64,24 @@ def connect(where: str, words: int) -> Channel:
     return Channel(found, PATIENCE, 4 * words)
 
 
-def lent(kind: str, lots: list[Lot]) -> tuple[Giver, Loans, Means]:
+def lent(kind: str, lots: list[Lot]) -> tuple[PageServer, SendBuffer, Transport]:
     """A giver of these, that does not listen yet."""
     words, found = lots[0].words, means(kind)
-    loans = Loans(4 * words * sum(len(lot.keys) for lot in lots), words, 3600.0, kind == "shared memory")
+    loans = SendBuffer(4 * words * sum(len(lot.keys) for lot in lots), words, 3600.0, kind == "shared memory")
     for lot in lots:
         assert loans.promise(lot.loan, lot.keys)
         rows: Rows = np.frombuffer(lot.rows, np.int32).reshape(-1, words)
         loans.fill(lot.loan, lot.keys, rows)
-    giver = Giver(loans, lambda: FACTS, KEY, PATIENCE)
+    giver = PageServer(loans, lambda: FACTS, KEY, PATIENCE)
     giver.way, giver.share = found.name, found.share(loans)
     return giver, loans, found
 
 
-def taking(kind: str, where: str, words: int) -> Taker:
+def taking(kind: str, where: str, words: int) -> PageClient:
     found = means(kind)
     opening = found.open(PATIENCE)
-    return Taker(
-        Way(lambda _: connect(where, words), lambda: FACTS, KEY, words, opening, found.name), threading.Event()
+    return PageClient(
+        Route(lambda _: connect(where, words), lambda: FACTS, KEY, words, opening, found.name), threading.Event()
     )
 
 
@@ -104,7 +104,7 @@ def _take(kind: str, lots: list[Lot], where: str) -> None:
     if taker._way.open is not None:
         opening = taker._way.open
 
-        def opened(channel: Channel, words: int) -> memory.Far:
+        def opened(channel: Channel, words: int) -> memory.RemoteRegion:
             far = opening(channel, words)
             far.read = stop  # type: ignore[assignment]
             return far

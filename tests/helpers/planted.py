@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quintet.conformance import kit
-from quintet.conformance.subject import Subject
+from quintet.conformance.harness.subject import Subject
 from quintet.ops import Ops
 from quintet.platforms import Chosen
 from quintet.platforms.cpu.platform import CPU

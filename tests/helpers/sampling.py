@@ -5,9 +5,9 @@ import random
 import numpy as np
 import torch
 
-from quintet.engine.request import Admitted, Request
+from quintet.engine.request import CoreRequest, Request
 from quintet.ops.registry import Op, Ops, bind
-from quintet.platforms.cpu import native_sampling
+from quintet.platforms.cpu.ops import sampling as native_sampling
 from quintet.sampling_params import SamplingParams
 
 VOCAB = 400
@@ -37,7 +37,7 @@ def bits_of(kept: torch.Tensor) -> torch.Tensor:
 
 def request(name: str, prompt: list[int], output: list[int] = (), **params) -> Request:
     extra = {key: params.pop(key) for key in ("stop_ids", "bad_words_ids") if key in params}
-    made = Request(Admitted(name, prompt, SamplingParams(**params), (int(name), 17), 100, **extra))
+    made = Request(CoreRequest(name, prompt, SamplingParams(**params), (int(name), 17), 100, **extra))
     for token_id in output:
         made.take(token_id)
     return made

@@ -43,7 +43,7 @@ class Server:
         port = () if "--uds" in flags else ("--port", "0")
         with open(descriptor, "wb") as out:
             self.process = subprocess.Popen(
-                [*before, sys.executable, "-m", "quintet.server.cli", "serve", *flags, *port],
+                [*before, sys.executable, "-m", "quintet.cli.main", "serve", *flags, *port],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.url = ""
@@ -83,8 +83,8 @@ class Server:
         return found
 
     def those(self, module: str) -> list[psutil.Process]:
-        """The children that run that module, such as "core" or "api"."""
-        return [each for each in self.children() if f"quintet.server.link.{module}" in words_of(each)]
+        """The children that run that module, such as "engine_process" or "api_process"."""
+        return [each for each in self.children() if f"quintet.server.processes.{module}" in words_of(each)]
 
     def find(self, module: str) -> psutil.Process:
         """The first of them."""
@@ -92,7 +92,7 @@ class Server:
 
     def api_processes(self) -> list[psutil.Process]:
         """All that answer; the server's own process is the first of them."""
-        return [psutil.Process(self.process.pid), *self.those("api")]
+        return [psutil.Process(self.process.pid), *self.those("api_process")]
 
     @contextlib.contextmanager
     def only(self, process: psutil.Process) -> Iterator[httpx.Client]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
-from quintet.engine.client import Client
+from quintet.engine.client import EngineClient
 from tests.helpers.tokenizers import byte_level
 
 SIZE = 340  # of the vocabulary: some more tokens than the tokenizer has, as models have them
@@ -32,8 +32,8 @@ def config(device: str = "null", **settings: Any) -> EngineConfig:
     return EngineConfig.from_kwargs(model=str(folder()), device=device, load_format="dummy", **settings)
 
 
-def client(device: str = "null", **settings: Any) -> Client:
-    return Client(config(device, **settings), progress=False)
+def client(device: str = "null", **settings: Any) -> EngineClient:
+    return EngineClient(config(device, **settings), progress=False)
 
 
 def params(max_tokens: int = 60, **given: Any) -> SamplingParams:

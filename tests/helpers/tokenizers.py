@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 CORPUS = ["The quick brown fox jumps over the lazy dog.", "Hello world, hello there! 1 2 3", "été naïve 你好 👋🏽"] * 20
 GIVES_UP = "a" * 5000 + "b"

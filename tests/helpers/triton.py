@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.ops.registry import Op
-from quintet.platforms.gpu.triton_probe import device_here
+from quintet.platforms.gpu.ops.probe import device_here
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDINGS = {torch.float32: 10, torch.float16: 2, torch.bfloat16: 3}  # in steps of the type at the result's size

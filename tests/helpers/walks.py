@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quintet.engine.grammar_text import llguidance as library
+from quintet.structured_output.grammar_source import llguidance as library
 from tests.helpers.shaped import SIZE, folder
 
 EOS, CLOSERS = 1, "]},0@:"

@@ -45,7 +45,7 @@ def test_text_is_not_run_as_code() -> None:
 
 
 def test_home_may_use_its_names() -> None:
-    assert codes("import os\n\nx = os.environ['A']\n", "quintet/settings/environment.py") == set()
+    assert codes("import os\n\nx = os.environ['A']\n", "quintet/config/schema/environment.py") == set()
     assert codes("import torch\n\nx = torch.cuda.device_count()\n", "quintet/platforms/cuda/platform.py") == set()
     assert codes("import torch\n\nx = torch.xpu.device_count()\n", "quintet/platforms/gpu/deep/streams.py") == set()
 

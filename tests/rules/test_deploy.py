@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
+from quintet.cli.commands import router, serve
+from quintet.cli.config_file import read_config_file
 from quintet.config import EngineConfig, read_environment
-from quintet.server import flags
-from quintet.server.commands import router, serve
-from quintet.server.config_file import read_config_file
+from quintet.config.schema import flags
+from quintet.router.config import PORT as ROUTER_PORT
+from quintet.router.config import RouterConfig
+from quintet.server.config import ServerConfig
 from quintet.server.hosts import is_loopback
-from quintet.server.http.auth import PUBLIC
-from quintet.server.http.routes import alive
+from quintet.server.http.admin import health as alive
+from quintet.server.http.middleware.auth import PUBLIC
 from quintet.server.metrics import routes as metrics
-from quintet.server.router.settings import PORT as ROUTER_PORT
-from quintet.server.router.settings import RouterConfig
-from quintet.server.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintet.engine import support
+from quintet.engine import platform_support as support
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from quintet.chat.prompts import Prompt
+from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
 from quintet.config import StructuredOutputsConfig
-from quintet.engine.admission import Admission, Bounds
-from quintet.engine.output import OutputProcessor
-from quintet.engine.pooling.admission import PoolingBounds
-from quintet.engine.prompts import Prompt
-from quintet.engine.request import Admitted
-from quintet.engine.stats import Stats
-from quintet.engine.thoughts import UNMARKED, Thoughts
-from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.engine.input_processor import InputProcessor, ModelLimits
+from quintet.engine.observability.stats import Stats
+from quintet.engine.output_processor import OutputProcessor
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.request import CoreRequest
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Refused, Served, Wanted
-from quintet.server.link.shapes import Shapes
+from quintet.server.backend import Deliver, EngineDead, ModelInfo, Refused, SubmitRequest
+from quintet.server.processes.grammar_checks import Shapes
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
 MODEL = "fake/model"
@@ -113,14 +113,14 @@ class FakeBackend:
         size = 512 if self.tokenizer is None else self.tokenizer.vocab_size
         eos = frozenset(self.tokenizer.eos_ids) if self.tokenizer else frozenset({0})
         self.eos = min(eos)
-        self.served = Served(
+        self.served = ModelInfo(
             MODEL, str(BUNDLED), size, self.max_model_len, 20, sorted(eos), 0, 1000, 16, created=1, kv_tokens=16000,
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
         )  # fmt: skip
-        self.thoughts: Callable[[], Thoughts | str] = lambda: UNMARKED
+        self.thoughts: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         ending = None if self.pooling is None else self.pooling.ending(self.tokenizer)
-        bounds = Bounds(size, self.max_model_len, 20, pooling=ending)
-        self._admission = Admission(bounds, self.tokenizer, eos, 0, thoughts=lambda: self.thoughts())
+        bounds = ModelLimits(size, self.max_model_len, 20, pooling=ending)
+        self._admission = InputProcessor(bounds, self.tokenizer, eos, 0, thoughts=lambda: self.thoughts())
         self._processor = OutputProcessor(self.tokenizer)
         self.shapes = Shapes(StructuredOutputsConfig())
 
@@ -134,7 +134,11 @@ class FakeBackend:
         return params
 
     def submit(
-        self, wanted: Sequence[Wanted], params: SamplingParams | PoolingParams, priority: int = 0, grammar: str = ""
+        self,
+        wanted: Sequence[SubmitRequest],
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+        grammar: str = "",
     ) -> None:
         if self.dead is not None:
             raise EngineDead(self.dead)
@@ -145,7 +149,7 @@ class FakeBackend:
             self.submitted.append(Submitted(request_id, prompt, params, priority, grammar))
             self.running[request_id] = asyncio.get_running_loop().create_task(self._run(request_id, requests, deliver))
 
-    async def _run(self, request_id: str, requests: list[Admitted], deliver: Deliver) -> None:
+    async def _run(self, request_id: str, requests: list[CoreRequest], deliver: Deliver) -> None:
         left = {each.request_id: each for each in requests}
         place, scheduled = 0, time.monotonic()
         while left:
@@ -165,7 +169,7 @@ class FakeBackend:
             for output in processed.outputs:
                 deliver(output)
 
-    def _delta(self, request: Admitted, place: int) -> TokenDelta:
+    def _delta(self, request: CoreRequest, place: int) -> TokenDelta:
         """The tokens from `place` on, at most `burst`, with the log-probabilities that were asked for."""
         delta = TokenDelta(request.request_id, [], num_cached=min(self.cached, len(request.prompt_ids) - 1))
         if self.fail_at is not None and place >= self.fail_at:
@@ -193,7 +197,7 @@ class FakeBackend:
             delta.prompt_logprobs = [self._scores(each, num) for each in request.prompt_ids[1:]]
         return delta
 
-    def _token(self, request: Admitted, place: int) -> int:
+    def _token(self, request: CoreRequest, place: int) -> int:
         if self.reply is not None:
             return self.reply[place] if place < len(self.reply) else self.eos
         return request.prompt_ids[place % len(request.prompt_ids)]
@@ -227,7 +231,7 @@ class FakeBackend:
     def stats(self) -> Stats:
         return Stats(len(self.running), 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=self.asleep)
 
-    def engines(self) -> list[tuple[Served, Stats]]:
+    def engines(self) -> list[tuple[ModelInfo, Stats]]:
         return [] if self.trouble() else [(self.served, self.stats())]
 
     def with_defaults(self, **defaults: object) -> "FakeBackend":

@@ -91,7 +91,7 @@ def peak(process: psutil.Process) -> int:
 @pytest.mark.timeout(900)
 def test_dear_requests_beside_streams(server: Server, count: int, streams: int) -> None:
     alone = asyncio.run(stream(server.url))
-    api, engine = psutil.Process(server.process.pid), server.find("core")
+    api, engine = psutil.Process(server.process.pid), server.find("engine_process")
     before = peak(api), peak(engine)
     texts, statuses = asyncio.run(all_at_once(server.url, count, streams))
     assert texts == {alone}

@@ -90,7 +90,7 @@ def test_a_hang_up_frees_the_request_at_once(server: Server, stream: bool) -> No
         await writer.drain()
         aborted = server.metrics()["quintet:requests_aborted_total"]
         assert await asyncio.to_thread(until, lambda: server.metrics()["vllm:num_requests_running"] > 0)
-        engine = server.find("core")
+        engine = server.find("engine_process")
         engine.suspend()  # what it makes after the hang-up does not depend on how fast we are
         generated = server.metrics()["vllm:generation_tokens_total"]  # of its last sign of life
         writer.transport.abort()
@@ -110,7 +110,7 @@ async def flood(server: Server, count: int) -> tuple[Counter[int], set[str | Non
     content = json.dumps({"prompt": "a " * 50, "max_tokens": 200, "ignore_eos": True, "temperature": 0}).encode()
     statuses: Counter[int] = Counter()
     waits: set[str | None] = set()
-    engine = server.find("core")
+    engine = server.find("engine_process")
     if count > LIMIT:
         engine.suspend()
     asked = [asyncio.create_task(post(server.url, content)) for _ in range(count)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from quintet import LLM
-from quintet.server import cli, flags
-from quintet.server.commands import _local
-from quintet.settings.wording import Spelling, Wording
+from quintet.cli import main as cli
+from quintet.cli.commands import _local_server as _local
+from quintet.config.schema import flags
+from quintet.config.schema.error_names import NameTranslation, Spelling
 from tests.helpers.serving import NULL, PATIENCE, Server
 from tests.server.test_serve_command import refused
 
@@ -222,7 +223,7 @@ def test_a_keyword_is_named_as_it_was_given(kwargs: dict[str, int], says: str) -
 
 
 def test_only_settings_are_reworded() -> None:
-    said = Wording(
+    said = NameTranslation(
         {"port": Spelling("--port"), "max_n": Spelling("--max-n"), "generation_config": Spelling("--generation-config")}
     )
     for message in (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quintet.common.subprocess_python import on_our_path, running
 from quintet.conformance.sections.probe import CHILD
-from quintet.interpreter import on_our_path, running
 
 # What the processes import first, and last: of the standard library, of ours, of others.
 NAMES = ("json", "zmq", "msgspec", "torch", "safetensors", "tokenizers", "httptools", "uvicorn", "psutil")
@@ -43,10 +43,10 @@ def test_a_command_and_its_server_run_nothing_of_the_working_directory(planted: 
     assert not (planted / "ran").exists(), (planted / "ran").read_text()
 
 
-@pytest.mark.parametrize("module", ["core", "api"])
+@pytest.mark.parametrize("module", ["engine_process", "api_process"])
 def test_a_child_runs_nothing_of_the_working_directory(planted: Path, module: str) -> None:
     """It ends for want of orders, with all its modules imported."""
-    words = running(f"quintet.server.link.{module}")
+    words = running(f"quintet.server.processes.{module}")
     done = subprocess.run(words, cwd=planted, input="", capture_output=True, text=True, timeout=240)
     assert "DecodeError" in done.stderr and not (planted / "ran").exists()
 

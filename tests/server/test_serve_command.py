@@ -14,14 +14,14 @@ import psutil
 import pytest
 import trustme
 
-from quintet.server.config_file import read_config_file
-from quintet.server.settings import ServerConfig
+from quintet.cli.config_file import read_config_file
+from quintet.server.config import ServerConfig
 from tests.helpers.serving import NULL, PATIENCE, Server, words_of
 
 
 def refused(*flags: str) -> str:
     """What the command says when it will not serve."""
-    command = [sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--port", "0", *flags]
+    command = [sys.executable, "-m", "quintet.cli.main", "serve", *NULL, "--port", "0", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
@@ -46,7 +46,7 @@ def test_a_config_file_gives_flags_and_flags_come_before_it(tmp_path: Path) -> N
 
 def test_a_limit_on_open_files_that_is_too_low_is_said() -> None:
     """ZeroMQ would abort the process."""
-    words = " ".join([sys.executable, "-m", "quintet.server.cli", "serve", *NULL, "--port", "0"])
+    words = " ".join([sys.executable, "-m", "quintet.cli.main", "serve", *NULL, "--port", "0"])
     done = subprocess.run(["sh", "-c", f"ulimit -n 24; exec {words}"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -175,6 +175,6 @@ def test_headers_and_bodies_are_bounded() -> None:
 def test_the_http_side_loads_no_torch() -> None:
     """An API process is small and starts at once."""
     heavy = {"torch", "transformers", "numpy"}
-    code = f"import sys, quintet.server.link.api; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
+    code = f"import sys, quintet.server.processes.api_process; sys.exit(' '.join({heavy} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import trustme
 
-from quintet.server.settings import ServerConfig
+from quintet.server.config import ServerConfig
 from quintet.server.tls import Certificates
 from tests.helpers.serving import NULL, PATIENCE, Server, until
 

@@ -14,7 +14,7 @@
 
 namespace quintet::cpu {
 
-// What quintet/types.py calls a scheme. Weights of 8 bits are stored with 128 added, weights of 4 bits with 8 added. In a
+// What quintet/interface/types.py calls a scheme. Weights of 8 bits are stored with 128 added, weights of 4 bits with 8 added. In a
 // block, four inputs in a row ("a quad") of a column stand side by side. 8 bits: [quads, 64 columns, 4]. 4 bits:
 // [quads, 2, 16 columns, 4]: low bits are columns 0 to 15 of each 32, high bits the 16 after them.
 enum QuantizedScheme {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from quintet.names import refuse_unknown
+from quintet.common.suggestions import refuse_unknown
 
 FP8 = torch.float8_e4m3fnuz  # its largest number is 240, it has no -0 and no infinities
 

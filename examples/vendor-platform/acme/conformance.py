@@ -8,7 +8,7 @@ import sys
 import time
 
 from quintet.conformance import kit
-from quintet.conformance.subject import Subject
+from quintet.conformance.harness.subject import Subject
 
 from acme.faults import Fault, injected, known
 

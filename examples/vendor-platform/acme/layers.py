@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quintet.layers.build import Build
+from quintet.layers.build import BuildContext
 from quintet.layers.mlp import GatedMLP
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from torch import Tensor
 class FusedMLP(GatedMLP):
     """acme_gated_mlp where all of the layer is on one device, as it was saved; else what it extends."""
 
-    def __init__(self, build: Build, *args: Any, **settings: Any) -> None:
+    def __init__(self, build: BuildContext, *args: Any, **settings: Any) -> None:
         super().__init__(build, *args, **settings)
         self._fused = build.size == 1
         if self._fused:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from quintet.layers.attention import Heads, SelfAttention
-from quintet.layers.build import Build
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
-from quintet.layers.mixing import Cache
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 from torch import Tensor
@@ -15,11 +15,11 @@ from torch import Tensor
 class LastBlock(PreNormBlock):
     """Every token's K and V go to the cache; then the tokens go whose logits nobody wants."""
 
-    def __init__(self, config: Any, build: Build, attention: SelfAttention, mlp: GatedMLP) -> None:
+    def __init__(self, config: Any, build: BuildContext, attention: SelfAttention, mlp: GatedMLP) -> None:
         super().__init__(config, build, attention, mlp)
         self._ops = build.ops.take("take_rows")
 
-    def forward(self, x: Tensor, residual: Tensor | None, cache: Cache) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
         x, rows = self.self_attn(x, cache), cache.batch.rows
         x, residual = (self._ops.take_rows(each, rows) for each in (x, residual))
@@ -30,7 +30,7 @@ class LastBlock(PreNormBlock):
 class Trunk(Decoder):
     """Its last block hands on the wanted rows alone."""
 
-    def forward(self, cache: Cache) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         x, residual = self.embed_tokens.of(cache.batch), None
         for layer in self.layers:
             x, residual = layer(x, residual, cache)
@@ -40,13 +40,13 @@ class Trunk(Decoder):
 class Model(CausalLM):
     """As quintet.models.llama, but for the last block."""
 
-    def __init__(self, config: Any, build: Build) -> None:
+    def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, last = Rotary.of(build, config), config.num_hidden_layers - 1
         whole = bool(build.wanted.taps)  # of every token, in every layer
 
-        def block(config: Any, build: Build, index: int) -> PreNormBlock:
-            shape = Heads.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
+            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             kind = LastBlock if index == last and not whole else PreNormBlock
             return kind(config, build, SelfAttention(build, shape, rotary), mlp)

@@ -1,4 +1,4 @@
-"""The platform: what quintet asks of Acme devices, by its own words (quintet/platforms/interface.py)."""
+"""The platform: what quintet asks of Acme devices, by its own words (quintet/interface/platform.py)."""
 
 import threading
 from collections.abc import Iterable, Mapping

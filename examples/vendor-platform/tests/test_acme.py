@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import variant
+from quintet.conformance.checkpoints.tiny import variant
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.contract import AttentionSpec, Part, Weight, bind
 from torch import Tensor
 
@@ -136,7 +136,7 @@ def test_a_llama_is_built_of_its_own_parts() -> None:
 
 def _programs(model: torch.nn.Module) -> list:
     """Captured anew for a small step."""
-    from quintet.types import Variant
+    from quintet.interface.types import Variant
 
     from acme.compile import Programs
     from acme.tensor import tensors

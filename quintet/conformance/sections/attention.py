@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from quintet.conformance.attending import Numbers, Session, built, expected, first_served
-from quintet.conformance.batches import Request, spec
-from quintet.conformance.cases import MIXES, SPECS
+from quintet.conformance.cases.model_ops import MIXES, SPECS
 from quintet.conformance.check import Lacking, Trial, check, require
 from quintet.conformance.close import require_close, short
 from quintet.conformance.formats import FLOATS
-from quintet.conformance.mixes import INSTEAD, SIZES, Shape, attend, described, plain
-from quintet.conformance.subject import Subject
-from quintet.types import AttentionSpec
+from quintet.conformance.harness.attention import Numbers, Session, built, expected, first_served
+from quintet.conformance.harness.batches import Request, spec
+from quintet.conformance.harness.request_mixes import INSTEAD, SIZES, Shape, attend, described, plain
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.types import AttentionSpec
 
 Settings = dict[str, Any]
 
@@ -83,7 +83,7 @@ def mixes(subject: Subject) -> Iterator[Trial]:
 
 @check("attention.specification")
 def beyond_a_tile(subject: Subject) -> Iterator[Trial]:
-    """Scores whose exponentials overflow; more requests in a step than a kernel may take at once."""
+    """Scores with exponentials that overflow; more requests in a step than a kernel may take at once."""
     for dtype in subject.facts.dtypes[: 1 if _is_compiled(subject) else None]:
         yield Trial(f"large scores in {short(dtype)}", partial(_mixes, subject, {"scale": 4.0}, dtype, SHAPES[:1]))
     yield Trial(f"{CROWD} requests in a step", partial(_crowd, subject))
@@ -159,7 +159,7 @@ def behind_windows(subject: Subject) -> Iterator[Trial]:
 
 @check("attention.plain")
 def nothing_kept(subject: Subject) -> Iterator[Trial]:
-    """Of requests that are whole in the step: an encoder's layer, or a prompt's."""
+    """Attention of requests that are whole in the step: an encoder's layer, or a prompt's."""
     dtypes, few = subject.facts.dtypes, _is_compiled(subject)
     for kind, dtype in itertools.product(list(UNKEPT)[: 2 if few else None], dtypes[:1] if few else dtypes):
         settings = {**UNKEPT[kind], "source": "none"}
@@ -184,7 +184,7 @@ def served_or_refused(subject: Subject) -> Iterator[Trial]:
 
 
 def _is_compiled(subject: Subject) -> bool:
-    """Whether each layer may cost some seconds."""
+    """True if each layer may cost some seconds."""
     return subject.facts.opaque or subject.facts.static_shapes
 
 
@@ -222,7 +222,7 @@ def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Seq
 
 
 def _crowd(subject: Subject) -> None:
-    """Of some tokens each, in two steps or more, and then one each."""
+    """Runs requests of some tokens each, in two steps or more, and then one token each."""
     of = plain(subject, subject.facts.dtypes[0], SHAPES[0])
     requests = {row: Request(3 + row % 9, 1) for row in range(CROWD)}
     attend(Session(subject, of, [r.cached + 1 for r in requests.values()], requests=CROWD), requests, "a crowd")

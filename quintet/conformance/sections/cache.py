@@ -6,19 +6,19 @@ from functools import partial
 
 import torch
 
-from quintet.conformance import stored
-from quintet.conformance.attending import mixer_of, opened
-from quintet.conformance.batches import spec
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.checkpoints.tiny import GEMMA, VOCAB, make
 from quintet.conformance.close import short
-from quintet.conformance.direct import random_prompts
 from quintet.conformance.formats import FLOATS
-from quintet.conformance.stored import Cache
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import GEMMA, VOCAB, make
-from quintet.conformance.traffic import closeness, plain_dtype
+from quintet.conformance.harness import cache_round_trip as stored
+from quintet.conformance.harness.attention import mixer_of, opened
+from quintet.conformance.harness.batches import spec
+from quintet.conformance.harness.cache_round_trip import Cache
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import closeness, plain_dtype
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.types import AttentionSpec
 from quintet.ops.attention import row_width
-from quintet.types import AttentionSpec
 
 CACHED = (torch.int8, *FLOATS)
 PAGES = 5

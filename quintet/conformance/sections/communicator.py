@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quintet.conformance import pipes
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, variant
 from quintet.conformance.close import short
-from quintet.conformance.direct import Runner, random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import VOCAB, Tiny, variant
+from quintet.conformance.harness import pipelines as pipes
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.interface.platform import Communicator, Device, Platform
+from quintet.interface.stage_channel import Pipe
+from quintet.interface.types import Place
+from quintet.interface.weights import Part, Weight
 from quintet.ops import bind
-from quintet.platforms.interface import Communicator, Device, Platform
-from quintet.platforms.pipe import Pipe
-from quintet.types import Place
-from quintet.weights import Part, Weight
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Rank:
         threading.Thread(target=self._serve, daemon=True, name=f"rank {rank}").start()
 
     def open(self) -> None:
-        """On the rank's own thread."""
+        """Opens the device and the communicator; runs on the rank's own thread."""
         torch.set_num_threads(1)  # it counts per thread
         self.device: Device = self.team.platform.open(self.rank)
         self.comm: Communicator = self.team.platform.connect(Place(self.rank, self.team.size, self.team.endpoint))
@@ -66,7 +66,7 @@ class Rank:
         return self.device.to_host(x)().clone()
 
     def ask(self, call: Callable[[], None] | None) -> None:
-        """None: there is nothing more to do."""
+        """Queues a call for the rank's thread; None ends the thread."""
         self._asked.put(call)
 
     def _serve(self) -> None:
@@ -75,7 +75,7 @@ class Rank:
 
 
 class Team:
-    """So many ranks that have met."""
+    """`size` ranks that are connected."""
 
     def __init__(self, subject: Subject, size: int) -> None:
         self.size, self.endpoint = size, f"inproc://conformance-{uuid.uuid4().hex}"
@@ -117,7 +117,7 @@ def _sizes(subject: Subject) -> list[int]:
 
 
 class Teams:
-    """Of one subject: each size meets once, and anew after something went wrong, which may have left ranks waiting."""
+    """Teams of one subject: each size connects once, and anew after an error, which may have left ranks waiting."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -143,7 +143,7 @@ class Teams:
 
 
 def given(rank: int, shape: Sequence[int], dtype: torch.dtype, turn: int = 0) -> Tensor:
-    """A rank's own tensor, of numbers whose sums depend on their order."""
+    """Returns a rank's own tensor; sums of its numbers depend on their order."""
     generator = torch.Generator().manual_seed(1000 * turn + rank)
     return (torch.randn(tuple(shape), generator=generator) * 10.0 ** (rank % 3)).to(dtype)
 
@@ -268,7 +268,7 @@ def _many_sums(team: Team) -> None:
 
 
 def _many_joins(team: Team) -> None:
-    """What was given may be overwritten as soon as the call returns, while others still read."""
+    """Inputs may be overwritten as soon as the call returns, while other ranks still read."""
 
     def work(rank: Rank) -> list[Tensor]:
         joined = []

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.check import Trial, check, require
-from quintet.conformance.subject import Subject
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, Outputs, Variant
+from quintet.interface.weights import Part, Weight
 from quintet.ops import Ops
-from quintet.platforms.interface import State
-from quintet.types import Batch, Outputs, Variant
-from quintet.weights import Part, Weight
 
 Array = np.ndarray[Any, Any]
 FLIGHTS = 64  # uploads, and copies home, that are under way at once
@@ -216,7 +216,7 @@ class _LookUp(nn.Module):
 
 
 def _of_steps(subject: Subject, waits: bool) -> None:
-    """What a step returned may be overwritten by the next one, not the copy that was started before it."""
+    """A step's result may be overwritten by the next step, but not the copy that was started before that."""
     there, host = subject.fresh(), STEP.batch
     table = np.arange(WIDE[0] * WIDE[1], dtype=np.float32).reshape(WIDE)
     model = _LookUp(there.ops, there.place(torch.from_numpy(table.copy()), "embedding")["x"]).eval()

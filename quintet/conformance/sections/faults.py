@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import LENGTH, SERVED, Tiny, variant
-from quintet.conformance.traffic import Ask, Said, Served, follows, greedy, mix, page_size, plain_dtype
-from quintet.conformance.trap import Interruption, Trap, Where
-from quintet.platforms.interface import CacheLost
+from quintet.conformance.checkpoints.tiny import LENGTH, SERVED, Tiny, variant
+from quintet.conformance.harness.fault_injection import Interruption, Trap, Where
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import Ask, Said, Served, follows, greedy, mix, page_size, plain_dtype
+from quintet.interface.platform import CacheLost
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 4,
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 }  # some wait while others are in a step
 FAILURE = "the conformance kit broke this step"
 PASSES = (0, 5)  # steps that go well before one fails
-POISON = 77  # the token whose row of the embedding is not a number
+POISON = 77  # the token with NaN as its row of the embedding
 
 
 class Wary:
@@ -132,7 +132,7 @@ def _failing(subject: Subject, where: Where, passes: int) -> None:
     wary = _wary(subject)
     answers = wary.fail(RuntimeError(FAILURE), where, passes)
     failed = [name for name, said in answers.items() if said.reason == "error"]
-    require(bool(failed), "a step failed, and no request was told")
+    require(bool(failed), "a step failed, and no request ended with an error")
     require(len(failed) < len(answers), "one step failed, and every request ended, those that were not in it too")
     for ask, said in _pairs(wary.asks, answers):
         if said.reason == "error":
@@ -208,7 +208,7 @@ def _too_long(subject: Subject) -> None:
 
 
 def _too_small(subject: Subject) -> None:
-    """Said when the engine starts, not when the request is half way through."""
+    """A cache that is too small is refused when the engine starts, not when the request is half way through."""
     with suppress(Lacking):
         Served(subject, variant("llama", "plain"), **{**SETTINGS, "num_pages": 2, "max_model_len": LENGTH})
         raise Broken(f"an engine of one page of {page_size(subject)} tokens serves {LENGTH}")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.direct import Runner, random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import SERVED, VOCAB, variant
-from quintet.conformance.traffic import Served, closeness, mix, plain_dtype
-from quintet.conformance.trap import Trap
-from quintet.engine.batch import pad
-from quintet.platforms.interface import Platform, Step
-from quintet.types import HostBatch, Variant
+from quintet.conformance.checkpoints.tiny import SERVED, VOCAB, variant
+from quintet.conformance.harness.fault_injection import Trap
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import Served, closeness, mix, plain_dtype
+from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.engine.executor.batch_builder import pad
+from quintet.interface.platform import Platform, Step
+from quintet.interface.types import HostBatch, Variant
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
 STRANGE = 24  # a size between them, which is not declared
@@ -28,13 +28,13 @@ Logits = Mapping[Any, Tensor]
 
 
 class Sized(Runner):
-    """A Runner that pads to the size that it is told, and lays its hands on the page that takes padding's writes."""
+    """A Runner that pads to a set size, and writes to the null page (0), which takes padding's writes."""
 
     size: int | None = None  # None: to the smallest that holds a step
     scribbles = False  # padded tokens are other than zeros
 
     def fixed_of(self, size: int) -> Variant:
-        """Of so many tokens, declared or not."""
+        """Returns the variant of `size` tokens, declared or not."""
         return Variant(size, 8, size, (SERVED // PAGE,) * len(self._kept))
 
     def spoil(self) -> None:
@@ -52,7 +52,7 @@ class Sized(Runner):
 
 
 def _scribbled(host: HostBatch, count: int) -> HostBatch:
-    """What stands in the fields of padded tokens does not count; they write to page 0."""
+    """Fills the fields of padded tokens with values that must not count; they write to page 0."""
     token_ids, rows, groups = host.token_ids.copy(), host.rows.copy(), []
     token_ids[count:] = np.arange(len(token_ids) - count) % VOCAB
     rows[count:] = np.arange(len(rows) - count) % max(count, 1)
@@ -87,7 +87,7 @@ class Loaded:
         return self.runner
 
     def same(self, what: str, got: Logits, want: Logits) -> None:
-        """Of each request; two sizes of step may add in another order."""
+        """Compares the logits of each request; two sizes of step may add in another order."""
         for key, wanted in want.items():
             limit = 2 * closeness(self.dtype) * float(wanted.std())
             off = (got[key] - wanted).abs().amax(-1).nan_to_num(torch.inf)

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.direct import Runner, random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import VOCAB, variant
-from quintet.layers.forms import ONLINE, fitting
+from quintet.conformance.checkpoints.tiny import VOCAB, variant
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.interface.platform import ASIDE, DROPPED, Device
+from quintet.interface.types import AttentionSpec, Extent, Layout, Memory, Variant
+from quintet.interface.weights import Part, Weight
+from quintet.layers.quantization import ONLINE, fitting
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import ASIDE, DROPPED, Device
-from quintet.types import AttentionSpec, Extent, Layout, Memory, Variant
-from quintet.weights import Part, Weight
 
 MIB = 2**20
 CACHE = 8 * MIB  # of the caches that come and go
@@ -74,7 +74,7 @@ def _counted(subject: Subject) -> None:
 
 
 def _layouts(subject: Subject) -> list[Layout]:
-    """What the platform's attention keeps, in each dtype that it computes in."""
+    """Returns the cache layouts of the platform's attention, in each dtype that it computes in."""
     _ = subject.device  # attention is asked for once a device is open
     specs = [AttentionSpec(6, 3, 16, 0.25, dtype, 16) for dtype in subject.facts.dtypes]
     return [subject.platform.mixer(spec, subject.ops, 0).layouts[0] for spec in specs]
@@ -160,7 +160,7 @@ def again_and_again(subject: Subject) -> Iterator[Trial]:
 
 
 class _Start:
-    """What the device and this process had when a count began."""
+    """Memory of the device and of this process when a count began."""
 
     def __init__(self, device: Device, counts: bool) -> None:
         self._device = device
@@ -177,7 +177,7 @@ class _Start:
 
 
 def _give_back() -> None:
-    """What the C library keeps for later: what is lost would come out of it, and not show."""
+    """Frees what the C library keeps for later: a leak would come out of it, and not show."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -220,7 +220,7 @@ def _nothing_left(start: _Start, what: str) -> None:
 
 
 def _most(subject: Subject) -> None:
-    """It fits once at a time."""
+    """Allocates a cache of 60% of the free memory three times: each must be freed before the next."""
     free, layout = _own(subject).free, _layouts(subject)[0]
     for time in range(3):
         try:
@@ -317,7 +317,7 @@ def _sleeper(subject: Subject) -> Runner:
 
 
 def _slept(subject: Subject, level: int) -> None:
-    """The model says what it said before; where the device counts, its bytes are free meanwhile."""
+    """The model's outputs are the same as before; where the device counts, its bytes are free meanwhile."""
     runner, (prompt,) = _sleeper(subject), random_prompts(1, (12,), VOCAB)
     (before,) = runner.prompts([prompt])
     awake = runner.worker.device.memory().free

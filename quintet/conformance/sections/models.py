@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Broken, Trial, check, require
-from quintet.conformance.direct import Runner, random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
-from quintet.conformance.traffic import Said, closeness, follows, greedy, named, plain_dtype
-from quintet.layers.build import Wanted
-from quintet.layers.forms import ONLINE, Forms
+from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import Said, closeness, follows, greedy, named, plain_dtype
+from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.interface.weights import Cut, Form
+from quintet.layers.build import RequestedOutputs
+from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.weights import Cut, Form
 
-LENGTHS = (30, 1, 37, 9)  # of the requests whose tokens go through a model
+LENGTHS = (30, 1, 37, 9)  # tokens of the requests that go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64
 STEPS = ((23, 1, 20, 0), (1, 0, 10, 7), (1, 0, 1, 1), (1, 0, 1, 1), (4, 0, 5, 0))
 WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of one layer
@@ -31,7 +31,7 @@ MOST = 20  # tokens of a prompt beside which others go through a step of 64
 GENERATED = 6  # tokens that follow each
 OUTPUTS = ("llama", "gemma3_text", "gpt2")
 FEW = ("llama", "gemma2")  # families in every dtype, where each model is compiled
-HALF = 1.5  # times the error of transformers in the same type, squared: rounded elsewhere, not more often
+HALF = 1.5  # times the error of transformers in the same type, squared: rounded at other places, not more often
 MAGNIFIED = 2  # times the error of transformers in float32: chunks and single tokens add in other orders
 WORSE = 1.3  # times the error of the specification's weights: a scale that is off shows beside it
 EIGHT_BITS = 0.05  # of the logits' size: what activations in 8 bits may add
@@ -96,8 +96,8 @@ def _family(subject: Subject, family: str, name: str) -> None:
 
 
 def _exact(tiny: Tiny, ids: Sequence[int], plain: Tensor, limit: float) -> tuple[Tensor, float]:
-    """What is wanted, and how near, of a model whose layers magnify roundings: the reference's logits in doubles, from
-    which its `plain` ones, in float32, are as far as another order of adding brings them."""
+    """Returns expected logits and tolerance of a model with layers that magnify roundings: the reference's logits in
+    doubles; its `plain` ones, in float32, are as far from them as another order of adding brings them."""
     try:
         want = tiny.exact(ids)
     except RuntimeError:  # its code has floats of its own (plamo2, xglm)
@@ -111,7 +111,7 @@ def _runner(subject: Subject, family: str, name: str) -> Runner:
 
 
 def _tokens(subject: Subject, family: str, name: str) -> None:
-    """Chosen greedily over the cache, requests side by side: the reference sees all that was said before each."""
+    """Greedy tokens over the cache, requests side by side: the reference sees all tokens before each."""
     dtype, prompts = plain_dtype(subject.facts), [ids[:MOST] for ids in _ids()]
     said = _runner(subject, family, name).greedy(prompts, GENERATED)
     for number, (ids, tokens) in enumerate(zip(prompts, said, strict=True)):
@@ -141,7 +141,7 @@ def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
 def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
     """As near the unquantized model as the specification's quantize() comes; a platform may choose better values."""
     tiny, dtype, scheme = make("llama", settings), plain_dtype(subject.facts), ONLINE[name]
-    got = torch.cat(through(subject.runner(tiny, dtype, forms=Forms(scheme))))
+    got = torch.cat(through(subject.runner(tiny, dtype, forms=QuantizationPlan(scheme))))
     exact = torch.cat([tiny.logits(ids) for ids in _ids()])
     specified = torch.cat([_quantized(tiny, scheme).logits(ids) for ids in _ids()])
     limit = WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + closeness(dtype)
@@ -152,7 +152,7 @@ def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
 def _replaced(subject: Subject, name: str | None) -> None:
     """Steps that were compiled or recorded before read the new numbers; nothing of the old ones is left."""
     old, new = (make("llama", {**WIDE, "tie_word_embeddings": True}, seed) for seed in (0, 1))
-    forms, dtype = Forms(ONLINE[name] if name else None), plain_dtype(subject.facts)
+    forms, dtype = QuantizationPlan(ONLINE[name] if name else None), plain_dtype(subject.facts)
     runner = subject.runner(old, dtype, forms=forms)
     before = torch.cat([*through(runner), *through(runner)])  # the second time, as they were recorded
     held = {name: (tensor, tensor.shape) for name, tensor in runner.worker.model.named_parameters()}
@@ -173,7 +173,7 @@ def _outputs(subject: Subject, family: str) -> None:
         dict(enumerate(random_prompts(4, (23, 1, 20), VOCAB))),
     )
     taps = tuple(range(tiny.config.num_hidden_layers + 1))
-    runner = subject.runner(tiny, dtype, wanted=Wanted(hidden=True, taps=taps))
+    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(hidden=True, taps=taps))
     out, wants = runner.outputs(ids), {key: tiny.states(each) for key, each in ids.items()}
     require(out.logits is not None, "logits were wanted, and did not come")
     require(out.hidden is not None, "hidden states were wanted, and did not come")
@@ -188,7 +188,7 @@ def _outputs(subject: Subject, family: str) -> None:
 
 def _hidden_alone(subject: Subject) -> None:
     tiny, dtype, ids = smooth("llama"), plain_dtype(subject.facts), dict(enumerate(random_prompts(5, (9, 30), VOCAB)))
-    runner = subject.runner(tiny, dtype, wanted=Wanted(logits=False, hidden=True))
+    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden=True))
     out = runner.outputs(ids)
     require(out.logits is None and not out.taps, "logits or taps came, and none were wanted")
     assert out.hidden is not None
@@ -212,7 +212,7 @@ def _quantized(tiny: Tiny, scheme: Form) -> Tiny:
     model = copy.deepcopy(tiny.reference)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            forms = Forms(scheme).of_head() if name == "lm_head" else Forms(scheme)
+            forms = QuantizationPlan(scheme).of_head() if name == "lm_head" else QuantizationPlan(scheme)
             kept, _ = forms.of(name, Cut((0, module.out_features), (0, module.in_features)))
             if not kept.plain:
                 module.weight.copy_(dequantized(quantize(module.weight, kept)))

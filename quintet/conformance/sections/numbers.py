@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Broken, Trial, check, require
-from quintet.conformance.direct import Runner
-from quintet.conformance.encoders import ENCODERS, PLACES, SMALL, encoder, hidden, made
-from quintet.conformance.numbered import Numbered
-from quintet.conformance.sizes import PLAIN, VOCAB
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import Tiny, make
-from quintet.conformance.traffic import closeness, named, plain_dtype
-from quintet.layers.build import Wanted
+from quintet.conformance.checkpoints.encoders import ENCODERS, PLACES, SMALL, encoder, hidden, made
+from quintet.conformance.checkpoints.sizes import PLAIN, VOCAB
+from quintet.conformance.checkpoints.tiny import Tiny, make
+from quintet.conformance.harness.pooling_engine import Numbered
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import closeness, named, plain_dtype
+from quintet.conformance.harness.worker_runner import Runner
+from quintet.layers.build import RequestedOutputs
 
 LENGTHS = (23, 1, 30, 9)  # of texts that go through a step together: all within 64
 OTHERS = (40, 5, 17)  # of texts beside which one of them goes once more
 SERVED = (40, 1, 17, 33, 2)  # of texts that an engine gets at once
 CHUNK = 16  # tokens of a step, so that decoders' texts come in pieces
 HALF = 1.5  # times the error of transformers in the same type, squared: see the section of models
-HALF_SEEDS = (3, 4, 5, 6)  # of texts whose errors are added up: of one draw alone the ratio is 0.6 to 1.6
+HALF_SEEDS = (3, 4, 5, 6)  # of texts; their errors are added up: of one draw alone the ratio is 0.6 to 1.6
 CLASSES = {**SMALL, "num_labels": 3}
 FIRST_ID = 3  # the first that stands for no special token: RoBERTa counts no position for padding
 
@@ -77,7 +77,7 @@ def texts(lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
 
 
 def _runner(subject: Subject, tiny: Tiny, dtype: torch.dtype) -> Runner:
-    return subject.runner(tiny, dtype, wanted=Wanted(logits=False, hidden=True), max_model_len=PLACES)
+    return subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden=True), max_model_len=PLACES)
 
 
 def _states(run: Runner, ids: dict[Any, list[int]], segments: dict[Any, list[int]] | None = None) -> dict[Any, Tensor]:
@@ -140,7 +140,7 @@ def _alone(subject: Subject, family: str, name: str) -> None:
 
 
 def _embeddings(subject: Subject) -> None:
-    """Of the first token, cut to some dimensions, of length 1 or as they are; and each token's."""
+    """Checks embeddings of the first token, cut to some dimensions, of length 1 or as they are; and each token's."""
     tiny, ids, dtype = make_matryoshka(), texts(SERVED), plain_dtype(subject.facts)
     engine, states = Numbered(subject, tiny), [hidden(tiny.reference, each) for each in ids]
     for what, params, wanted in (
@@ -155,7 +155,7 @@ def _embeddings(subject: Subject) -> None:
 
 
 def make_matryoshka() -> Tiny:
-    """A BERT whose first numbers may stand for all."""
+    """Returns a BERT with Matryoshka embeddings: its first 24 or 48 numbers may stand for all."""
     return made("bert", "Model", {**SMALL, "matryoshka_dimensions": [24, 48]})
 
 
@@ -176,7 +176,7 @@ def _token_classes(subject: Subject) -> None:
 
 
 def _scores(subject: Subject) -> None:
-    """Where both are of one segment the score is another: segments arrive."""
+    """Checks scores of text pairs; with one segment for both the score differs, so this shows that segments arrive."""
     tiny, ids = made("bert", "ForSequenceClassification", {**SMALL, "num_labels": 1}), texts(SERVED)
     segments = [[int(2 * at >= len(each)) for at in range(len(each))] for each in ids]
     wants = [_logits(tiny, each, own).sigmoid() for each, own in zip(ids, segments, strict=True)]
@@ -188,7 +188,7 @@ def _scores(subject: Subject) -> None:
 
 @torch.no_grad()
 def _logits(tiny: Tiny, ids: Sequence[int], segments: Sequence[int] | None = None) -> Tensor:
-    """Of one text."""
+    """Returns the reference's logits of one text."""
     more = {} if segments is None else {"token_type_ids": torch.tensor([list(segments)])}
     found: Tensor = tiny.reference(torch.tensor([list(ids)]), **more).logits[0]
     return found

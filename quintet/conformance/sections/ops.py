@@ -8,29 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance import products
-from quintet.conformance.calls import Call, results, send
-from quintet.conformance.cases import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
+from quintet.conformance.cases.expert_placement import DEALT
+from quintet.conformance.cases.model_ops import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
+from quintet.conformance.cases.published_formats import FORMS
+from quintet.conformance.cases.random_arguments import Case
+from quintet.conformance.cases.states import STATES
 from quintet.conformance.check import Lacking, Trial, check, require, spread
 from quintet.conformance.close import require_close, short
-from quintet.conformance.dealt_cases import DEALT
-from quintet.conformance.drawn import Case
-from quintet.conformance.published import FORMS
-from quintet.conformance.state_cases import STATES
-from quintet.conformance.subject import Subject
-from quintet.layers.forms import ONLINE
+from quintet.conformance.harness import linear_layers as products
+from quintet.conformance.harness.calls import Call, results, send
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.weights import Form
+from quintet.layers.quantization import ONLINE
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
-from quintet.weights import Form
 
 FEW = 6  # cases of an op where each shape is compiled; of these fewer, since they take seconds each
 FEWER = {"biased_experts": 2, "experts": 3, "grouped_linear": 3, "paged_attention": 2, "write_kv": 2} | {
     "ungated_experts": 2
 }
 
-# called where such weights are kept as they are (Capabilities.quant), and nowhere else
+# called only where such weights are kept as they are (Capabilities.quant)
 KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
-# ops whose results are made row by row of their first argument, or of their first two
+# ops with results made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
     *PACKED, "by_heads", "rms_norm", "route", "route_grouped", "route_limited", "route_sparse", "scale", "softcap",
     "as_large", "keep_above", "scale_rows", "ungated_experts",
@@ -59,7 +59,7 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
 
 @check("ops.placed")
 def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
-    """As layers make them: parts of a checkpoint side by side, transposed, stacked, quantized; a head that is tied."""
+    """Products as layers make them: parts of a checkpoint side by side, transposed, stacked, quantized; a tied head."""
     most = FEW if _is_compiled(subject) else len(products.PRODUCTS)
     for dtype in subject.facts.dtypes:
         yield Trial(f"products in {short(dtype)}", partial(products.tried, subject, None, dtype, most), ("op/linear",))
@@ -87,7 +87,7 @@ def _features_of(what: str, form: Form, subject: Subject) -> tuple[str, ...]:
 
 @check("ops.finite")
 def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
-    """A request whose numbers overflow must not take its neighbours along."""
+    """A request with numbers that overflow must not change its neighbours."""
     kinds = subject.facts.dtypes[:1] if _is_compiled(subject) else subject.facts.dtypes
     for name, dtype in itertools.product(sorted((*ROWS, *PAIRS, "embedding")), kinds):
         if not _packs(subject, name):
@@ -98,7 +98,7 @@ def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
 
 
 def _schemes(subject: Subject) -> list[Form]:
-    """That place() makes of floats."""
+    """Returns the quantization schemes that place() applies to floats."""
     return [ONLINE[name] for name in sorted(subject.facts.quant) if name in ONLINE]
 
 
@@ -107,7 +107,7 @@ def _packs(subject: Subject, op: str) -> bool:
 
 
 def _is_compiled(subject: Subject) -> bool:
-    """Whether each shape may cost a second or more."""
+    """True if each shape may cost a second or more."""
     return subject.facts.opaque or subject.facts.static_shapes
 
 
@@ -139,7 +139,7 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
 
 
 def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, ...]]:
-    """What the platform's provider gives for each."""
+    """Returns the results of the platform's provider for each case."""
     uses, function = USES.get(name, {}), getattr(there.ops, name)
     calls = []
     for what, args in cases:

@@ -9,14 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.attending import Session
-from quintet.conformance.batches import spec
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.direct import Runner, most_pages, random_prompts
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
-from quintet.conformance.traffic import FREE, Ask, Said, Served, crowd, follows, mix, named, page_size, plain_dtype
-from quintet.weights import Matrix
+from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
+from quintet.conformance.harness.attention import Session
+from quintet.conformance.harness.batches import spec
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import (
+    FREE,
+    Ask,
+    Said,
+    Served,
+    crowd,
+    follows,
+    mix,
+    named,
+    page_size,
+    plain_dtype,
+)
+from quintet.conformance.harness.worker_runner import Runner, most_pages, random_prompts
+from quintet.interface.weights import Matrix
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way
@@ -239,7 +250,7 @@ def _attention(subject: Subject, settings: dict[str, Any], dtype: torch.dtype) -
 
 
 def _logits(subject: Subject, family: str, dtype: torch.dtype) -> None:
-    """Of one prompt: alone and whole, in chunks, token by token, and in a batch whose members come and go."""
+    """Checks logits of one prompt: alone and whole, in chunks, token by token, and beside requests that come and go."""
     run = subject.runner(variant(family, next(iter(FAMILIES[family]))), dtype, (16, 64))
     first, second, third = prompts = random_prompts(1, (41, 5, 17), VOCAB)
     whole = run.prompts(prompts[:1])[0]

@@ -1,4 +1,4 @@
-"""What a platform says of itself before anything is opened: probe() in a process of its own, facts, configure()."""
+"""Checks of a platform before anything is opened: probe() in a process of its own, facts, configure()."""
 
 import copy
 import dataclasses
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from quintet.common.subprocess_python import on_our_path
 from quintet.config import EngineConfig
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.subject import Subject
-from quintet.interpreter import on_our_path
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.platform import Capabilities, Platform
 from quintet.ops.linear import EXTRAS, KINDS
-from quintet.platforms.interface import Capabilities, Platform
 
 PATIENCE = 5.0  # seconds that the user of a command waits without wondering
 LONG = 120.0  # seconds after which a process that probes is ended
@@ -38,7 +38,7 @@ sys.meta_path[:] = [Bare if each is importlib.machinery.PathFinder else each for
 import psutil, torch
 import quintet.platforms
 from quintet.config import EngineConfig
-from quintet.platforms.interface import Capabilities, Platform, Unavailable
+from quintet.interface.platform import Capabilities, Platform, Unavailable
 
 def state():
     context = getattr(torch.get_device_module(), "is_initialized", lambda: False)
@@ -69,7 +69,7 @@ print(json.dumps(said))
 
 @lru_cache(maxsize=4)
 def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What probing and configuring gave and left behind, in a fresh process that has not the hidden packages."""
+    """Returns the results and leftovers of probing and configuring, in a fresh process without the hidden packages."""
     kind = subject.chosen.platform
     given = [json.dumps(each) for each in (kind.__module__, kind.__qualname__, hidden)]
     command, variables = [sys.executable, "-c", on_our_path(CHILD), *given], subject.variables
@@ -143,7 +143,7 @@ def _optional(platform: type[Platform]) -> tuple[str, ...]:
 
 
 def _requires(distribution: str) -> list[str]:
-    """Without its extras."""
+    """Returns the requirements of a distribution without its extras."""
     return [
         found[0]
         for each in _installed(distribution) or ()
@@ -152,7 +152,7 @@ def _requires(distribution: str) -> list[str]:
 
 
 def _installed(distribution: str) -> list[str] | None:
-    """What it requires, as its metadata says; None if there is no such distribution here."""
+    """Returns the requirements in its metadata; None if there is no such distribution here."""
     try:
         return importlib.metadata.requires(distribution) or []
     except importlib.metadata.PackageNotFoundError:
@@ -192,7 +192,7 @@ def facts(subject: Subject) -> Iterator[Trial]:
 
     def again() -> None:
         other = subject.chosen.platform.probe()
-        require(other == said, f"a second probe() says {other}, the first said {said}")
+        require(other == said, f"a second probe() returns {other}, the first returned {said}")
 
     for what in (devices, dtypes, fp8, quant, truths):
         yield Trial(what.__name__, what)

@@ -1,4 +1,4 @@
-"""From logits to tokens on the device, held against the same sampler on the specifications, on the host."""
+"""Compares sampling on the device, from logits to tokens, with the same sampler on the specifications, on the host."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from quintet.conformance.check import Broken, Trial, check, require
 from quintet.conformance.close import require_close, short
-from quintet.conformance.sampled import EDGE, ROWS, VOCAB, Both, edges, logits_of, request
-from quintet.conformance.subject import Subject
+from quintet.conformance.harness.samplers import EDGE, ROWS, VOCAB, Both, edges, logits_of, request
+from quintet.conformance.harness.subject import Subject
 from quintet.engine.request import Request
-from quintet.engine.sampler import LogprobTensors, Sampled
+from quintet.engine.sampling.sampler import LogprobTensors, Sampled
 from quintet.ops.random import gumbel
 from quintet.ops.sampling import NEVER, Draw, scale_logits
 from quintet.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ def _same_tokens(both: Both, logits: Tensor, requests: Sequence[Request]) -> Non
 
 
 def _on_the_edge(both: Both, row: int, token: int) -> bool:
-    """Whether the specification's own numbers leave the token within a rounding of the one that it draws."""
+    """True if, by the specification's own numbers, the token is within a rounding of the one that it draws."""
     if token < 0 or "sample" not in both.seen:
         return False
     logits, draw = both.seen["sample"]
@@ -211,7 +211,7 @@ def edits(subject: Subject) -> Iterator[Trial]:
 
 
 def _edited(subject: Subject, kinds: list[dict[str, Any]]) -> None:
-    """What the draw sees, of every token, as the outputs grow."""
+    """Compares the processed logits of every token, as the outputs grow."""
     both, rng = Both(subject, mode="processed_logits"), random.Random(3)
     requests = [request(i, [3, 1, 3, 8], **{"temperature": 0.0, "logprobs": -1, **k}) for i, k in enumerate(kinds)]
     for _ in range(STEPS):

@@ -1,1 +1,1 @@
-"""What models give that answer with numbers: which they are, what their files say of it, and how it is computed."""
+"""Pooling models: which models they are, what their files contain for it, and how their numbers are computed."""

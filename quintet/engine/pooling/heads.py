@@ -1,4 +1,4 @@
-"""What stands behind the trunk: small products on the host, in float32, by the names that checkpoints have for them."""
+"""Pooling heads behind the trunk: small linear layers on the host, in float32, by their names in checkpoints."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from quintet.engine.json_object import read_object
-from quintet.engine.loader import tensors_of
-from quintet.engine.torch_file import TorchFile
-from quintet.engine.weight_files import Weights, listed
-from quintet.layers.decoder import Family
-from quintet.weights import OnFile
+from quintet.common.json_files import read_object
+from quintet.interface.weights import OnFile
+from quintet.layers.decoder import ModelBase
+from quintet.model_loader.loader import tensors_of
+from quintet.model_loader.torch_checkpoint import TorchFile
+from quintet.model_loader.weight_files import Weights, listed
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 # patterns of tensors that heads are made of: a trunk has no place for them
@@ -81,7 +81,7 @@ Head = tuple[Product, ...]
 
 
 class Part(NamedTuple):
-    """Where one product of a head lies: the end of its tensors' names, and what follows it."""
+    """Location of one linear layer of a head: the end of its tensors' names, and what follows the layer."""
 
     name: str
     activation: str = "identity"
@@ -90,11 +90,11 @@ class Part(NamedTuple):
 
 def raw_tensors(weights: Weights) -> Mapping[str, OnFile]:
     """Every tensor by the name that the file has for it."""
-    return tensors_of(weights, Family)
+    return tensors_of(weights, ModelBase)
 
 
 def classifier(tensors: Mapping[str, OnFile], hf_config: Any, of_tokens: bool) -> Head:
-    """What makes classes, scores or rewards of a hidden state. ValueError where the files hold no such thing."""
+    """Returns the head that computes classes, scores or rewards of hidden states. ValueError if there is none."""
     for parts in _known(hf_config, of_tokens):
         found = [_find(tensors, part.name) for part in parts]
         if all(found):
@@ -131,7 +131,7 @@ def _eps(config: Any) -> float:
 
 
 def _find(tensors: Mapping[str, OnFile], end: str) -> str:
-    """The name of a product, whose weight is there; "": none."""
+    """Returns the name of a linear layer that has a weight in the files; "": none."""
     return next(
         (n.removesuffix(".weight") for n in tensors if n == f"{end}.weight" or n.endswith(f".{end}.weight")), ""
     )
@@ -148,7 +148,7 @@ def _product(tensors: Mapping[str, OnFile], name: str, part: Part, eps: float) -
 
 
 def maybe(tensors: Mapping[str, OnFile], name: str) -> Numbers | None:
-    """As read(); None where there is no such tensor."""
+    """Like read(); None if the tensor does not exist."""
     return read(tensors, name) if name in tensors else None
 
 

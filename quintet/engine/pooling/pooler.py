@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quintet.engine.pooling.heads import Head, Numbers
-from quintet.engine.pooling.plan import Pooling
+from quintet.hub.pooling_task import Pooling
 from quintet.pooling_params import PoolingParams
 
 NOT_FINITE = "the model gave no finite numbers for this text; its weights or dtype may be at fault"
@@ -17,9 +17,9 @@ SUMMED = ("MEAN", "MAX", "ROOT", "WEIGHTED")  # ways of pooling that need no tok
 
 @dataclass
 class Gathered:
-    """What steps have given of one text so far."""
+    """Results of the steps of one text so far."""
 
-    count: int = 0  # tokens whose rows have come
+    count: int = 0  # tokens that have rows
     total: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean, or the largest so far
     rows: list[Numbers] = field(default_factory=list)  # where each counts, or one does
 

@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.batch import BatchBuilder
+from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner, WorkerGroup
+from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.observability.spans import Spans
 from quintet.engine.pooling.heads import Numbers
 from quintet.engine.pooling.pooler import Gathered, Pooler
 from quintet.engine.request import Request
-from quintet.engine.rows import Rows
-from quintet.engine.runner import Forward, Ranks, StepResult, Steps
-from quintet.engine.scheduler import Plan
-from quintet.engine.spans import Spans
-from quintet.types import Variant
+from quintet.engine.scheduler import StepPlan
+from quintet.interface.types import Variant
 
 
-class PoolingRunner(Steps):
-    """Between the scheduler's plan and the numbers of its texts. What is behind the trunk is computed on the host."""
+class PoolingRunner(StepRunner):
+    """Runs the model of a scheduler's plan, and pools. What is behind the trunk is computed on the host."""
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: WorkerGroup,
         batches: BatchBuilder,
         pooler: Pooler,
         fixed: Sequence[Variant] = (),
@@ -41,7 +41,7 @@ class PoolingRunner(Steps):
         for variant in tqdm(self._fixed, desc="Warming up", unit="size", disable=not shown, leave=False):
             self._device.to_host(self._hidden(self._ranks.run(variant.batch)))()
 
-    def forward(self, plan: Plan) -> Forward:
+    def forward(self, plan: StepPlan) -> Forward:
         """Starts the model."""
         host, rows = self._built(plan)
         given = self._hidden(self._ranks.run(host))
@@ -54,11 +54,11 @@ class PoolingRunner(Steps):
         rows, copied = forward.rows, self._device.to_host(forward.given)
 
         def wait() -> StepResult:
-            return StepResult(Rows([]), [], None, {}, forward.failed, self._pooled(rows, copied()))
+            return StepResult(OutputRows([]), [], None, {}, forward.failed, self._pooled(rows, copied()))
 
         return wait
 
-    def _pooled(self, rows: Rows, given: Tensor) -> dict[Request, Numbers | str]:
+    def _pooled(self, rows: OutputRows, given: Tensor) -> dict[Request, Numbers | str]:
         """The numbers of each text that is whole now, or why there are none."""
         hidden: Numbers = given.float().numpy()
         found: dict[Request, Numbers | str] = {}

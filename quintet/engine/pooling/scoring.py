@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from quintet.engine.rendering import render_template
-from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
+from quintet.chat.lazy_template import render_template
+from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ def pairs(data_1: Sequence[T], data_2: Sequence[T]) -> list[tuple[T, T]]:
 
 
 def cosine(a: "Numbers", b: "Numbers") -> float:
-    """Of two embeddings [n]: 1 for one direction, -1 for opposite ones, 0 where one has no length."""
+    """Cosine of two embeddings [n]: 1 for one direction, -1 for opposite ones, 0 where one has no length."""
     import numpy as np
 
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
@@ -63,8 +63,8 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """How a cross-encoder wants its two texts: by the tokenizer's own template of pairs, by a Jinja template of the
-    roles query and document, or one behind the other."""
+    """Template that joins the two texts of a cross-encoder: the tokenizer's own template of pairs, a Jinja template of
+    the roles query and document, or one text behind the other."""
 
     tokenizer: Tokenizer
     template: str | None = None  # Jinja

@@ -1,7 +1,7 @@
-"""Where results of native kernels lie: in torch's memory, or in an arena while a step is recorded.
+"""Memory of native kernels' results: torch's, or an arena's while a step is recorded.
 
-A recorded step is run again on the same addresses. The arena keeps them: what a tensor took is given to another when
-the tensor is gone, as torch would do, but the memory itself stays as long as the arena.
+A recorded step is run again on the same addresses. The arena keeps them: memory of a freed tensor is
+used for another, as torch would do, but the memory itself stays as long as the arena.
 """
 
 import math
@@ -32,7 +32,7 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """Of all that was ever asked for."""
+        """Bytes of all segments."""
         return sum(segment.nbytes for segment in self._segments)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -45,7 +45,7 @@ class Arena:
         return torch.from_numpy(piece).view(dtype).view(*shape)
 
     def view(self, x: Tensor) -> Tensor:
-        """The same numbers, without keeping their memory from the next who asks; what lies elsewhere is kept."""
+        """Returns a view that does not keep the arena from reusing x's memory; x itself if it is outside the arena."""
         for segment in self._segments:
             offset = x.data_ptr() - segment.ctypes.data
             if 0 <= offset < segment.nbytes:
@@ -90,13 +90,13 @@ def lending(arena: Arena) -> Iterator[None]:
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Every native kernel's result: [*shape], contiguous, holding anything."""
+    """Returns memory for a native kernel's result: [*shape], contiguous, uninitialized."""
     arena: Arena | None = getattr(_of_thread, "arena", None)
     return torch.empty(*shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
 def lasting(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A weight's memory, holding anything. It begins where a huge page does; nobody touches what is before."""
+    """Uninitialized memory for a weight. A large one begins where a huge page does; memory before is not touched."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE:
         return torch.empty(*shape, dtype=dtype)

@@ -13,30 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
-from quintet.ops.mixers import mixer
-from quintet.ops.quantize import attributes
-from quintet.platforms.cpu import (
-    blocks,
-    native_heads,
-    native_moe,
-    providers,
-    quantized,
-    quantized_moe,
-    quantized_rows,
-    seats,
-)
-from quintet.platforms.cpu import linear as native_linear
-from quintet.platforms.cpu.attention import SPLIT
-from quintet.platforms.cpu.comm import INPROC, Rooms, SharedMemory, joined
-from quintet.platforms.cpu.features import describe
-from quintet.platforms.cpu.networked import TCP, Terms, networked
-from quintet.platforms.cpu.pipe import naming_the_lost
-from quintet.platforms.cpu.quantized_moe import packer_of
-from quintet.platforms.cpu.replay import MOST_TOKENS, Replay
-from quintet.platforms.cpu.seats import num_ranks
-from quintet.platforms.cpu.traced import HOW, TorchCalls
-from quintet.platforms.host import host_memory, threads
-from quintet.platforms.interface import (
+from quintet.interface.platform import (
     Alone,
     Capabilities,
     Communicator,
@@ -50,18 +27,55 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
+from quintet.interface.types import (
+    AttentionSpec,
+    Batch,
+    Estimate,
+    Extent,
+    Layout,
+    Memory,
+    Outputs,
+    Place,
+    StateSpec,
+    Variant,
+)
+from quintet.interface.weights import Weight
+from quintet.ops.mixers import mixer
+from quintet.ops.quantize import attributes
+from quintet.platforms.cpu import gguf_weights as blocks
+from quintet.platforms.cpu import numa_binding as seats
+from quintet.platforms.cpu import providers
+from quintet.platforms.cpu.configure import (
+    MOST_RANKS,
+    NO_RANKS,
+    default_activation_bits,
+    describe_ranks,
+    granted_threads,
+    load_extension,
+    threads_per_rank,
+)
+from quintet.platforms.cpu.cpu_info import describe
+from quintet.platforms.cpu.graph import MOST_TOKENS, Replay
+from quintet.platforms.cpu.numa_binding import num_ranks
+from quintet.platforms.cpu.ops import heads as native_heads
+from quintet.platforms.cpu.ops import linear as native_linear
+from quintet.platforms.cpu.ops import moe as native_moe
+from quintet.platforms.cpu.ops import quantized, quantized_moe
+from quintet.platforms.cpu.ops import quantized_embedding as quantized_rows
+from quintet.platforms.cpu.ops.quantized_moe import packer_of
+from quintet.platforms.cpu.ops.torch_attention import SPLIT
+from quintet.platforms.cpu.pipeline import naming_the_lost
+from quintet.platforms.cpu.profiling import HOW, TorchCalls
+from quintet.platforms.cpu.shared_memory import INPROC, Groups, SharedMemory, joined
+from quintet.platforms.cpu.tcp_comm import TCP, Terms, networked
+from quintet.platforms.host import host_memory, threads
 from quintet.platforms.numa import sit
-from quintet.types import AttentionSpec, Batch, Estimate, Extent, Layout, Memory, Outputs, Place, StateSpec, Variant
-from quintet.weights import Weight
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
 KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
-NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
-MOST_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
-STARTED = {"ray": ", Ray's actors", "external_launcher": ", the launcher's"}  # ranks that are not started by us
 WORTH_THREADS = (
     30_000_000  # multiply-adds of a step; in a smaller one threads wait for each other longer than they work
 )
@@ -95,11 +109,11 @@ class CPUDevice(Device):
         return lambda: copy
 
     def sleep(self, level: int) -> int:
-        """Nothing is its own: weights are on the host as they are, and what callers let go of is free at once."""
+        """Frees nothing: weights are on the host as they are, and what callers release is free at once."""
         return 0
 
     def wake(self) -> None:
-        """What was let go of is the caller's to make again."""
+        """Does nothing: the caller makes again what it released."""
 
 
 class CPU(Platform):
@@ -115,7 +129,7 @@ class CPU(Platform):
         # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: Tell | None = None  # of calls, while a trace runs
-        self._rooms = Rooms()
+        self._rooms = Groups()
         self._comm: SharedMemory | None = None  # of the rank that this process is, if it is one of several
         self._threads = 0  # of this rank, once it is open
         self._threaded = False  # whether the ranks are threads: the conformance kit's are
@@ -123,7 +137,7 @@ class CPU(Platform):
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(
-            devices=1 if _extension() is None else MOST_RANKS,
+            devices=1 if load_extension() is None else MOST_RANKS,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["rows"] * _looks_up()]),
             sleep=True,
@@ -138,9 +152,9 @@ class CPU(Platform):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
-        config, reasons = _rounding(config)
-        config, chosen = seats.settled(config, 1 if _extension() is None else MOST_RANKS)
-        reasons += [*chosen, *_sharing(config)]
+        config, reasons = default_activation_bits(config)
+        config, chosen = seats.settled(config, 1 if load_extension() is None else MOST_RANKS)
+        reasons += [*chosen, *describe_ranks(config)]
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
         ranks = num_ranks(config)
@@ -152,23 +166,23 @@ class CPU(Platform):
         return config.replace(kv_cache_memory_bytes=share), [*reasons, reason]
 
     def open(self, rank: int) -> Device:
-        _granted()  # before any step changes it
+        granted_threads()  # before any step changes it
         ranks = num_ranks(self._config)
         first = ranks // self._config.engines_of_machine * seats.number_of(self._config)
-        if _extension() is not None:
-            _extension().choose_isa(read_environment().cpu_isa or _extension().isa())
+        if load_extension() is not None:
+            load_extension().choose_isa(read_environment().cpu_isa or load_extension().isa())
             bind, where = read_environment().cpu_bind, seats.seat_of(self._config, (first + rank) % ranks)
-            self._threads, place = _shared_out(ranks), ((first + rank) % ranks, ranks)
+            self._threads, place = threads_per_rank(ranks), ((first + rank) % ranks, ranks)
             if where is not None:
                 sit(where)  # before the workers are there, whom it takes along
-                self._threads, place = seats.threads_at(where, self._config, _granted()), where[1:]
-            _extension().set_threads(self._threads, bind, *place)  # weights are packed by all
+                self._threads, place = seats.threads_at(where, self._config, granted_threads()), where[1:]
+            load_extension().set_threads(self._threads, bind, *place)  # weights are packed by all
         return CPUDevice(ranks)
 
     def connect(self, place: Place) -> Communicator:
         if place.size == 1:
             return Alone()
-        if _extension() is None:
+        if load_extension() is None:
             raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
         seconds = self._config.distributed_timeout_seconds
         over_network = place.endpoint.startswith(TCP)
@@ -249,8 +263,8 @@ class CPU(Platform):
 
     def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
         size = sum(weight.numel() for weight in model.parameters())
-        extension = _extension()
-        most = self._threads or _shared_out(num_ranks(self._config))
+        extension = load_extension()
+        most = self._threads or threads_per_rank(num_ranks(self._config))
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
         torchs = 1 if _packs() or size < WORTH_THREADS else most
 
@@ -258,7 +272,7 @@ class CPU(Platform):
         comm = self._comm
         if comm is None:
             run = model if eager else Replay(model, extension)
-        else:  # of ranks that are threads the platform does not know whose the model is: they record nothing
+        else:  # if ranks are threads, the platform does not know which rank has the model: they record nothing
             run = model if eager or self._threaded else Replay(model, extension, comm.all_agree)
 
         @torch.inference_mode()
@@ -288,54 +302,11 @@ class CPU(Platform):
 @functools.cache
 def _placing() -> str:
     """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
-    extension = _extension()
+    extension = load_extension()
     if extension is None:
         return "torch"
     state = os.stat(extension.__file__)
     return f"{extension.__file__} {state.st_size} {state.st_mtime_ns} {read_environment().cpu_isa or extension.isa()}"
-
-
-def _rounding(config: EngineConfig) -> tuple[EngineConfig, list[str]]:
-    """What int8 and int4 mean here: products of bytes, unless the user wants activations as they are."""
-    if config.quantization not in ("int8", "int4") or config.activation_bits is not None:
-        return config, []
-    reason = (
-        f"activation_bits=8: quantization={config.quantization!r} multiplies bytes here, with activations rounded for "
-        "each group of weights: prompts and batches are up to twice as fast; 16 leaves activations as they are"
-    )
-    return config.replace(activation_bits=8), [reason]
-
-
-def _sharing(config: EngineConfig) -> list[str]:
-    """How ranks and engines run here. ValueError where they cannot."""
-    stages, engines, all_of_them = config.pipeline_parallel_size, config.engines_of_machine, num_ranks(config)
-    ranks = config.tensor_parallel_size * stages
-    if ranks * engines == 1:
-        return []
-    asked = "tensor_parallel_size" if stages == 1 else "pipeline_parallel_size"
-    if ranks > 1 and _extension() is None:
-        raise ValueError(f"{asked} must be 1: {NO_RANKS}")
-    if ranks > MOST_RANKS:
-        of = f" x tensor_parallel_size {ranks // stages}" if stages > 1 and ranks > stages else ""
-        given = getattr(config, asked)
-        raise ValueError(f"{asked} {given}{of}: at most {MOST_RANKS} ranks share a host's memory; lower it")
-    share = f"with {_shared_out(all_of_them)} of {_granted()} threads"
-    reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
-    started = STARTED.get(config.distributed_executor_backend or "", "")
-    if config.nnodes > 1 or started:
-        machines = f" on {config.nnodes} machines" if config.nnodes > 1 else ""
-        where = "" if started else f", that meet at {config.master_addr}:{config.master_port}"
-        reasons.append(
-            f"{ranks} ranks{machines}: a process each{started}, {share}{where}; communicator: TCP, sums in rank order"
-        )
-    elif ranks > 1:
-        staged = f" in {stages} stages" if stages > 1 else ""
-        reasons.append(
-            f"{ranks} ranks{staged}: a process each, {share}; communicator: shared memory, sums in rank order"
-        )
-    reasons[-1] += seats.seats_said(config)
-    short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
-    return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
 
 
 def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -344,7 +315,7 @@ def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State
 
 
 def _looks_up_packed(weight: Weight) -> bool:
-    """Whether rows of a table can be looked up in the form that products want: a tied head is then held once.
+    """True if rows of a table can be looked up in the layout that products want: a tied head is then held once.
 
     Not where ranks share the table out: each looks up its own rows, and knows them by their first.
     """
@@ -364,34 +335,14 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def _packs() -> bool:
-    """Whether products are our own, so that weights had better lie as they want them."""
+    """True if products run on our kernels, so that weights should be packed."""
     return native_linear.probe() is None
 
 
 def _looks_up() -> bool:
-    """Whether rows are found in what our products read."""
+    """True if rows can be looked up in the packed weights of our products."""
     return _packs() and quantized_rows.probe() is None
 
 
 def _lays(weight: Weight) -> bool:
     return quantized_moe.lays(weight.form, weight.shape[1])
-
-
-def _extension() -> Any:
-    """quintet._cpu, or None where it was not compiled."""
-    try:
-        from quintet import _cpu
-    except ImportError:
-        return None
-    return _cpu if hasattr(_cpu, "limit_threads") else None
-
-
-@functools.cache
-def _granted() -> int:
-    """Threads for large models: the cores that are ours, or fewer if OMP_NUM_THREADS or the caller said so before."""
-    return min(torch.get_num_threads(), threads())
-
-
-def _shared_out(ranks: int) -> int:
-    """Threads of each of so many ranks."""
-    return max(1, _granted() // ranks)

@@ -1,26 +1,26 @@
-"""Which provider serves which op here, best first; importing the modules registers them."""
+"""Providers of each op on the CPU, best first; importing the modules registers them."""
 
 from collections.abc import Mapping, Sequence
 
-from quintet.platforms.cpu import (  # noqa: F401
+from quintet.platforms.cpu.ops import (  # noqa: F401
     attention,
+    elementwise,
+    embedding,
     float8,
+    heads,
     linear,
-    native_attention,
-    native_elementwise,
-    native_embedding,
-    native_heads,
-    native_moe,
-    native_norm,
-    native_rotary,
-    native_sampling,
-    native_states,
-    native_streams,
-    native_ungated,
-    ops,
+    moe,
+    norm,
     quantized,
+    quantized_embedding,
     quantized_moe,
-    quantized_rows,
+    rotary,
+    sampling,
+    states,
+    streams,
+    torch_attention,
+    torch_ops,
+    ungated_moe,
 )
 
 PRIORITY: Mapping[str, Sequence[str]] = {

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quintet.interface.platform import Mixer
+from quintet.interface.types import AttentionSpec, Batch, Books
 from quintet.ops.attention import PagedAttention, page_shape
 from quintet.ops.registry import Ops
-from quintet.platforms.gpu import trials
-from quintet.platforms.gpu.triton_attention import step
-from quintet.platforms.interface import Mixer
-from quintet.types import AttentionSpec, Batch, Books
+from quintet.platforms.gpu import library_checks as trials
+from quintet.platforms.gpu.ops.attention import step
 
 LEAST = 4096  # tokens: with the copies 2,048 take 125 us on an H100, our kernels 115; 8,192 take 1,074 and 1,572
 SHARE = 16  # a step is padded by one token for so many at most

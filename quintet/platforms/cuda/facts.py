@@ -1,4 +1,4 @@
-"""What NVIDIA GPUs are here, asked of the driver's management library: no context is made, no device is woken."""
+"""NVIDIA GPUs of this machine, from the driver's management library (NVML): no context is made, no device is woken."""
 
 import importlib
 import importlib.util
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, together, without_launcher
-from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
 LEAST = (7, 5)  # compute capability: tensor cores that Triton and torch's builds for CUDA 12.8 and later serve
@@ -31,7 +31,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to look. The fields' defaults are this machine; a test gives others."""
+    """Sources of the facts. The fields' defaults are this machine; a test gives others."""
 
     torch_cuda: str | None = field(default_factory=lambda: torch.version.cuda)
     torch_version: str = torch.__version__
@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the management library said."""
+    """Driver and GPUs as the management library reports them."""
 
     version: str
     cuda: tuple[int, int]  # the newest that it serves
@@ -98,7 +98,7 @@ def _facts(cards: Sequence[Card], driver: Driver, machine: Machine) -> Facts | U
 
 
 def _of_torch(machine: Machine, driver: Driver | None) -> list[Unavailable]:
-    """What torch's build lacks, and whether the driver is too old for it."""
+    """Returns what torch's build lacks, or that the driver is too old for it."""
     if machine.torch_cuda is None:
         index = "https://download.pytorch.org/whl/cu" + ("130" if driver is None else _build(driver.cuda))
         return [

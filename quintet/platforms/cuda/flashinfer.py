@@ -1,7 +1,7 @@
 """FlashInfer's attention on our pages, where it is installed: it plans each step on the host. Unverified on a GPU.
 
 Our page [2, Hkv, page_size, D] is what it calls HND. Decode steps that may be captured go through a planner of their
-own size, whose inputs stay where they are; all others through one for prompts.
+own size, with inputs that stay where they are; all others through one for prompts.
 
 What a step's plan needs goes up in one copy out of pinned memory: FlashInfer (0.6.4 and 0.7.2.post1 were read) copies
 a host's list of pages and waits for the stream, and asks a device for all that lies there. So it is given the pages on
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Mixer
+from quintet.interface.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Variant
 from quintet.ops.attention import PagedAttention, page_shape
 from quintet.ops.registry import Ops
 from quintet.platforms.gpu.attention import planned_by
-from quintet.platforms.gpu.variants import table_width
-from quintet.platforms.interface import Mixer
-from quintet.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Variant
+from quintet.platforms.gpu.capture_sizes import table_width
 
 WORKSPACE = 128 * 2**20  # bytes of partial results, what its documentation asks for
 PLANS = 8 * 2**20  # bytes of a plan, as its wrappers make room for one each
@@ -74,7 +74,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
 
 
 def mixer(spec: AttentionSpec, ops: Ops, planner: "Planner") -> Mixer:
-    """What writes by the bound ops, and then has FlashInfer look at the pages that the planner listed."""
+    """Returns a mixer that writes by the bound ops; FlashInfer then attends to the pages that the planner listed."""
 
     def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         return planner.run(planned_by(books.group), q, kv)
@@ -83,12 +83,12 @@ def mixer(spec: AttentionSpec, ops: Ops, planner: "Planner") -> Mixer:
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Waits for nothing."""
 
 
 @dataclass(frozen=True)
 class Means:
-    """Of a rank, what FlashInfer works in."""
+    """Memory and stream functions of a rank that FlashInfer works with."""
 
     empty: Empty
     space: Tensor  # WORKSPACE, of zeros at first; layers run one after the other
@@ -98,7 +98,7 @@ class Means:
 
 
 class Planner:
-    """What layers that are alike share: a plan for each group that has some of them, known by a number."""
+    """Planner that equal layers share: a plan for each group that has some of them, known by a number."""
 
     def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
         self._made = lambda: GroupPlanner(spec, module, means, sizes)
@@ -172,7 +172,7 @@ class GroupPlanner:
         return out
 
     def _decoder(self, requests: int, width: int) -> Any:
-        """Of a size, its inputs in memory that stays: what a graph reads, plan() writes."""
+        """Returns the wrapper of a size, with inputs in memory that stays: a graph reads what plan() writes."""
         key = requests, width
         if key not in self._decoders:
             if width not in self._buffers:
@@ -205,7 +205,7 @@ class GroupPlanner:
 
 
 def planned_bytes(variants: Sequence[Variant], groups: int) -> int:
-    """What one kind of layers takes in so many groups, beside WORKSPACE: plans, and what captured steps read."""
+    """Returns bytes of one kind of layers in so many groups, beside WORKSPACE: plans, and what captured steps read."""
     decode = [each for each in variants if each.decode]
     most = max((each.requests for each in decode), default=0)
     widths = {width for each in decode for width in each.pages}
@@ -215,8 +215,8 @@ def planned_bytes(variants: Sequence[Variant], groups: int) -> int:
 def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Array, Array, Array]:
     """(where each request's pages begin [R + 1], pages, tokens on each request's last page [R]).
 
-    Pages that lie whole behind the window are left out: their place in the table may hold page 0, whose numbers weights
-    of 0 would not keep out. What is left tells where tokens stand to each other, and FlashInfer asks for no more.
+    Pages that lie whole behind the window are left out: their place in the block table may hold page 0, and weights of
+    0 would not keep its numbers out. The rest gives tokens' positions to each other; FlashInfer needs no more.
     """
     size, lengths = spec.page_size, group.lengths
     counts, behind = -(-lengths // size), np.zeros_like(lengths)
@@ -230,7 +230,7 @@ def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Arr
 
 
 def trial(spec: AttentionSpec, module: Any, means: Means) -> str | None:
-    """Runs both kinds of step on a page whose values are all 1, as all results must be; says what was wrong."""
+    """Runs both kinds of step on a page with values of 1, as all results must be; returns what was wrong."""
     try:
         kv = means.empty((2, *page_shape(spec)), torch.uint8 if spec.cached.itemsize == 1 else spec.cached)
         kv = kv.zero_().view(spec.cached)

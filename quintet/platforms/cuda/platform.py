@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a platform. It says what has not been verified when it is chosen."""
+"""Platform of NVIDIA GPUs. It reports what is unverified when it is chosen."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.platforms.cuda import cudnn_attention, facts, flashinfer, symmetric_sum
+from quintet.interface.platform import Mixer, Unavailable
+from quintet.interface.types import AttentionSpec, Extent, Place, Variant
+from quintet.platforms.cuda import cudnn_attention, facts, flashinfer
+from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
 from quintet.platforms.gpu.attention import Planning
 from quintet.platforms.gpu.comm import SmallSum
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
-from quintet.platforms.interface import Mixer, Unavailable
-from quintet.types import AttentionSpec, Extent, Place, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class CUDA(GPU):
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
-        self._prompts: dict[AttentionSpec, str | None] = {}  # whose whole prompts are cuDNN's, or why not
+        self._prompts: dict[AttentionSpec, str | None] = {}  # None: whole prompts run on cuDNN; else why not
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
     def _small_across(self, store: Any, place: Place) -> SmallSum | str:
@@ -88,7 +89,7 @@ class CUDA(GPU):
             return self._prompts[spec]
 
     def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
-        """FlashInfer for such layers, or every reason why not."""
+        """Returns FlashInfer's planner for such layers, or every reason why not."""
         module = self._flashinfer()
         if isinstance(module, str):
             return module

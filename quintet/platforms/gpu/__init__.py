@@ -1,1 +1,1 @@
-"""What CUDA, ROCm and XPU share: a base for platforms, not one itself."""
+"""Base of the CUDA, ROCm and XPU platforms; not a platform itself."""

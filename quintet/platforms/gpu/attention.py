@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from quintet.interface.platform import Mixer, State
+from quintet.interface.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, StateSpec, Turn
 from quintet.ops.registry import Ops
 from quintet.ops.states import StateMixer
-from quintet.platforms.interface import Mixer, State
-from quintet.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, StateSpec, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +20,13 @@ SINGLE, MIXED, WITHOUT, WHOLE = 1, 2, 3, 4
 
 
 class Planner(Protocol):
-    """What layers that are alike share: it plans for each group that has some of them.
+    """Planner that equal layers share: it plans for each group that has some of them.
 
-    Its steps in which some request brings more than one token cannot be captured: those that are go without it.
+    Steps in which a request has more than one token cannot be captured with it: captured ones run without it.
     """
 
     def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
-        """Every step, outside any graph. What it makes is found again by the number."""
+        """Plans every step, outside any graph; `number` finds the plan again."""
 
 
 class Planning:
@@ -41,7 +41,7 @@ class Planning:
         self.wholes: Callable[[int], bool] | None = None  # whether some layer has a mixer for whole prompts of so many
 
     def number(self) -> int:
-        """Another for every layer."""
+        """Returns a new number for each layer."""
         self._count += 1
         return self._count
 
@@ -54,7 +54,7 @@ class Planning:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
     def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
-        """Of the group in whose name the layer of this number plans."""
+        """Plans the step for a group; `number` is that of the layer that plans for it. Returns the group's plan."""
         size = len(batch.token_ids), len(batch.starts) - 1
         whole = self.wholes is not None and _whole(batch, group) and self.wholes(size[0])
         if size in self.sizes and self.mixed:
@@ -130,10 +130,10 @@ class GraphStates(StateMixer):
 
 
 def single(group: Group) -> bool:
-    """Whether the step was planned as one of single tokens."""
+    """True if the step was planned as one of single tokens."""
     return bool(group.plan) and group.plan[0].shape[1] == SINGLE
 
 
 def planned_by(group: Group) -> int:
-    """The number under which planners keep what they made for this group."""
+    """Returns the number under which planners keep this group's plan."""
     return group.plan[0].shape[2]

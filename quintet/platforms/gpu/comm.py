@@ -1,6 +1,6 @@
 """The ranks of one model over torch.distributed, and a kernel of our own for small sums where devices allow it.
 
-A sum has the same bits on every rank. Its order is the ranks' in our kernel, and NCCL's own elsewhere.
+A sum has the same bits on every rank. Our kernel adds in the order of ranks; all other sums have NCCL's order.
 """
 
 import importlib
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Communicator
 from quintet.platforms.gpu.processes import Met
-from quintet.platforms.interface import Communicator
 
 PATIENCE = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
 
@@ -38,7 +38,7 @@ class GroupCommunicator(Communicator):
             weakref.finalize(self, met.close)
         self._ordered = False
         # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
-        # no other rank, whose communicator may be gone by now
+        # no other rank: its communicator may be gone by now
         weakref.finalize(self, _ended, group)
 
     def in_rank_order(self) -> "GroupCommunicator":
@@ -102,7 +102,7 @@ def _ended(group: Any) -> None:
 
 
 class Meeting:
-    """Where the ranks of this process find each other: one store per endpoint."""
+    """Stores by which the ranks of this process find each other: one store per endpoint."""
 
     def __init__(self) -> None:
         self._stores: dict[str, tuple[int, Any]] = {}
@@ -129,7 +129,7 @@ class Meeting:
 
 
 def process_group(library: str, store: Any, rank: int, size: int) -> Any:
-    """Of NCCL (RCCL under ROCm has its name) or XCCL, on the thread's current device."""
+    """Returns a process group of NCCL (RCCL under ROCm has its name) or XCCL, on the thread's current device."""
     dist: Any = importlib.import_module("torch.distributed")
     made = getattr(dist, f"ProcessGroup{library}", None)
     if made is None:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Device, DeviceLost, State
+from quintet.interface.types import Layout, Memory
 from quintet.platforms.gpu.memory import Tagged, send
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.interface import Device, DeviceLost, State
-from quintet.types import Layout, Memory
 
 GIB = 2**30
 ALIGN = 64  # bytes between arrays of one upload: kernels are specialised for pointers that are multiples of 16
@@ -41,8 +41,8 @@ def telling() -> Iterator[None]:
 
 
 def broken(error: RuntimeError) -> DeviceLost | None:
-    """For an error of torch's or Triton's that leaves the device's context broken, as an illegal access does: every
-    later call fails, and only a new process helps. An error whose code is not known is one."""
+    """Returns DeviceLost for a torch or Triton error that breaks the device's context, such as an illegal access: every
+    later call fails, and only a new process helps. An error with an unknown code counts as one."""
     said = str(error).strip().partition("\n")[0] or "no reason given"
     theirs = said.startswith(TRITON) and not any(word in said for word in PASSED)
     ours = isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in PASSING

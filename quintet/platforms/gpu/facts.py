@@ -1,4 +1,4 @@
-"""What a GPU platform knows of its devices before it opens one, and how it says what is missing."""
+"""Facts about the devices of a GPU platform before one is opened, and messages about what is missing."""
 
 import shutil
 import sysconfig
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from quintet.config import read_environment
-from quintet.platforms.interface import Unavailable
+from quintet.interface.platform import Unavailable
 
 DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
 ELSEWHERE = "use another device"  # the remedy where there is none
@@ -64,7 +64,7 @@ def together(missing: Sequence[Unavailable]) -> Unavailable:
 
 
 def on_the_bus(devices: Path, vendor: str, classes: tuple[str, ...] = DISPLAYS) -> bool:
-    """Whether a device of the vendor's and of one of these classes is among those that sysfs lists there."""
+    """True if sysfs lists a device of this vendor and of one of these classes there."""
     theirs = [each for each in devices.glob("*") if read(each / "vendor") == vendor]
     return any(read(each / "class").startswith(classes) for each in theirs)
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import State
+from quintet.interface.types import Batch, Group, Outputs, Variant, leaves
+from quintet.platforms.gpu.capture_sizes import table_width
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.products import Into
-from quintet.platforms.gpu.variants import table_width
-from quintet.platforms.interface import State
-from quintet.types import Batch, Group, Outputs, Variant, leaves
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ ROWS, OWNERS = Batch._fields.index("rows"), Batch._fields.index("owners")  # amo
 
 
 class Size(NamedTuple):
-    """What a graph fits."""
+    """Sizes and shapes of a step that a graph fits."""
 
     tokens: int
     requests: int
@@ -47,7 +47,7 @@ class Size(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """One graph, what it reads and what it gives."""
+    """One graph, with its inputs and outputs."""
 
     graph: Any
     inputs: list[Tensor]
@@ -55,7 +55,7 @@ class Captured(NamedTuple):
 
 
 class Room:
-    """What graphs read and write: made once for the largest step, a smaller one takes its beginning."""
+    """Buffers that graphs read and write: made once for the largest step; a smaller one takes their beginning."""
 
     def __init__(self, device: GPUDevice, variants: Sequence[Variant]) -> None:
         self._device = device
@@ -76,19 +76,19 @@ class Room:
         return own._replace(rows=own.owners) if size.decode else own
 
     def outputs(self, given: Outputs) -> Outputs:
-        """Where a step leaves what it gives: the next one may overwrite it."""
+        """Returns buffers for a step's outputs: the next step may overwrite them."""
         most = {"logits": self._rows, "hidden": self._rows, "taps": self._tokens}
         own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
         return own
 
     def nothing(self, count: int) -> Tensor:
-        """So many zeros, for rows of outputs that nobody wants: those of a larger step would point past this one."""
+        """Returns `count` zeros, for unused rows of outputs: those of a larger step would point past this one."""
         if self._nothing is None:
             self._nothing = self._device.runtime.empty((self._rows,), torch.int32, self._device.index).zero_()
         return self._nothing[:count]
 
     def _most_read(self, at: tuple[int, ...], x: Tensor) -> int:
-        """How long what has this place in a batch gets."""
+        """Returns the length of the buffer for what has this place in a batch."""
         field = Batch._fields[at[0]]
         if field == "groups":
             field = Group._fields[at[2]]
@@ -98,7 +98,7 @@ class Room:
         return self._tokens if field in ("token_ids", "positions", "owners", "slots") else x.shape[0]
 
     def _part(self, made: dict[Any, Tensor], at: tuple[int, ...], x: Tensor, most: int) -> Tensor:
-        """For what has this place in a batch or in outputs."""
+        """Returns the buffer for this place in a batch or in outputs."""
         key = at, most, *x.shape[1:], x.dtype
         if key not in made:
             made[key] = self._device.runtime.empty((most, *x.shape[1:]), x.dtype, self._device.index).zero_()

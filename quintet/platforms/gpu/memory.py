@@ -1,4 +1,4 @@
-"""What a device holds for one engine, by tag, so that it can be put aside (sleep) and brought back (wake)."""
+"""Memory of one engine on a device, by tag, so that it can be put aside (sleep) and brought back (wake)."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from quintet.interface.platform import ASIDE, DROPPED
 from quintet.platforms.gpu.runtime import Event, Runtime
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import ASIDE, DROPPED
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +22,8 @@ CHUNK = 64 * 2**20  # bytes that go through pinned memory at once; two are on th
 class Tagged:
     """The memory of tensors by tag: weights, cache. It keeps none of it alive.
 
-    Asleep, a tensor is there and has no memory; awake again its memory may lie elsewhere, so that what keeps
-    addresses (captured graphs) must ask for `generation`.
+    Asleep, a tensor is there and has no memory; awake again its memory may have another address, so that what
+    keeps addresses (captured graphs) must check `generation`.
     """
 
     def __init__(self, runtime: Runtime, index: int) -> None:
@@ -42,7 +42,7 @@ class Tagged:
         self._others = [other for other in self._others if other() is not None] + [WeakMethod(drop)]
 
     def nbytes(self, tag: str) -> int:
-        """What the tag's tensors take; memory that two share counts once."""
+        """Returns the bytes of the tag's tensors; memory that two share counts once."""
         return sum(storage.nbytes() for storage, _ in self._alive(tag))
 
     @property
@@ -124,8 +124,8 @@ class Tagged:
 
     def _no_room(self, need: int, free: int) -> str:
         return (
-            f"waking needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device {self._index}: somebody took "
-            "what was given back; end that, and wake again"
+            f"waking needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device {self._index}: others took "
+            "the memory that sleep released; free it, and wake again"
         )
 
     def _check_host(self) -> None:
@@ -137,7 +137,7 @@ class Tagged:
             )
 
     def _alive(self, tag: str) -> list[tuple[UntypedStorage, StorageWeakRef]]:
-        """Each piece of memory once."""
+        """Returns each piece of memory once."""
         there = {}
         for reference in self._kept.get(tag, []):
             storage = _storage(reference)

@@ -1,4 +1,4 @@
-"""What CUDA, ROCm and XPU share as platforms: one rank per device, graphs for steps of few tokens."""
+"""Base of the CUDA, ROCm and XPU platforms: one rank per device, graphs for steps of few tokens."""
 
 import logging
 import threading
@@ -11,29 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import EngineConfig
-from quintet.ops import attention
-from quintet.ops.linear import KINDS
-from quintet.ops.mixers import mixer
-from quintet.ops.quantize import attributes, canonical, joined, quantize
-from quintet.platforms.gpu import invariant, packing, processes, providers, small_sum
-from quintet.platforms.gpu.attention import GraphAttention, GraphStates, Planning
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
-from quintet.platforms.gpu.device import GPUDevice, telling
-from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.graphs import KEPT, Graphs
-from quintet.platforms.gpu.recording import record
-from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.gpu.variants import (
-    beside_planners,
-    capture_sizes,
-    decode_variants,
-    late,
-    mixed_capture_sizes,
-    mixed_variants,
-    not_ahead,
-    table_width,
-)
-from quintet.platforms.interface import (
+from quintet.interface.platform import (
     Alone,
     Capabilities,
     Communicator,
@@ -46,21 +24,43 @@ from quintet.platforms.interface import (
     Unavailable,
     written,
 )
-from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
-from quintet.weights import Form, Weight
+from quintet.interface.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
+from quintet.interface.weights import Form, Weight
+from quintet.ops import attention
+from quintet.ops.linear import KINDS
+from quintet.ops.mixers import mixer
+from quintet.ops.quantize import attributes, canonical, joined, quantize
+from quintet.platforms.gpu import custom_all_reduce, invariant, processes, providers, weight_layout
+from quintet.platforms.gpu.attention import GraphAttention, GraphStates, Planning
+from quintet.platforms.gpu.capture_sizes import (
+    beside_planners,
+    capture_sizes,
+    decode_variants,
+    late,
+    mixed_capture_sizes,
+    mixed_variants,
+    not_ahead,
+    table_width,
+)
+from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
+from quintet.platforms.gpu.device import GPUDevice, telling
+from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.graphs import KEPT, Graphs
+from quintet.platforms.gpu.profiling import record
+from quintet.platforms.gpu.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 ALSO = (torch.float8_e4m3fnuz,)  # types of a cache: what some chips multiply in the place of e4m3fn
-# What a captured step is thought to take, until a GPU has said: too little, and the last sizes to come run eagerly.
+# Estimated bytes of a captured step, until a GPU has measured it: if too low, the last sizes to come run eagerly.
 NODE = 16 * 2**10  # bytes of the device for one kernel
 KERNELS = 1.5  # for each module that holds no other
 UNVERIFIED = "unverified: no step of this platform has run on a GPU yet; please report what you see"
 
 
 class GPU(Platform):
-    """A base: a platform on top of it says what devices there are and which of torch's modules drives them."""
+    """Base of GPU platforms: a subclass lists the devices and names the torch module that drives them."""
 
     op_priority = providers.PRIORITY
     _mp, _unverified = False, UNVERIFIED  # whether ranks may be processes; what no device has shown
@@ -91,12 +91,12 @@ class GPU(Platform):
     @classmethod
     @abstractmethod
     def _facts(cls) -> Facts | Unavailable:
-        """Which devices there are."""
+        """Returns the devices, or why there are none."""
 
     @classmethod
     @abstractmethod
     def _make_runtime(cls) -> Runtime:
-        """What drives them."""
+        """Returns the runtime that drives the devices."""
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -139,7 +139,7 @@ class GPU(Platform):
     def connect(self, place: Place) -> Communicator:
         if place.size == 1:
             return Alone()
-        if not place.endpoint:  # one of several processes, whose model is looked at and not run
+        if not place.endpoint:  # one of several processes: its model is looked at and not run
             return GroupCommunicator(None, place.rank, place.size)
         self._runtime.use(place.rank)
         met = processes.met(place, self._config) if self._mp and place.endpoint.startswith(processes.TCP) else None
@@ -158,9 +158,9 @@ class GPU(Platform):
         """The sum of small messages, where it serves; the reason why not is logged once."""
         made: Any
         if place.endpoint.startswith("inproc://"):
-            made = small_sum.load()
+            made = custom_all_reduce.load()
             if not isinstance(made, str):
-                made = small_sum.join(made, store, place.rank, place.size, self._queue)
+                made = custom_all_reduce.join(made, store, place.rank, place.size, self._queue)
         else:
             made = self._small_across(store, place)
         if not isinstance(made, str):
@@ -225,7 +225,7 @@ class GPU(Platform):
 
     def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
         """Tries each kind of layer once, whichever rank builds it first."""
-        from quintet.platforms.gpu import triton_attention
+        from quintet.platforms.gpu.ops import attention as triton_attention
 
         with self._trying:
             if spec not in self._specs:
@@ -281,7 +281,7 @@ class GPU(Platform):
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the provider, or for the specification."""
         packed = self._is_packed(weight.form)
-        if self._config.batch_invariant and packing.uncut(weight.shape[-1], weight.form):
+        if self._config.batch_invariant and weight_layout.uncut(weight.shape[-1], weight.form):
             raise ValueError(
                 f"batch_invariant=True: {weight.parts[0].source} is in {weight.form.kind} with groups of "
                 f"{weight.form.group}, which our kernels do not cut; torch multiplies it, and its bits depend on the "
@@ -290,15 +290,15 @@ class GPU(Platform):
         if weight.reader is not None:
             matrix = canonical(weight, parts)
             there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
-            return packing.laid(there, matrix.form) if packed else there
+            return weight_layout.laid(there, matrix.form) if packed else there
         try:
             if weight.form.dtype is not None or weight.form.table:  # their scales may be of each part as a whole
                 pieces = [quantize(device.upload(each, each.dtype), weight.form) for each in weight.pieces(parts)]
                 placed = attributes(joined(pieces))
-                return packing.laid(placed, weight.form) if packed else placed
+                return weight_layout.laid(placed, weight.form) if packed else placed
             local = weight.local(parts)
             up = device.upload(local, local.dtype)
-            return packing.pack(up, weight.form) if packed else attributes(quantize(up, weight.form))
+            return weight_layout.pack(up, weight.form) if packed else attributes(quantize(up, weight.form))
         except ValueError as error:
             raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
 
@@ -326,7 +326,7 @@ class GPU(Platform):
         return tokens * hidden * (ranks * max((each.dtype.itemsize for each in weights), default=4) + 2 * 4)
 
     def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
-        """What mixers that are made of more than ops take beside their results."""
+        """Returns the bytes of mixers that are made of more than ops, beside their results."""
         return 0
 
     def _attending(self, requests: int) -> int:
@@ -334,7 +334,7 @@ class GPU(Platform):
         served = [spec for spec, why in self._specs.items() if why is None]
         if not served:
             return 0
-        from quintet.platforms.gpu import triton_attention
+        from quintet.platforms.gpu.ops import attention as triton_attention
 
         device = self._runtime.empty((0,), torch.uint8, min(self._ops)).device
         return max(triton_attention.workspace(spec, requests, device) for spec in served)
@@ -359,8 +359,8 @@ class GPU(Platform):
         if form.plain or not self._is_packed(form):
             return weight.nbytes
         if form.dtype is not None or form.table or weight.reader is not None:
-            return packing.laid_bytes(weight.shape, form)
-        return packing.packed_bytes(weight.shape, weight.form)
+            return weight_layout.laid_bytes(weight.shape, form)
+        return weight_layout.packed_bytes(weight.shape, weight.form)
 
     def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
         if not variants:

@@ -9,17 +9,17 @@ import torch
 
 from quintet import __version__
 from quintet.config import EngineConfig
-from quintet.platforms.interface import Channel
-from quintet.platforms.network.letters import NetworkLetters
-from quintet.platforms.network.notes import Notes, RankLost
-from quintet.platforms.network.rendezvous import TCP, Terms, key_of, meet
-from quintet.types import Place
+from quintet.distributed.exchange import Exchange, RankLost
+from quintet.distributed.messages import RankMessages
+from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
+from quintet.interface.platform import Channel
+from quintet.interface.types import Place
 
 __all__ = ["TCP", "Met", "met"]
 
 
-class _Watched(Notes):
-    """Notes that report when they stop: a rank may stand in a collective whose others are gone."""
+class _Watched(Exchange):
+    """Notes that report when they stop: a rank may wait in a collective for others that are gone."""
 
     def __init__(self, sockets: list[int], rank: int, seconds: float) -> None:
         super().__init__(sockets, rank, seconds)
@@ -27,7 +27,7 @@ class _Watched(Notes):
         self._once = threading.Lock()
 
     def call_when_stopped(self, ended: Callable[[], None]) -> None:
-        """At once, if it was too late."""
+        """Calls `ended` when the notes stop; at once if they have stopped."""
         self._ended = ended
         if self.stopped():
             self._end()
@@ -62,12 +62,12 @@ class Met:
 
 
 def met(place: Place, config: EngineConfig) -> Met:
-    """Blocks until all have come to tcp://HOST:PORT; ValueError says who has not, or what they have not alike."""
+    """Blocks until all ranks have come to tcp://HOST:PORT; ValueError names a missing rank, or settings that differ."""
     key, terms = key_of(place.endpoint), Terms(config.distributed_timeout_seconds, config.join_timeout_seconds)
     found = meet(place, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
     notes = _Watched(found.sockets, place.rank, terms.seconds)
     seal = hmac.digest(key, b"notes" + found.session, "sha256")
-    channel = NetworkLetters(notes, place, found.wires, seal, terms.seconds, RankLost)
+    channel = RankMessages(notes, place, found.wires, seal, terms.seconds, RankLost)
     folder = None
     if place.rank == 0:  # of this user alone
         folder = tempfile.TemporaryDirectory(prefix="quintet-ranks-", ignore_cleanup_errors=True)

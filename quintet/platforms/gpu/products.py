@@ -22,19 +22,19 @@ class Into(TorchDispatchMode):
         super().__init__()
         self._gave: list[int] = []  # addresses, of each product's result
         self._count = 0
-        self._place: int | None = None  # which product is the head's; None: none is written elsewhere
+        self._place: int | None = None  # which product is the head's; None: none is written to `_to`
         self._to: Tensor | None = None
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Around the step that runs eagerly."""
+        """Context of the step that runs eagerly."""
         self._gave, self._place, self._to = [], None, None
         with self:
             yield
 
     @contextlib.contextmanager
     def writing(self, logits: Tensor | None, to: Tensor | None) -> Iterator[None]:
-        """Around the step that is captured. `logits` is what the other one gave, and must not have been freed."""
+        """Context of the step that is captured. `logits` is what the eager step gave, and must not have been freed."""
         self._count, self._place, self._to = 0, None, to
         if logits is not None and to is not None and logits.shape == to.shape and logits.is_contiguous():
             # the last: memory of another product before it may have been given out again

@@ -1,31 +1,22 @@
-"""Which provider serves which op on a GPU, best first.
+"""Providers of each op on a GPU, best first.
 
 The modules register when a device is opened, not before: a provider's name may mean another function on another
 platform of this process.
 """
 
 import importlib
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 
 from quintet.ops.linear import KINDS
 from quintet.ops.registry import Choice, Op, of_kind
 
-MODULES = (
-    *("triton_attention", "triton_dealing", "triton_edits", "triton_elementwise", "triton_moe", "triton_norm"),
-    *(
-        "triton_quantized",
-        "triton_rotary",
-        "triton_sampling",
-        "triton_states",
-        "gathered_attention",
-        "triton_invariant",
-    ),
-    "torch_products",
+MODULES = (  # of `ops`
+    *("attention", "expert_placement", "logits_edits", "elementwise", "moe", "norm", "quantized", "rotary", "sampling"),
+    *("states", "torch_attention", "batch_invariant", "torch_linear"),
 )
 # Left to the specification: `linear` by plain weights and `by_heads`, which are the vendor's library here; `activate`,
 # `add`, `scale`, `widen`, `scale_logits`, `layer_norm`, `take_rows` and `place_rows`, for which torch takes one pass or
-# two; and `biased_attention`, whose values it writes out for every pair of tokens: one family has it, with short texts.
+# two; and `biased_attention`, with a bias written out for every pair of tokens: one family has it, with short texts.
 PRIORITY: Mapping[str, Sequence[str]] = {
     "paged_attention": ("triton", "gathered"),
     "attention": ("gathered",),
@@ -65,24 +56,23 @@ ASKS: Mapping[tuple[str, str], str] = {
 
 
 def asked(bound: Iterable[Choice], asks: Mapping[tuple[str, str], str]) -> list[str]:
-    """What of the ops that were bound keeps steps from being captured."""
+    """Returns the bound ops that keep steps from being captured, and why."""
     found = [(choice, asks.get((choice.op, choice.provider))) for choice in bound]
     return [f"{choice.op} by {choice.provider} asks the host {what}" for choice, what in found if what]
 
 
 def register() -> None:
-    """Imports every module that is there."""
+    """Imports the modules of `ops`, which register their providers."""
     package = __name__.rpartition(".")[0]
     for name in MODULES:
-        if importlib.util.find_spec(f"{package}.{name}") is not None:
-            importlib.import_module(f"{package}.{name}")
+        importlib.import_module(f"{package}.ops.{name}")
 
 
-OURS = ("triton", "invariant")  # that read weights as packing.py lays them
+OURS = ("triton", "invariant")  # that read weights as weight_layout.py packs them
 
 
 def varying(bound: Iterable[Choice]) -> list[str]:
-    """What of the ops that were bound gives other bits in another batch, where none should."""
+    """Returns the bound ops that give other bits in another batch, where none should."""
     return [
         f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
         for choice in bound
@@ -93,14 +83,14 @@ def varying(bound: Iterable[Choice]) -> list[str]:
 
 
 def packs(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
-    """Whether products by such weights read them as packing.py lays them: where bind() chose their own provider."""
+    """True if products by such weights read them as weight_layout.py packs them: if one of OURS serves the op."""
     op = Op.registry[of_kind("linear", kind)]
     wanted = [each for each in priority.get(op.name, ()) if each in OURS and each in op.providers]
     return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)
 
 
 class Gathered:
-    """The ops of a layer whose kernels do not serve, though they were bound: torch alone."""
+    """Ops of a layer that the bound kernels do not serve: torch alone."""
 
     def __init__(self) -> None:
         self.write_kv = Op.registry["write_kv"].reference

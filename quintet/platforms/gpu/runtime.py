@@ -77,7 +77,7 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True)
 class Capturing:
-    """How a vendor's module of torch captures."""
+    """Options of graph capture in a vendor's module of torch."""
 
     graph: str = "CUDAGraph"  # its class
     # of capture_begin(); thread_local: other ranks are threads of this process, and go on meanwhile

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.ops.mixers import mixer
-from quintet.ops.sampling import greedy
-from quintet.platforms.interface import (
+from quintet.interface.platform import (
     Alone,
     Capabilities,
     Communicator,
@@ -21,8 +19,10 @@ from quintet.platforms.interface import (
     Step,
     Unavailable,
 )
-from quintet.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, StateSpec, Variant
-from quintet.weights import Weight
+from quintet.interface.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, StateSpec, Variant
+from quintet.interface.weights import Weight
+from quintet.ops.mixers import mixer
+from quintet.ops.sampling import greedy
 
 TOTAL = 64 * 2**30  # bytes that it claims to have
 
@@ -54,7 +54,7 @@ class NullDevice(Device):
         return freed
 
     def wake(self) -> None:
-        """It keeps no weights."""
+        """Does nothing: it keeps no weights."""
 
 
 class Null(Platform):
@@ -115,5 +115,5 @@ def _greedy(logits: Tensor) -> Tensor:
 
 
 def following(token_id: Any, position: Any, vocab: int) -> Any:
-    """What the null platform's step makes most likely after this token at this position."""
+    """Returns the token that the null platform's step makes most likely after this token at this position."""
     return (token_id * 31 + position * 17 + 7) % vocab

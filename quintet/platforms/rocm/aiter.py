@@ -13,24 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.interface.platform import Mixer
+from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.weights import Form, Matrix
 from quintet.ops.attention import PagedAttention
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.norm import add_rms_norm, rms_norm
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, Ops
-from quintet.platforms.gpu import trials
+from quintet.platforms.gpu import library_checks as trials
 from quintet.platforms.gpu.attention import single
-from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
-from quintet.platforms.gpu.triton_probe import probing
-from quintet.platforms.interface import Mixer
+from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
+from quintet.platforms.gpu.ops.probe import probing
 from quintet.platforms.rocm.facts import facts
-from quintet.types import AttentionSpec, Books
-from quintet.weights import Form, Matrix
 
 OPS = ("rms_norm", "add_rms_norm", "experts", "linear:fp8a8")  # that it serves
 HALVES = (torch.bfloat16, torch.float16)
-CHIPS = ("gfx942", "gfx950")  # that it has kernels for: elsewhere a launch may end the process, which nothing catches
+CHIPS = ("gfx942", "gfx950")  # that it has kernels for: on others a launch may end the process, which nothing catches
 PARTS = {
     "rms_norm": "", "rmsnorm2d_fwd_with_add": "", "gemm_a8w8": "", "ActivationType": "",
     "fused_moe": ".fused_moe", "unified_attention": ".ops.triton.unified_attention",
@@ -150,7 +150,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
 
 
 def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:
-    """What writes by the bound ops; then its unified attention over the pages as they lie. It plans nothing."""
+    """Returns a mixer that writes by the bound ops, then runs AITER's unified attention over the pages. No plan."""
     return PagedAttention(spec, ops, attend=attend)
 
 
@@ -169,6 +169,6 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
 
 
 def trial(spec: AttentionSpec, device: torch.device) -> str | None:
-    """What is wrong with its attention for such layers."""
+    """Returns what is wrong with its attention for such layers."""
     found = part("unified_attention")
     return found if isinstance(found, str) else trials.of_attention(spec, device, attend, "AITER")

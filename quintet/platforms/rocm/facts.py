@@ -1,4 +1,4 @@
-"""What AMD GPUs are here, as the kernel's driver tells in /sys/class/kfd: no library is asked, no device is woken."""
+"""AMD GPUs of this machine, as their driver lists them in /sys/class/kfd: no library is asked, no device is woken."""
 
 import importlib.util
 import os
@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from quintet.config import Environment, read_environment
+from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, read, together, without_launcher
-from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
 AMD = "0x1002"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INDEX = "pip install torch --index-url https://download.pytorch.org/whl/rocm7.2"
 GROUPS = "add the user to the groups render and video (in a container, --group-add), and log in again"
-# The type whose products are the chip's own: MI300's has a bias of 8 and no -0, later ones have OCP's. None: widened.
+# The FP8 type that a chip multiplies: MI300's has a bias of 8 and no -0, later chips have OCP's. None: widened.
 FP8: Mapping[str, torch.dtype | None] = {
     **dict.fromkeys(("gfx90a", "gfx1100", "gfx1101", "gfx1102", "gfx1150", "gfx1151"), None),
     "gfx942": torch.float8_e4m3fnuz,
@@ -39,7 +39,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to look. The fields' defaults are this machine; a test gives others."""
+    """Sources of the facts. The fields' defaults are this machine; a test gives others."""
 
     torch_hip: str | None = field(default_factory=lambda: torch.version.hip)
     torch_version: str = torch.__version__
@@ -75,7 +75,7 @@ def _facts(cards: Sequence[Card], machine: Machine) -> Facts:
 
 
 def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) -> list[Unavailable]:
-    """Whether there is a driver, and whether this process may use it."""
+    """Returns what is wrong with the driver: it is missing, or this process may not use it."""
     kfd = machine.dev / "kfd"
     if not (machine.sys / "class" / "kfd").exists():
         if not on_the_bus(machine.sys / "bus" / "pci" / "devices", AMD):

@@ -1,4 +1,4 @@
-"""AMD GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
+"""Platform of AMD GPUs. No step has run on one yet: it reports that when it is chosen."""
 
 import logging
 from collections.abc import Mapping
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Mixer, Unavailable
+from quintet.interface.types import AttentionSpec, Place
+from quintet.interface.weights import Weight
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.attention import Planning
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
+from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
-from quintet.platforms.interface import Mixer, Unavailable
 from quintet.platforms.rocm import aiter, facts
-from quintet.types import AttentionSpec, Place
-from quintet.weights import Weight
 
 logger = logging.getLogger(__name__)
 

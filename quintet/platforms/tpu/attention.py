@@ -17,22 +17,22 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from torch import Tensor
 
+from quintet.interface.platform import Mixer, State
+from quintet.interface.types import Array as HostArray
+from quintet.interface.types import AttentionSpec, Books, HostBatch, HostGroup, Layout
 from quintet.ops.attention import PlainAttention, paged_attention, write_kv
 from quintet.ops.registry import Ops
-from quintet.platforms.interface import Mixer, State
-from quintet.platforms.tpu.bridge import jax_view, torch_view
 from quintet.platforms.tpu.device import AXIS
 from quintet.platforms.tpu.kernels.blocks import Work, plan_work
 from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
 from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
-from quintet.types import Array as HostArray
-from quintet.types import AttentionSpec, Books, HostBatch, HostGroup, Layout
+from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view
 
 LANES = 128  # of a TPU's registers
 
 
 def mixer(spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> Mixer:
-    """For a layer that keeps K and V, or for one that sees its step alone."""
+    """Returns the mixer of a layer that keeps K and V, or of one that sees its step alone."""
     return PlainAttention(spec, ops) if spec.source == "none" else RaggedAttention(spec, ops, mesh)
 
 
@@ -59,7 +59,7 @@ class RaggedAttention(Mixer):
 
     @property
     def sharding(self) -> P:
-        """How a cache [P, 2 or 1, Hkv, page_size, D] lies on the mesh."""
+        """Sharding of a cache [P, 2 or 1, Hkv, page_size, D] on the mesh."""
         return P(None, None, AXIS, None, None) if self._cut else P()
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[HostArray, ...]:
@@ -84,7 +84,7 @@ class RaggedAttention(Mixer):
     def _attend(
         self, q: Array, k: Array, v: Array | None, kv: Array, books: Any, sinks: Array | None
     ) -> tuple[Array, Array]:
-        """What one device does."""
+        """Writes K and V and attends, on one device."""
         lanes = self._lanes
         rows = lanes.queries(q), lanes.keys(k), None if v is None else lanes.keys(v)
         wide, keys, values, pages, told, logits = torch_view((*rows, kv, books, sinks))
@@ -105,10 +105,10 @@ def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How KV heads fill a TPU's lanes: so many side by side, then zeros. It gives each narrow row 128 lanes anyway.
+    """Layout of KV heads in a TPU's lanes: so many side by side, then zeros. A TPU gives a narrow row 128 lanes anyway.
 
     A query is zero in the lanes of the KV heads that are not its own, so attention over wide heads gives the results of
-    the narrow ones, and reads the cache once, as it is. Heads whose V is part of K stand alone: V has to come first.
+    the narrow ones, and reads the cache once, as it is. Heads with V as a part of K stand alone: V has to come first.
     """
 
     dim: int  # of a narrow head
@@ -127,7 +127,7 @@ class Lanes:
         return cls(dim, spec.value_dim, spec.heads // spec.kv_heads, heads, -dim * heads % lanes, shared)
 
     def spec(self, narrow: AttentionSpec) -> AttentionSpec:
-        """Of the wide heads."""
+        """Returns the spec of the wide heads."""
         wide = self.dim * self.heads + self.padding
         return replace(narrow, kv_heads=narrow.kv_heads // self.heads, head_dim=wide, shared=self.shared)
 
@@ -172,7 +172,7 @@ _described: ContextVar[bool] = ContextVar("described", default=False)
 
 @contextlib.contextmanager
 def for_described_tpu() -> Iterator[None]:
-    """What is bound and traced inside is for a TPU that need not be here: to lower and compile, not to run."""
+    """Inside, ops are bound and traced for a TPU that need not be here: to lower and compile, not to run."""
     token = _described.set(True)
     try:
         yield
@@ -181,7 +181,7 @@ def for_described_tpu() -> Iterator[None]:
 
 
 def interpreted() -> bool:
-    """Whether Pallas kernels run as JAX operations here, for want of a TPU."""
+    """True if Pallas kernels run as JAX operations here, because there is no TPU."""
     return jax.default_backend() != "tpu" and not _described.get()
 
 
@@ -190,7 +190,7 @@ def _no_tpu() -> str | None:
 
 
 def _work(books: Books, page_size: int) -> Work:
-    """What RaggedAttention planned; or, for a batch without a plan, what it would have."""
+    """Returns what RaggedAttention planned; for a batch without a plan, plans it here."""
     if books.group.plan:
         return Work(*jax_view(books.group.plan))
     batch, group = jax.tree.map(np.asarray, jax_view(books))
@@ -198,7 +198,7 @@ def _work(books: Books, page_size: int) -> Work:
 
 
 def _options() -> dict[str, Any]:
-    """Of a Pallas kernel. Asked for at each call, and compiled in."""
+    """Returns the options of a Pallas kernel. Read at each call, and compiled in."""
     return {"interpret": interpreted()}
 
 

@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quintet.interface.platform import CacheLost, Mixer, State, Step
+from quintet.interface.types import Batch, Outputs, Variant, leaves
 from quintet.platforms.host import threads
-from quintet.platforms.interface import CacheLost, Mixer, State, Step
-from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
 from quintet.platforms.tpu.device import TPUDevice
-from quintet.types import Batch, Outputs, Variant, leaves
+from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view, tracing
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Sizes = tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]  # the inputs that a
 
 @dataclass(frozen=True)
 class Program:
-    """What is traced: the model, the shapes of its weights and of the state, and where batches and outputs live."""
+    """Inputs of tracing: the model, the shapes of its weights and of the state, and where batches and outputs live."""
 
     model: nn.Module
     weights: dict[str, jax.ShapeDtypeStruct]
@@ -88,7 +88,7 @@ def compile_step(program: Program, weights: Weights, variants: Iterable[Variant]
                 compiling[sizes] = pool.submit(_compile, variant, program.trace(variant).lower())
         executables = {sizes: each.result() for sizes, each in compiling.items()}
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, nobody waits for programs that nobody wants
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, does not wait for programs that are not needed
 
     def step(state: State, batch: Batch) -> tuple[Outputs, State]:
         arrays: Batch = jax_view(batch)
@@ -107,7 +107,7 @@ def compile_step(program: Program, weights: Weights, variants: Iterable[Variant]
 
 
 def _sizes(batch: Batch) -> Sizes:
-    """What tells one variant from another: which arrays there are, and their shapes."""
+    """Returns the key of a variant: which arrays there are, and their shapes."""
     given = tuple(name for name, x in zip(batch.inputs._fields, batch.inputs, strict=True) if x is not None)
     return given, tuple(x.shape for x in leaves(batch))
 
@@ -134,12 +134,12 @@ def compilations() -> Callable[[], int]:
 
 
 def _donated(state: State) -> bool:
-    """Whether a step took these arrays over; who has them lost the state that it returned."""
+    """True if a step took these arrays over; a caller that still has them lost the state that the step returned."""
     return bool(state) and state[0].is_deleted()  # type: ignore[attr-defined]  # arrays of JAX, typed as tensors
 
 
 def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
-    """Its shape, dtype and sharding."""
+    """Returns the array's shape, dtype and sharding."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 

@@ -9,11 +9,11 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 
+from quintet.interface.platform import CacheLost, Device, State
+from quintet.interface.types import Layout, Memory
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import CacheLost, Device, State
-from quintet.platforms.tpu.bridge import dtype_of, host_array, jax_view, torch_view
-from quintet.platforms.tpu.machines import OverMachines
-from quintet.types import Layout, Memory
+from quintet.platforms.tpu.multi_host import OverMachines
+from quintet.platforms.tpu.torchax_bridge import dtype_of, host_array, jax_view, torch_view
 
 AXIS = "model"  # the mesh's only axis: heads, features and vocabulary are cut along it
 GIB = 2**30
@@ -39,7 +39,7 @@ class TPUDevice(Device):
 
     @property
     def stateful(self) -> bool:
-        """Whether a part of it is of requests."""
+        """True if a part of the state is per request."""
         return bool(self._states)
 
     def memory(self) -> Memory:
@@ -116,7 +116,7 @@ class TPUDevice(Device):
 
 
 def _are_states(layouts: Sequence[Layout]) -> bool:
-    """Of requests, which are allocated behind the pages."""
+    """True if the layouts are of states per request, which are allocated behind the pages."""
     return bool(layouts) and layouts[0].unit == "request"
 
 
@@ -128,7 +128,7 @@ def from_host_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def shard_bytes(of: jax.ShapeDtypeStruct) -> int:
-    """What one device keeps of it."""
+    """Returns the bytes that one device keeps of it."""
     shape = of.sharding.shard_shape(of.shape)
     return int(np.prod(shape)) * of.dtype.itemsize
 

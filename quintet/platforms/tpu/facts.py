@@ -1,4 +1,4 @@
-"""What TPU chips this machine has, read from its PCI bus: the runtime is not started, nobody's chip is taken."""
+"""TPU chips of this machine, read from its PCI bus: the runtime is not started, no chip is taken."""
 
 import importlib.util
 import re
@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from quintet.config import Environment, read_environment
-from quintet.platforms.interface import Unavailable
+from quintet.interface.platform import Unavailable
 
 GOOGLE = "0x1ae0"
 CHIPS = {  # PCI device id -> name; v2 shows the id of v3
@@ -32,7 +32,7 @@ class Facts:
 
 
 def facts(pci: Path = Path("/sys/bus/pci/devices")) -> Facts | Unavailable:
-    """Which devices there are, or why there are none."""
+    """Returns the devices, or why there are none."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return Unavailable(f"{' and '.join(missing)} not installed", "pip install 'quintet[tpu]'")
@@ -55,13 +55,13 @@ def chips(pci: Path) -> list[str]:
 
 
 def host_devices(environment: Environment) -> int:
-    """How many devices JAX makes of the host's processor: one, unless XLA_FLAGS says otherwise."""
+    """Returns how many devices JAX makes of the host's processor: one, unless XLA_FLAGS sets another number."""
     match = FORCED.search(environment.xla_flags or "")
     return int(match[1]) if match else 1
 
 
 def versions() -> str:
-    """Of the packages that matter."""
+    """Returns the versions of the packages that matter."""
     return ", ".join(f"{name} {_version(name)}" for name in NEEDED)
 
 

@@ -9,24 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.kept import kept_folder, trouble
+from quintet.config.cache_dir import kept_folder, trouble
+from quintet.distributed.rendezvous import Terms
+from quintet.interface.platform import Alone, Capabilities, Communicator, Device, Mixer, Platform, Step, Unavailable
+from quintet.interface.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
+from quintet.interface.weights import Weight
 from quintet.ops.linear import KINDS
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import (
-    Alone,
-    Capabilities,
-    Communicator,
-    Device,
-    Mixer,
-    Platform,
-    Step,
-    Unavailable,
-)
-from quintet.platforms.network.rendezvous import Terms
 from quintet.platforms.tpu.facts import Facts, facts
-from quintet.platforms.tpu.machines import Awaited, OverMachines, of_all, together
-from quintet.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
-from quintet.weights import Weight
+from quintet.platforms.tpu.multi_host import Awaited, OverMachines, of_all, together
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +161,7 @@ class TPU(Platform):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        from quintet.platforms.tpu.bridge import put, torch_view
+        from quintet.platforms.tpu.torchax_bridge import put, torch_view
 
         placed = self._placer(weight, parts)
         if into is None:

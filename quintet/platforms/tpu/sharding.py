@@ -10,16 +10,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from quintet.interface.weights import Form, Weight
 from quintet.ops.quantize import attributes, canonicals
-from quintet.platforms.tpu.bridge import dtype_of, host_array, torch_dtype
 from quintet.platforms.tpu.device import AXIS
-from quintet.weights import Form, Weight
+from quintet.platforms.tpu.torchax_bridge import dtype_of, host_array, torch_dtype
 
 Index = tuple[slice, ...]
 
 
 class Placement(NamedTuple):
-    """Where a weight goes.
+    """Placement of a weight on the mesh.
 
     A weight that is cut and made of several products (q, k and v; gate and up) has shape [ranks, N / ranks, K]: rank r
     keeps its share of the first product, then of the second, ... A cut through rows that stand one product after the
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
-    """Of each tensor that the weight becomes, by its attribute's name."""
+    """Returns the placement of each tensor that the weight becomes, by its attribute's name."""
     if weight.form.plain:
         return {weight.name: _placement(weight, mesh, weight.shape, dtype_of(weight.dtype))}
     return {
@@ -49,7 +49,7 @@ def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
 
 
 def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
-    """What a canonical matrix of so many inputs has for each output."""
+    """Returns the tensors of a canonical matrix of so many inputs, with their width for each output."""
     assert not form.ordered, "products here take inputs as they come"
     values = torch.int8 if form.bits == 8 and not form.table else torch.uint8
     pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}

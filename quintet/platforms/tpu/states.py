@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from quintet.interface.types import Array, HostBatch, HostGroup, StateSpec
 from quintet.ops.registry import Ops
 from quintet.ops.states import StateMixer
 from quintet.platforms.tpu.attention import stored
-from quintet.types import Array, HostBatch, HostGroup, StateSpec
 
 
 class JaxStates(StateMixer):

@@ -1,6 +1,6 @@
-"""What Intel GPUs are here, read from sysfs: no context is made, no device is woken. Unverified on a GPU.
+"""Intel GPUs of this machine, read from sysfs: no context is made, no device is woken. Unverified on a GPU.
 
-Sysfs has no word for a product's name and its memory: torch knows them in the process that uses the device.
+Sysfs has no product name and no memory size: torch knows them in the process that uses the device.
 """
 
 import ctypes
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from quintet.config import Environment, read_environment
+from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, read, together
-from quintet.platforms.interface import Unavailable
 
 INTEL, DISPLAY = "0x8086", ("0x03",)  # of its processing accelerators, none is a GPU
 LOADER, DRIVER = "libze_loader.so.1", "libze_intel_gpu.so.1"  # of Level Zero: what finds drivers, and Intel's
@@ -28,7 +28,7 @@ class Family(NamedTuple):
 
     name: str
     integrated: bool = False  # in a processor: its memory is the host's
-    unsound: tuple[int, int] | None = None  # the first version of torch whose graphs are not trusted there
+    unsound: tuple[int, int] | None = None  # the first version of torch with graphs that are not trusted there
     dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
@@ -69,7 +69,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to look: by default this machine."""
+    """Sources of the facts: by default this machine."""
 
     torch_xpu: str | None = field(default_factory=lambda: getattr(torch.version, "xpu", None))
     torch_version: str = torch.__version__
@@ -110,7 +110,7 @@ def ungraphed(names: Iterable[str], version: str) -> str | None:
 
 
 def _of_devices(machine: Machine, cards: Sequence[Card], served: Sequence[Card]) -> list[Unavailable]:
-    """What is wrong with what the kernel shows."""
+    """Returns what is wrong with the devices that the kernel shows."""
     if not cards:
         if on_the_bus(machine.sys / "bus" / "pci" / "devices", INTEL, DISPLAY):
             return [Unavailable("an Intel GPU is here, and no driver (i915 or xe) has it", "install a newer kernel")]
@@ -128,7 +128,7 @@ def _of_devices(machine: Machine, cards: Sequence[Card], served: Sequence[Card])
 
 
 def _of_software(machine: Machine, driven: bool) -> list[Unavailable]:
-    """What is missing between the kernel and ours."""
+    """Returns the software that is missing between the kernel and ours."""
     needed = [
         (not driven or machine.loads(LOADER), f"Level Zero's loader ({LOADER}) is missing", "install libze1"),
         (not driven or machine.loads(DRIVER), f"Intel's driver ({DRIVER}) is missing", "install libze-intel-gpu1"),
@@ -168,7 +168,7 @@ def _visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
 
 
 def triton() -> str | None:
-    """What is missing of Triton, which is not imported for it."""
+    """Returns what is missing of Triton, without importing it."""
     found = importlib.util.find_spec("triton")
     if found is None or found.origin is None:
         return "triton is not installed"
@@ -177,7 +177,7 @@ def triton() -> str | None:
 
 
 def loads(library: str) -> bool:
-    """Whether the linker finds it. Loaded, it does nothing yet."""
+    """True if the linker finds the library. Loaded, it does nothing yet."""
     try:
         ctypes.CDLL(library)
     except OSError:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from quintet.interface.weights import Form, Matrix
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.quantized import MIDDLE
 from quintet.ops.registry import Op, of_kind
-from quintet.platforms.gpu.triton_probe import probing
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu.ops.probe import probing
 
 PRIORITY: Mapping[str, Sequence[str]] = {of_kind("linear", kind): ("onednn", "triton") for kind in ("w8a8", "int4")}
 LEAST = 32  # inputs that share a scale: groups are a multiple of it
@@ -24,7 +24,7 @@ NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 
 
 def takes(form: Form) -> bool:
-    """Whether products by weights of this form are oneDNN's."""
+    """True if products by weights of this form are oneDNN's."""
     plain = form.dtype is None and not (form.table or form.mins or form.ordered)
     grouped = form.group > 0 and form.group % LEAST == 0
     return plain and (grouped if form.kind == "int4" else form.kind == "w8a8" and not form.group)
@@ -61,7 +61,7 @@ def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...
 
 
 def _off(device: torch.device, product: Callable[..., Tensor], form: Form) -> str | None:
-    """Where one token's product, or three's, is not the specification's."""
+    """Returns how the product of one token, or of three, differs from the specification's."""
     made = torch.Generator().manual_seed(0)
     matrix = quantize(torch.randn(48, 96, generator=made), form)
     assert matrix.scales is not None, "what is quantized has scales"
@@ -70,7 +70,7 @@ def _off(device: torch.device, product: Callable[..., Tensor], form: Form) -> st
         x = torch.randn(tokens, 96, generator=made).half()
         got, want = product(x.to(device), there, None, (48,)), linear.reference(x, matrix, None, (48,))
         worst = float((got.cpu().float() - want.float()).abs().max())
-        if not worst < 0.05:  # of sums whose magnitude is 10; what is no number is not below it either
+        if not worst < 0.05:  # of sums with a magnitude of 10; NaN is not below it either
             return f"a product of {tokens} tokens is off by {worst:.3g}"
     return None
 
@@ -93,6 +93,6 @@ def _middle(shape: torch.Size, device: torch.device) -> Tensor:
 
 
 def register() -> None:
-    """When a device is opened, not before."""
+    """Registers the providers when a device is opened, not before."""
     linear.provide("onednn", probe_int4, forms=("int4",))(int4)
     linear.provide("onednn", probe_w8a8, forms=("w8a8",))(w8a8)

@@ -1,4 +1,4 @@
-"""Intel GPUs as a platform. No step has run on one yet: it says so when it is chosen."""
+"""Platform of Intel GPUs. No step has run on one yet: it reports that when it is chosen."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Device, Unavailable
+from quintet.interface.types import Place
+from quintet.interface.weights import Form, Weight
 from quintet.ops.registry import of_kind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime
-from quintet.platforms.interface import Device, Unavailable
 from quintet.platforms.xpu import facts, onednn
 from quintet.platforms.xpu.runtime import XPURuntime
-from quintet.types import Place
-from quintet.weights import Form, Weight
 
 
 class XPU(GPU):

@@ -8,40 +8,33 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http import openapi, yours
+from quintet.server.config import ServerConfig
+from quintet.server.http import openapi
+from quintet.server.http.admin import health as alive
+from quintet.server.http.admin import load, page, profile, sleep, tokenizer_info
+from quintet.server.http.admin import mcp_servers as tool_servers
+from quintet.server.http.admin import tokenize as tokens
 from quintet.server.http.anthropic.routes import router as anthropic
-from quintet.server.http.asgi import route_path
-from quintet.server.http.auth import ApiKeys, Neighbours
+from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
-from quintet.server.http.load import LoadReport
-from quintet.server.http.middleware import BodyLimit, Failures, HeadAsGet, Observed, Places, failure
-from quintet.server.http.paths import Slashes, where_to_look
+from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
+from quintet.server.http.middleware import custom as yours
+from quintet.server.http.middleware.access import BodyLimit, Failures, HeadAsGet, Observed, RequestLimit, failure
+from quintet.server.http.middleware.auth import ApiKeys, LocalNames
+from quintet.server.http.middleware.base import route_path
+from quintet.server.http.middleware.load_header import LoadReport
+from quintet.server.http.middleware.paths import Slashes, where_to_look
+from quintet.server.http.openai import chat, completions, models
 from quintet.server.http.pooling import cohere, scores
 from quintet.server.http.pooling import routes as pooling
 from quintet.server.http.responses.routes import router as responses
-from quintet.server.http.routes import (
-    alive,
-    chat,
-    completions,
-    load,
-    models,
-    page,
-    profile,
-    sleep,
-    tokenizer_info,
-    tokens,
-    tool_servers,
-)
-from quintet.server.http.service import Service
-from quintet.server.http.strays import HEADER as IGNORED
 from quintet.server.metrics import routes as metrics
-from quintet.server.metrics.counted import Counted
-from quintet.server.settings import ServerConfig
+from quintet.server.metrics.http_metrics import Counted
 
 
-def make_app(service: Service) -> FastAPI:
-    """Serves what `service` holds; it is found at app.state.service. ValueError if a middleware cannot be used."""
+def make_app(service: AppState) -> FastAPI:
+    """Returns the app of `service`, which is at app.state.service. ValueError if a middleware cannot be used."""
     settings = service.settings
     app = FastAPI(docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.service = service
@@ -54,7 +47,7 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-def _add_routes(app: FastAPI, service: Service) -> None:
+def _add_routes(app: FastAPI, service: AppState) -> None:
     settings = service.settings
     for module in (alive, metrics, models, completions, chat, tokens, pooling, scores, cohere):
         app.include_router(module.router)
@@ -80,9 +73,9 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     app.add_middleware(LoadReport, service=app.state.service)
     yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
-    app.add_middleware(Places, most=settings.max_connections)
+    app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
-    app.add_middleware(Neighbours, settings=settings)
+    app.add_middleware(LocalNames, settings=settings)
     app.add_middleware(Failures)
     if settings.allowed_origins:
         app.add_middleware(
@@ -98,7 +91,7 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
 
 
 async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
-    """What the router itself says: no such path, or not with this method."""
+    """Answers the router's own errors: no such path, or a method that the path does not have."""
     assert isinstance(error, HTTPException)
     path, known = http.scope["path"][:200], error.status_code in (404, 405)
     what, hint = f"{http.method} does not work at", "/openapi.json lists what there is"
@@ -111,7 +104,7 @@ async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
 
 
 async def _refuse_parameter(http: HttpRequest, error: Exception) -> Response:
-    """A parameter in path or query; bodies are read by the routes themselves."""
+    """Answers a wrong parameter in path or query; bodies are read by the routes themselves."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])[:200]

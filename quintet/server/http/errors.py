@@ -47,7 +47,7 @@ class ClientGone(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a caller is told of any failure. Only messages that were written for users get out."""
+    """Returns any failure as the error that its caller gets. Only messages written for users are passed on."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineDead):

@@ -12,5 +12,5 @@ def new_id() -> str:
 
 
 def is_sane(given: str) -> bool:
-    """Whether it can be a request's name: 1 to 128 letters, digits and ._:- that begin with a letter or a digit."""
+    """True if it can be a request's name: 1 to 128 letters, digits and ._:- that begin with a letter or a digit."""
     return _SANE.fullmatch(given) is not None

@@ -34,7 +34,7 @@ _WITHOUT_BODY = (400, 401, 403, 404, 421, 500, 503)
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -50,7 +50,7 @@ class Error(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Documented:
-    """What a route takes and gives."""
+    """Request body, answers and errors of a route."""
 
     body: type[BaseModel] | None = None
     answer: Any = None  # a msgspec struct; None: no JSON
@@ -74,7 +74,7 @@ def documented(**facts: Any) -> Callable[[Route], Route]:
 
 
 def install(app: FastAPI, root_path: str) -> None:
-    """Made when it is first asked for."""
+    """Installs the description, which is built on the first request for it."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -125,7 +125,7 @@ def _complete(operation: dict[str, Any], fact: Documented, schemas: dict[str, An
 
 
 def _event(data: dict[str, Any]) -> dict[str, Any]:
-    """What OpenAPI 3.2 will call itemSchema: a stream's schema is that of each event."""
+    """Returns a stream's schema, which is that of each event (OpenAPI 3.2 will call it itemSchema)."""
     text = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     either = {"anyOf": [text, {"type": "string", "const": "[DONE]"}]}
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": either}, "required": ["data"]}

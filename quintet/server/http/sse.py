@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quintet.server.http.calls import Call
+from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error, openai_shape
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 def openai_failure(error: ApiError) -> bytes:
-    """How OpenAI's clients expect a stream to break off."""
+    """Returns the events that end a failed stream, in the form that OpenAI's clients expect."""
     return event(openai_shape(error)) + DONE
 
 
@@ -35,7 +35,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, call: Call, events: AsyncIterator[bytes], failure: Callable[[ApiError], bytes] = openai_failure
+        self, call: EngineCall, events: AsyncIterator[bytes], failure: Callable[[ApiError], bytes] = openai_failure
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]

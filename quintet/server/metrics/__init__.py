@@ -1,1 +1,1 @@
-"""What a server counts and measures, as Prometheus reads it."""
+"""Metrics of a server, in Prometheus format."""

@@ -1,10 +1,10 @@
-"""Every metric that a scrape may show. docs/metrics.md says how each compares with vLLM's."""
+"""Every metric that a scrape may show. docs/metrics.md compares each with vLLM's."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from quintet.engine.request_counts import BETWEEN_TOKENS, COMPLETIONS, FIRST_TOKEN, LATENCY, TOKENS
-from quintet.engine.stats import STEP_BOUNDS
+from quintet.engine.observability.request_stats import BETWEEN_TOKENS, COMPLETIONS, FIRST_TOKEN, LATENCY, TOKENS
+from quintet.engine.observability.stats import STEP_BOUNDS
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -28,7 +28,7 @@ class Metric:
         return ("model_name", "engine", *self.labels) if self.of_model else self.labels
 
 
-# What the engine tells: the same from whichever process, so never added up.
+# Metrics of the engine: equal in all API processes, so never added up.
 ENGINE = (
     Metric("vllm:num_requests_running", "gauge", "Completions that the engine works on."),
     Metric("vllm:num_requests_waiting", "gauge", "Completions that wait for their first step, or to go on."),
@@ -51,7 +51,7 @@ ENGINE = (
     Metric("vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache."),
     Metric(
         "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute), found "
-        "in the prefix cache (local_cache_hit) or come from elsewhere (external_kv_transfer).", ("source",),
+        "in the prefix cache (local_cache_hit) or loaded by a KV connector (external_kv_transfer).", ("source",),
     ),
     Metric("vllm:prompt_tokens_cached_total", "counter", "Tokens of prompts that did not have to be computed."),
     Metric("vllm:generation_tokens_total", "counter", "Tokens that were drawn."),
@@ -84,7 +84,7 @@ ENGINE = (
     Metric("quintet:kv_transfer_bytes_given_total", "counter", "Bytes of these."),
     Metric(
         "quintet:kv_transfer_peers_refused_total", "counter", "Connections of others with another key or model, or "
-        "that said what they must not.",
+        "that broke the protocol.",
     ),
     Metric(
         "quintet:kv_transfer_loans_refused_total", "counter", "Prompts whose pages found no room to wait for another "
@@ -102,7 +102,7 @@ ENGINE = (
     ),
 )  # fmt: skip
 
-# What each process that speaks HTTP counts; a scrape shows the sum.
+# Metrics that each API process counts; a scrape shows the sum.
 SERVED = (
     Metric(
         "vllm:request_success_total", "counter", "Completions that ended, failures among them.", ("finished_reason",)
@@ -172,7 +172,7 @@ SERVED = (
     Metric("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),
 )  # fmt: skip
 
-# What the process that is asked adds.
+# Metrics that only the scraped process adds.
 SCRAPE = (
     Metric("quintet:peers_silent", "gauge", "API processes whose counts this scrape lacks.", of_model=False),
 )  # fmt: skip

@@ -1,22 +1,22 @@
-"""What the engine tells of itself, as rows of the scrape."""
+"""Converts the engine's stats to rows of a scrape."""
 
 from collections.abc import Iterator
 
 import msgspec
 
-from quintet.engine.metrics import COUNTERS, GAUGES
-from quintet.engine.series import Row
-from quintet.engine.stats import Stats
-from quintet.server.backend import Backend, Served
+from quintet.common.metric_types import Row
+from quintet.engine.observability.metrics import COUNTERS, GAUGES
+from quintet.engine.observability.stats import Stats
+from quintet.server.backend import Backend, ModelInfo
 
-# metric -> the field of Engine.Stats that it shows
+# metric -> field of Engine.Stats
 _FIELDS = {**GAUGES, **{f"{name}_total": field for name, field in COUNTERS.items()}}
 _WAITING = "vllm:num_requests_waiting_by_reason"
 _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
 def engine_rows(backend: Backend) -> list[Row]:
-    """At most as old as the engine's latest sign of life. While the model is loading there is little to tell."""
+    """Returns rows as old as the engine's latest heartbeat. While the model loads, there are few."""
     up = Row("quintet:engine_up", (), [float(backend.trouble() is None)])
     rows = [
         msgspec.structs.replace(row, engine=number)
@@ -26,18 +26,18 @@ def engine_rows(backend: Backend) -> list[Row]:
     return [*rows, up]
 
 
-def _told(stats: Stats, served: Served) -> list[Row]:
+def _told(stats: Stats, served: ModelInfo) -> list[Row]:
     values = {name: getattr(stats, field) for name, field in _FIELDS.items()}
     values["vllm:prompt_tokens_total"] = stats.num_prompt_tokens + stats.cached_tokens
     values["quintet:kv_pages_used"] = round(stats.kv_usage * served.num_pages)
     values["quintet:kv_pages_total"] = served.num_pages
-    values["quintet:step_tokens"] = stats.step_tokens if stats.num_running else 0  # else it is of long ago
+    values["quintet:step_tokens"] = stats.step_tokens if stats.num_running else 0  # else the last step is old
     return [Row(name, (), [value]) for name, value in values.items()]
 
 
-def _labelled(stats: Stats, served: Served) -> Iterator[Row]:
-    """Metrics with labels of their own, and the histogram of steps."""
-    deferred = min(stats.num_deferred, stats.num_waiting)  # counted by a thread that does not stop the engine
+def _labelled(stats: Stats, served: ModelInfo) -> Iterator[Row]:
+    """Yields metrics with their own labels, and the histogram of step sizes."""
+    deferred = min(stats.num_deferred, stats.num_waiting)  # another thread counts without stopping the engine
     yield Row(_WAITING, ("capacity",), [stats.num_waiting - deferred])
     yield Row(_WAITING, ("deferred",), [deferred])
     for level, state in enumerate(_SLEEP):
@@ -51,7 +51,7 @@ def _labelled(stats: Stats, served: Served) -> Iterator[Row]:
     yield Row("vllm:cache_config_info", _cache(served), [1])
 
 
-def _cache(served: Served) -> tuple[str, ...]:
-    """In the order of CACHE_LABELS, written as vLLM writes them."""
+def _cache(served: ModelInfo) -> tuple[str, ...]:
+    """Returns label values in the order of CACHE_LABELS, formatted as in vLLM."""
     facts = (served.page_size, served.cache_dtype, served.prefix_caching, served.kv_tokens, served.num_pages)
     return tuple(map(str, facts))

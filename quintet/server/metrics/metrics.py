@@ -1,9 +1,9 @@
-"""The counts of one API process."""
+"""Counters and histograms of one API process."""
 
 from collections.abc import Awaitable, Callable
 
-from quintet.engine.request_counts import RequestCounts
-from quintet.engine.series import Counter, Histogram, Row
+from quintet.common.metric_types import Counter, Histogram, Row
+from quintet.engine.observability.request_stats import RequestStats
 from quintet.server.metrics.catalogue import SERVED
 
 # HTTP status -> why a request was turned away
@@ -23,7 +23,7 @@ _REFUSALS = {
     503: "unavailable",
 }
 _PROBES = {"/health", "/ready", "/ping", "/metrics"}
-_UNCOUNTED = _PROBES | {"/version", "/load"}  # in what has the names of vLLM's HTTP metrics
+_UNCOUNTED = _PROBES | {"/version", "/load"}  # routes that vLLM's HTTP metrics leave out
 
 
 async def _no_others() -> tuple[list[Row], int]:
@@ -31,23 +31,23 @@ async def _no_others() -> tuple[list[Row], int]:
 
 
 class Metrics:
-    """Used in one event loop. What requests took is in `requests`."""
+    """Metrics of one API process, for one event loop. `requests` has the times and tokens of requests."""
 
     def __init__(self) -> None:
         self._known = {metric.name: metric for metric in SERVED}
         self._series: dict[tuple[str, tuple[str, ...]], Counter | Histogram] = {}
-        self.connections: Callable[[], int] = int  # how many are open
-        self.calls: Callable[[], int] = int  # how many are under way
+        self.connections: Callable[[], int] = int  # number of open connections
+        self.calls: Callable[[], int] = int  # number of calls in progress
         self.others: Callable[[], Awaitable[tuple[list[Row], int]]] = (
-            _no_others  # the rows of the other API processes, and how many of those are silent
+            _no_others  # rows of the other API processes, and how many did not answer
         )
-        self.requests = RequestCounts()
+        self.requests = RequestStats()
         self.aborted = self._counter("quintet:requests_aborted_total")
         for reason in sorted(set(_REFUSALS.values())):
             self._counter("quintet:requests_refused_total", reason)
 
     def responded(self, route: str, method: str, status: int) -> None:
-        """A response was begun. The route is a template, so that there are few."""
+        """Counts a response that has begun. The route is a template, so that label values are few."""
         self._counter("quintet:http_requests_total", route, method, str(status)).add()
         if status in _REFUSALS and route not in _PROBES and method != "HEAD":
             self._counter("quintet:requests_refused_total", _REFUSALS[status]).add()
@@ -55,12 +55,12 @@ class Metrics:
             self._counter("http_requests_total", route, method, f"{status // 100}xx").add()
 
     def lasted(self, route: str, method: str, seconds: float) -> None:
-        """A response went out, or broke off."""
+        """Records the duration of a response that was sent or broken off."""
         if route not in _UNCOUNTED:
             self._histogram("http_request_duration_seconds", route, method).observe(seconds)
 
     def rows(self) -> list[Row]:
-        """All series as they stand."""
+        """Returns all series with their current values."""
         rows = [Row(name, labels, series.values()) for (name, labels), series in self._series.items()]
         rows += [Row(name, (), histogram.values()) for name, histogram in self.requests.histograms()]
         rows += [Row("vllm:request_success_total", (why,), each.values()) for why, each in self.requests.reasons()]

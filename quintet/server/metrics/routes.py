@@ -1,16 +1,16 @@
-"""GET /metrics: for Prometheus and the page."""
+"""GET /metrics, for Prometheus and the web page."""
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.http.answers import service_of
-from quintet.server.metrics.exposition import CONTENT_TYPE, scrape
+from quintet.server.http.respond import service_of
+from quintet.server.metrics.prometheus import CONTENT_TYPE, scrape
 
 router = APIRouter()
 
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(http: HttpRequest) -> Response:
-    """Answers while the model is loading and when the engine is gone, too."""
+    """Returns the metrics, also while the model loads and after the engine has died."""
     return Response(await scrape(service_of(http)), headers={"Content-Type": CONTENT_TYPE})

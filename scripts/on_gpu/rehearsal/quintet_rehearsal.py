@@ -1,7 +1,7 @@
 """The platform that takes the place of `cuda` when `make gpu` is rehearsed: a GPU of the host's memory."""
 
+from quintet.interface.platform import CONTRACT_VERSION
 from quintet.platforms.gpu.platform import GPU
-from quintet.platforms.interface import CONTRACT_VERSION
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
 GIB = 2**30

@@ -8,14 +8,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet.layers.forms.gguf import Blocks
+from quintet.interface.weights import Cut, Matrix, Part, Weight
+from quintet.layers.quantization.formats.gguf import Blocks
 from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
 from quintet.ops.moe import quantized_experts
 from quintet.ops.quantize import canonical
 from quintet.ops.quantized import dequantized, rounded
-from quintet.platforms.cpu import blocks, quantized_moe, tiles
-from quintet.weights import Cut, Matrix, Part, Weight
+from quintet.platforms.cpu import gguf_weights as blocks
+from quintet.platforms.cpu import weight_layout as tiles
+from quintet.platforms.cpu.ops import quantized_moe
 
 if reason := blocks.missing("lay_blocks"):
     pytest.skip(reason, allow_module_level=True)

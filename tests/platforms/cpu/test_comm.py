@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.platforms.cpu import comm as comms
-from quintet.platforms.cpu.comm import Rooms, SharedMemory, joined
+from quintet.interface.platform import DeviceLost
+from quintet.interface.types import Place
+from quintet.platforms.cpu import shared_memory as comms
+from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
 from quintet.platforms.host import nameless_file
-from quintet.platforms.interface import DeviceLost
-from quintet.types import Place
 
 _cpu = pytest.importorskip("quintet._cpu")
 T = TypeVar("T")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[T | BaseException]:
     """The work of every rank, threads that share a file -> what each gave, or raised."""
-    rooms, found = Rooms(), dict[int, Any]()
+    rooms, found = Groups(), dict[int, Any]()
 
     def run(rank: int) -> None:
         try:
@@ -195,7 +195,7 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 
 
 def test_wrong_places_are_refused() -> None:
-    rooms = Rooms()
+    rooms = Groups()
     assert isinstance(joined(Place(0, 2, "inproc://x"), rooms, 1.0), SharedMemory)
     for place, says in [
         (Place(0, 3, "inproc://x"), "where 2 ranks meet"),

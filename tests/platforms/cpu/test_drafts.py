@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.tiny import variant
+from quintet.conformance.checkpoints.tiny import variant
 from quintet.outputs import RequestOutput
 
 GUESS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}

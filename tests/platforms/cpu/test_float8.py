@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.interface.weights import Form, Matrix
 from quintet.ops.linear import linear as product
-from quintet.platforms.cpu import float8
-from quintet.weights import Form, Matrix
+from quintet.platforms.cpu.ops import float8
 
 if reason := float8.probe():
     pytest.skip(reason, allow_module_level=True)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
+from quintet.interface.types import Layout
 from quintet.platforms.cpu import PLATFORM
-from quintet.platforms.cpu.platform import _extension, _granted
+from quintet.platforms.cpu.configure import granted_threads, load_extension
 from quintet.platforms.host import host_memory, physical_cores, threads
-from quintet.types import Layout
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -117,7 +117,8 @@ def test_ranks_share_the_host_and_say_how() -> None:
 
 
 def test_without_the_extension_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.platforms.cpu.platform._extension", lambda: None)
+    for module in ("platform", "configure"):
+        monkeypatch.setattr(f"quintet.platforms.cpu.{module}.load_extension", lambda: None)
     with pytest.raises(ValueError, match="tensor_parallel_size must be 1: .* install a C\\+\\+ compiler"):
         PLATFORM().configure(EngineConfig(tensor_parallel_size=2))
 
@@ -142,13 +143,13 @@ def test_engines_share_the_host_with_all_their_ranks() -> None:
     )
     assert six == one // 6
     many = PLATFORM().configure(EngineConfig(data_parallel_size=512))[1][0]
-    assert f"with 1 of {_granted()} threads" in many and "fewer cores" in many
+    assert f"with 1 of {granted_threads()} threads" in many and "fewer cores" in many
 
 
 def test_every_rank_of_every_engine_has_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which cores are whose follows from it."""
     taken: list[tuple[int, int]] = []
-    extension = _extension()
+    extension = load_extension()
     monkeypatch.setattr(extension, "set_threads", lambda count, bind, place, places: taken.append((place, places)))
     for number in range(3):
         for rank in range(2):

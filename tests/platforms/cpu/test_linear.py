@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from quintet.ops import Op
-from quintet.platforms.cpu import linear, ops
+from quintet.platforms.cpu.ops import linear
+from quintet.platforms.cpu.ops import torch_ops as ops
 
 if reason := linear.probe():
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
-from quintet.weights import Matrix
+from quintet.interface.weights import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = (*range(1, 10), 15, 16, 17, 31, 64, 65, 200)

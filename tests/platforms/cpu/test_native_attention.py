@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import MIXES
+from quintet.conformance.cases.model_ops import MIXES
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.types import AttentionSpec, Books
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored
-from quintet.platforms.cpu import native_attention
-from quintet.types import AttentionSpec, Books
+from quintet.platforms.cpu.ops import attention as native_attention
 
 if reason := native_attention.probe():
     pytest.skip(reason, allow_module_level=True)

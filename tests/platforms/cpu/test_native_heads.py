@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quintet.conformance.cases import CASES
-from quintet.conformance.drawn import randn
+from quintet.conformance.cases.model_ops import CASES
+from quintet.conformance.cases.random_arguments import randn
+from quintet.interface.weights import Matrix, Part, Weight
 from quintet.ops import Op
-from quintet.platforms.cpu import linear, native_heads, native_moe
-from quintet.platforms.cpu.native import missing
-from quintet.weights import Matrix, Part, Weight
+from quintet.platforms.cpu.ops import heads as native_heads
+from quintet.platforms.cpu.ops import linear
+from quintet.platforms.cpu.ops import moe as native_moe
+from quintet.platforms.cpu.ops.extension import missing
 from tests.helpers.native import native
 
 if reason := missing("linear_by_heads"):

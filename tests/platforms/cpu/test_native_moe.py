@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import CASES
-from quintet.conformance.drawn import randn
-from quintet.conformance.tiny import FAMILIES, make
+from quintet.conformance.cases.model_ops import CASES
+from quintet.conformance.cases.random_arguments import randn
+from quintet.conformance.checkpoints.tiny import FAMILIES, make
+from quintet.interface.weights import Part, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
-from quintet.platforms.cpu import linear, native_moe
 from quintet.platforms.cpu.arena import Arena, lending
-from quintet.platforms.cpu.native import missing
-from quintet.platforms.cpu.native_moe import pack_experts, unpack_experts
-from quintet.weights import Part, Weight
+from quintet.platforms.cpu.ops import linear
+from quintet.platforms.cpu.ops import moe as native_moe
+from quintet.platforms.cpu.ops.extension import missing
+from quintet.platforms.cpu.ops.moe import pack_experts, unpack_experts
 from tests.helpers.native import native
 from tests.helpers.run_model import Runner
 
@@ -25,7 +26,7 @@ if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)
 
 from quintet import _cpu
-from quintet.weights import Matrix
+from quintet.interface.weights import Matrix
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 COLUMNS = _cpu.LINEAR_COLUMNS

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.drawn import randn
+from quintet.conformance.cases.random_arguments import randn
+from quintet.interface.types import HeadNorms
 from quintet.ops import Op, bind
 from quintet.ops.activation import KINDS
-from quintet.platforms.cpu import native_elementwise, native_embedding, native_norm, native_rotary
 from quintet.platforms.cpu.arena import Arena, lending
-from quintet.platforms.cpu.native import missing
+from quintet.platforms.cpu.ops import elementwise as native_elementwise
+from quintet.platforms.cpu.ops import embedding as native_embedding
+from quintet.platforms.cpu.ops import norm as native_norm
+from quintet.platforms.cpu.ops import rotary as native_rotary
+from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.providers import PRIORITY
-from quintet.types import HeadNorms
 from tests.helpers.native import native
 
 if reason := missing("rms_norm"):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.drawn import randn
+from quintet.conformance.cases.random_arguments import randn
+from quintet.interface.types import Batch, Books, Group
 from quintet.ops import Op
 from quintet.ops.states import Conv, Moves, Scan, Turns
-from quintet.platforms.cpu import native_states
-from quintet.platforms.cpu.native import missing
-from quintet.types import Batch, Books, Group
+from quintet.platforms.cpu.ops import states as native_states
+from quintet.platforms.cpu.ops.extension import missing
 
 if reason := missing("selective_scan"):
     pytest.skip(reason, allow_module_level=True)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from quintet.conformance.cases import CASES
-from quintet.conformance.tiny import EVERY, make
+from quintet.conformance.cases.model_ops import CASES
+from quintet.conformance.checkpoints.tiny import EVERY, make
 from quintet.ops import Op
-from quintet.platforms.cpu import linear
-from quintet.platforms.cpu.native import missing
-from quintet.platforms.cpu.native_moe import pack_experts
+from quintet.platforms.cpu.ops import linear
+from quintet.platforms.cpu.ops.extension import missing
+from quintet.platforms.cpu.ops.moe import pack_experts
 from tests.helpers.native import native
 from tests.helpers.run_model import Runner
 

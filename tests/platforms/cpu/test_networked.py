@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.engine.ranks import processes
-from quintet.platforms.cpu.comm import Rooms, joined, naming_the_lost
-from quintet.platforms.cpu.networked import networked
-from quintet.platforms.interface import DeviceLost
-from quintet.platforms.network import letters, rendezvous, wire
-from quintet.platforms.network.keys import shared_key
-from quintet.types import Place
+from quintet.distributed import connection as wire
+from quintet.distributed import messages as letters
+from quintet.distributed import rendezvous
+from quintet.distributed.keys import shared_key
+from quintet.engine.parallel import multiproc as processes
+from quintet.interface.platform import DeviceLost
+from quintet.interface.types import Place
+from quintet.platforms.cpu.shared_memory import Groups, joined, naming_the_lost
+from quintet.platforms.cpu.tcp_comm import networked
 from tests.platforms.cpu.test_comm import SHAPES, given
 
 _cpu = pytest.importorskip("quintet._cpu")
@@ -83,7 +85,7 @@ def test_what_is_computed_over_the_network_has_the_bits_of_shared_memory(size: i
             found.append(comm.broadcast(given(comm.rank, shape, torch.float32), 1))
         return found
 
-    rooms = Rooms()
+    rooms = Groups()
     want = at_once([lambda r=r: work(joined(Place(r, size, "inproc://here"), rooms, 30)) for r in range(size)])  # type: ignore[misc]
     for rank, got in enumerate(on_each(size, work)):
         assert isinstance(got, list), got
@@ -313,7 +315,7 @@ def test_a_wire_knows_its_peer_after_that_has_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-    made = wire.Wire(one, b"a" * 32, b"b" * 32)
+    made = wire.Connection(one, b"a" * 32, b"b" * 32)
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()  # at once: it is reset
     with pytest.raises(wire.Closed):
@@ -325,21 +327,21 @@ def test_a_wire_knows_its_peer_after_that_has_gone() -> None:
 
 def test_a_frame_that_was_changed_or_is_too_long_is_refused() -> None:
     one, other = socket.socketpair()
-    sends, hears = wire.Wire(one, b"a" * 32, b"b" * 32), wire.Wire(other, b"b" * 32, b"a" * 32)
+    sends, hears = wire.Connection(one, b"a" * 32, b"b" * 32), wire.Connection(other, b"b" * 32, b"a" * 32)
     until = time.monotonic() + 5
     sends.send(1, b"hello", until)
     assert hears.receive(until) == (1, b"hello")
     sends.send(1, b"x" * 100, until)
-    with pytest.raises(wire.Stranger, match="100 bytes, where 50 at most"):
+    with pytest.raises(wire.AuthenticationFailed, match="100 bytes, where 50 at most"):
         hears.receive(until, 50)
     for changed in (0, 5, -1):  # the length is believed only as far as the tag says so
         one, other = socket.socketpair()
-        sends, hears = wire.Wire(one, b"a" * 32, b"b" * 32), wire.Wire(other, b"b" * 32, b"a" * 32)
+        sends, hears = wire.Connection(one, b"a" * 32, b"b" * 32), wire.Connection(other, b"b" * 32, b"a" * 32)
         sends.send(1, b"", until)
         data = bytearray(other.recv(100))
         data[changed if changed < len(data) else -1] ^= 1
         one.sendall(bytes(data))
-        with pytest.raises((wire.Stranger, TimeoutError)):
+        with pytest.raises((wire.AuthenticationFailed, TimeoutError)):
             hears.receive(time.monotonic() + 0.2)
 
 

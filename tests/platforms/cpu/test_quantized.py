@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.products import Canonical
-from quintet.layers.forms import fitting
-from quintet.layers.forms.minifloats import E2M1, E2M3
+from quintet.conformance.harness.linear_layers import Canonical
+from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.layers.quantization import fitting
+from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import quantized, tiles
+from quintet.platforms.cpu import weight_layout as tiles
+from quintet.platforms.cpu.ops import quantized
 from quintet.platforms.cpu.platform import CPU
-from quintet.weights import Form, Matrix, Part, Weight
 
 if reason := quantized.probe():
     pytest.skip(reason, allow_module_level=True)

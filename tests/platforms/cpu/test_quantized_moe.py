@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.products import Canonical
+from quintet.conformance.harness.linear_layers import Canonical
+from quintet.interface.weights import Cut, Form, Matrix, Part, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.moe import one_of
 from quintet.ops.quantize import attributes, joined
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import quantized_moe, tiles
-from quintet.weights import Cut, Form, Matrix, Part, Weight
+from quintet.platforms.cpu import weight_layout as tiles
+from quintet.platforms.cpu.ops import quantized_moe
 
 if reason := quantized_moe.probe():
     pytest.skip(reason, allow_module_level=True)

@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.products import Canonical
-from quintet.conformance.published import FORMS
+from quintet.conformance.cases.published_formats import FORMS
+from quintet.conformance.harness.linear_layers import Canonical
+from quintet.interface.weights import Form, Matrix, Part, Weight
 from quintet.ops.embedding import embedding, quantized_embedding
 from quintet.ops.quantize import attributes
 from quintet.ops.quantized import dequantized
-from quintet.platforms.cpu import PLATFORM, linear, quantized, quantized_rows, tiles
-from quintet.platforms.cpu.quantized_moe import packer_of
-from quintet.weights import Form, Matrix, Part, Weight
+from quintet.platforms.cpu import PLATFORM
+from quintet.platforms.cpu import weight_layout as tiles
+from quintet.platforms.cpu.ops import linear, quantized
+from quintet.platforms.cpu.ops import quantized_embedding as quantized_rows
+from quintet.platforms.cpu.ops.quantized_moe import packer_of
 
 if reason := quantized_rows.probe():
     pytest.skip(reason, allow_module_level=True)

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import variant
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import variant
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Extent, HostBatch, HostGroup, Variant
 from quintet.ops import Op, bind
 from quintet.platforms import Chosen
 from quintet.platforms.cuda import cudnn_attention
 from quintet.platforms.cuda.platform import CUDA
 from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, Planning
-from quintet.platforms.interface import Capabilities
-from quintet.types import Extent, HostBatch, HostGroup, Variant
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
@@ -197,12 +197,12 @@ def test_captured_steps_have_it_by_a_graph_of_their_own(library: Library, monkey
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
         chosen = Chosen(platform, facts, "a test")
-        monkeypatch.setattr("quintet.engine.start.choose", lambda name, chosen=chosen: chosen)
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name, chosen=chosen: chosen)
         config = EngineConfig.from_kwargs(
             model=str(variant("llama", "plain").folder), device="fake", skip_tokenizer_init=True, dtype="float16",
             max_model_len=64, max_num_batched_tokens=32, max_num_seqs=4, warm_up=False, enable_prefix_caching=False,
         )  # fmt: skip
-        engine = Client(config, progress=False)
+        engine = EngineClient(config, progress=False)
         *whole, first, second = random_prompts(5, [32, 31, 30, 12, 20], 97)
         found.append([answered(engine, each) for each in (*([prompt] for prompt in whole), [first, second])])
         if len(found) == 1:
@@ -212,7 +212,7 @@ def test_captured_steps_have_it_by_a_graph_of_their_own(library: Library, monkey
     assert found[0] == found[1]
 
 
-def answered(engine: Client, prompts: list[list[int]]) -> list[list[int]]:
+def answered(engine: EngineClient, prompts: list[list[int]]) -> list[list[int]]:
     """Each one's next token; they come at once."""
     params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, ignore_eos=True)
     for number, prompt in enumerate(prompts):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import spec
+from quintet.conformance.harness.batches import spec
+from quintet.interface.types import Extent, Variant
 from quintet.platforms.cuda import flashinfer
 from quintet.platforms.cuda.platform import CUDA
-from quintet.types import Extent, Variant
 
 DECODE, PREFILL = flashinfer.NEEDED
 MADE = "float_workspace_buffer, kv_layout='NHD', use_cuda_graph=False, "

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import Place, random_prompts
-from quintet.conformance.tiny import VARIANTS, VOCAB, variant
-from quintet.engine.client import Client
+from quintet.conformance.checkpoints.tiny import VARIANTS, VOCAB, variant
+from quintet.conformance.harness.worker_runner import Place, random_prompts
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import Capabilities
 from quintet.platforms.cuda import PLATFORM
-from quintet.platforms.gpu import small_sum
+from quintet.platforms.gpu import custom_all_reduce as small_sum
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
-from quintet.platforms.interface import Capabilities
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.test_comm import each_rank
@@ -54,7 +54,7 @@ def tokens(result: Any) -> Any:
 @pytest.mark.parametrize("how", ENGINES)
 def test_the_oracle(how: str, model: Any) -> None:
     """Batched, chunked, preempted, from the cache, captured: the tokens of the CPU platform, drawn ones too."""
-    ours: Client = client(model, device="cuda", **ENGINES[how])
+    ours: EngineClient = client(model, device="cuda", **ENGINES[how])
     theirs = client(model, **ENGINES[how])
     for seed in range(3):
         assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"

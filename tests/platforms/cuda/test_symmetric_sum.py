@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quintet.platforms.cuda import symmetric_sum
+from quintet.interface.types import Place
+from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
 from quintet.platforms.cuda.platform import CUDA
-from quintet.platforms.cuda.symmetric_sum import Library, SymmetricSum, join
-from quintet.types import Place
+from quintet.platforms.cuda.symm_mem_all_reduce import Library, SymmetricSum, join
 from tests.platforms.gpu.test_comm import each_rank
 
 

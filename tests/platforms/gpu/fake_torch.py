@@ -14,9 +14,9 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import GPU
-from quintet.platforms.interface import Unavailable
 
 GIB = 2**30
 

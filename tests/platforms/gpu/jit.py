@@ -127,9 +127,11 @@ def pretend(front: FrontEnd) -> None:
     """Puts the front end in the place of launches, and an H100's answers in the place of the host's."""
     from triton.runtime.jit import JITFunction
 
-    from quintet.platforms.gpu import providers, triton_attention, triton_probe
+    from quintet.platforms.gpu import providers
     from quintet.platforms.gpu.kernels import chips, matmul
     from quintet.platforms.gpu.kernels.attention_layer import Limits
+    from quintet.platforms.gpu.ops import attention as triton_attention
+    from quintet.platforms.gpu.ops import probe as triton_probe
 
     providers.register()
     host = torch.device("cpu")
@@ -179,7 +181,7 @@ def _probed(probe: Callable[[], str | None]) -> str | None:
 
 
 def models(every: bool) -> Iterator[Case]:
-    from quintet.conformance.tiny import VARIANTS
+    from quintet.conformance.checkpoints.tiny import VARIANTS
 
     for dtype in TYPES if every else TYPES[:1]:
         for family, name in VARIANTS:
@@ -189,8 +191,8 @@ def models(every: bool) -> Iterator[Case]:
 def _modelled(family: str, name: str, dtype: torch.dtype) -> str | None:
     """Runs three prompts in one step, then two tokens each."""
     from quintet.config import EngineConfig
-    from quintet.conformance.direct import Runner, random_prompts
-    from quintet.conformance.tiny import variant
+    from quintet.conformance.checkpoints.tiny import variant
+    from quintet.conformance.harness.worker_runner import Runner, random_prompts
     from quintet.ops.registry import Op
     from quintet.platforms.gpu.providers import PRIORITY
     from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -242,7 +244,7 @@ def _argument(kind: str) -> Any:
 
 
 def ops() -> Iterator[Case]:
-    from quintet.conformance.cases import CASES
+    from quintet.conformance.cases.model_ops import CASES
     from quintet.ops.registry import Op
 
     for name, drawn in sorted(CASES.items()):

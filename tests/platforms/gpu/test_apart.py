@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import quintet.platforms.gpu.triton_quantized as provider
-from quintet.weights import Form
+import quintet.platforms.gpu.ops.quantized as provider
+from quintet.interface.weights import Form
 from tests.helpers.triton import needs_triton, randn
 from tests.platforms.gpu.test_quantized import assert_close, multiply, packed_case, served
 from tests.platforms.gpu.test_quantized_forms import OTHERS, case, multiplied, wanted
@@ -85,9 +85,9 @@ def test_results_are_those_of_one_accumulator(name: str, tokens: int, monkeypatc
 
 def test_one_scale_for_a_row_of_four_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two accumulators, in pairs of bits, over more than one step."""
+    from quintet.interface.weights import Matrix
     from quintet.ops.linear import linear
     from quintet.platforms.gpu.kernels import chips, quantized
-    from quintet.weights import Matrix
 
     weight = torch.randint(0, 256, (40, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     matrix = Matrix(weight, randn(40, 1).abs() * 0.02 + 0.003, form=Form("int4", 4, 16, 0))

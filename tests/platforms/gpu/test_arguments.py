@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.batches import spec
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, make
-from quintet.types import Batch, Books, Group
+from quintet.conformance.checkpoints.tiny import FAMILIES, make
+from quintet.conformance.harness.batches import spec
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.types import Batch, Books, Group
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
 if needs_triton().type != "cpu":
     pytest.skip("these tests look at what Triton's interpreter is called with", allow_module_level=True)
-from quintet.platforms.gpu import providers, triton_attention
+from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.kernels import attention
 from quintet.platforms.gpu.kernels.attention_layer import Limits
+from quintet.platforms.gpu.ops import attention as triton_attention
 from tests.platforms.gpu import aot
 
 # Whole numbers that a model, its layers and its cache settle: they are the same in every step.

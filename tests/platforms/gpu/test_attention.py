@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance import cases
-from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.cases import model_ops as cases
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.types import AttentionSpec, Batch, Books, HostBatch, HostGroup, Variant
 from quintet.ops import Op, bind
 from quintet.ops.attention import mixer, row_width, stored, widened
 from quintet.platforms.gpu.attention import GraphAttention, Planning, single
-from quintet.types import AttentionSpec, Batch, Books, HostBatch, HostGroup, Variant
 from tests.helpers.triton import needs_triton, triton_op, uploaded
 
 pytest.importorskip("triton")
-from quintet.platforms.gpu import triton_attention
 from quintet.platforms.gpu.kernels import attention_split
 from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits, fitting
+from quintet.platforms.gpu.ops import attention as triton_attention
 
 DEVICE = needs_triton()
 if reason := Op.registry["paged_attention"].probes["triton"]():

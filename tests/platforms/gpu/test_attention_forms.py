@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import CASES, DTYPES, MIXES, attended
-from quintet.engine.groups import Keeping
+from quintet.conformance.cases.model_ops import CASES, DTYPES, MIXES, attended
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.engine.kv_cache.groups import KVCacheGroup
+from quintet.interface.types import AttentionSpec, Books, HostBatch, HostGroup
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cuda import flashinfer
-from quintet.platforms.gpu import gathered_attention
-from quintet.types import AttentionSpec, Books, HostBatch, HostGroup
+from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from tests.helpers.triton import needs_triton, triton_op
 
 pytest.importorskip("triton")
-from quintet.platforms.gpu import triton_attention
 from quintet.platforms.gpu.kernels.attention_layer import Layer, fitting
 from quintet.platforms.gpu.kernels.attention_split import workspace
+from quintet.platforms.gpu.ops import attention as triton_attention
 
 DEVICE = needs_triton()
 if reason := Op.registry["paged_attention"].probes["triton"]():
@@ -183,7 +183,7 @@ def without_the_first(books: Books, of: AttentionSpec) -> Books:
     table = books.group.table.clone()
     counts = books.batch.starts.diff().tolist()
     for row, (length, count) in enumerate(zip(books.group.lengths.tolist(), counts, strict=True)):
-        kept = Keeping(of.window or of.chunk, of.chunk is not None)
+        kept = KVCacheGroup(of.window or of.chunk, of.chunk is not None)
         table[row, : kept.first(length - count) // of.page_size] = 0
     return Books(books.batch, books.group._replace(table=table))
 

@@ -9,13 +9,13 @@ import torch
 
 from quintet.conformance import kit
 from quintet.conformance.check import Check, Trial
+from quintet.conformance.checkpoints.tiny import Tiny, variant
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import Ask, Said, Served, follows, mix
 from quintet.conformance.report import Outcome
-from quintet.conformance.subject import Subject
-from quintet.conformance.tiny import Tiny, variant
-from quintet.conformance.traffic import Ask, Said, Served, follows, mix
-from quintet.engine.runner import Runner
+from quintet.engine.executor.model_runner import ModelRunner
+from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen
-from quintet.platforms.interface import Capabilities
 from tests.platforms.gpu.biting import FAILED, FULL, BitingGPU, BitingRuntime, Kind
 from tests.platforms.gpu.fake_torch import GIB
 
@@ -30,14 +30,14 @@ def biting(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Subject, BitingR
     platform = type("Biting", (BitingGPU,), {"_fake": runtime})
     facts = platform.probe()
     assert isinstance(facts, Capabilities)
-    monkeypatch.setattr("quintet.conformance.subject.choose", lambda name: Chosen(platform, facts, "a test"))
-    draw = Runner.draw
+    monkeypatch.setattr("quintet.conformance.harness.subject.choose", lambda name: Chosen(platform, facts, "a test"))
+    draw = ModelRunner.draw
 
-    def drawn(self: Runner, forward: Any) -> Any:
+    def drawn(self: ModelRunner, forward: Any) -> Any:
         with runtime.computing():
             return draw(self, forward)
 
-    monkeypatch.setattr(Runner, "draw", drawn)
+    monkeypatch.setattr(ModelRunner, "draw", drawn)
     return Subject("fake"), runtime
 
 

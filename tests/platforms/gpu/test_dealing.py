@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-import quintet.platforms.gpu.triton_dealing  # registers its providers
-import quintet.platforms.gpu.triton_moe  # noqa: F401
-from quintet.conformance.cases import CASES
-from quintet.layers.dealing import Dealing, Dealt
+import quintet.platforms.gpu.ops.expert_placement  # registers its providers
+import quintet.platforms.gpu.ops.moe  # noqa: F401
+from quintet.conformance.cases.model_ops import CASES
+from quintet.layers.moe.expert_placement import ExpertPlacement, RankExperts
 from quintet.ops.registry import Op
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
@@ -62,7 +62,7 @@ def test_shares_of_ranks_add_up_to_all_experts(dtype: torch.dtype) -> None:
     for copies in (0, 3):
         total: Any = 0.0
         for rank in range(2):
-            dealt = Dealt(Dealing(copies=copies), num, rank, 2)
+            dealt = RankExperts(ExpertPlacement(copies=copies), num, rank, 2)
             own = torch.tensor(dealt.own)
             here = triton_op("local_experts", DEVICE)(x, ids, dealt.table())
             total = total + triton_op("experts", DEVICE)(x, gate_up[own], down[own], weights, here, "silu").float()

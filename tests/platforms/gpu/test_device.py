@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from quintet.interface.types import Layout
 from quintet.platforms.gpu import memory
 from quintet.platforms.gpu.device import ALIGN, RESERVE, GPUDevice
-from quintet.types import Layout
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
 
 LAYOUT = Layout(torch.float16, (2, 4, 16, 32))

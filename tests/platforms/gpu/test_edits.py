@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_edits  # noqa: F401  registers its providers
+import quintet.platforms.gpu.ops.logits_edits  # noqa: F401  registers its providers
 from quintet.ops.registry import Op
 from tests.helpers.sampling import bits_of
 from tests.helpers.triton import needs_triton, randn, triton_op

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-import quintet.platforms.gpu.triton_elementwise  # noqa: F401  registers its providers
+import quintet.platforms.gpu.ops.elementwise  # noqa: F401  registers its providers
 from quintet.ops.activation import KINDS, gated
 from quintet.ops.elementwise import softcap
 from quintet.ops.embedding import embedding

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.cli.commands import platforms as platforms_command
 from quintet.config import EngineConfig
+from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms.cuda import PLATFORM, facts
 from quintet.platforms.cuda.facts import Machine
 from quintet.platforms.gpu.facts import Facts, compiler, header
-from quintet.platforms.interface import Capabilities, Unavailable
-from quintet.server.commands import platforms as platforms_command
 from tests.platforms.gpu.fake_torch import fake_platform
 
 H200 = ("NVIDIA H200", (9, 0), 141 * 2**30)

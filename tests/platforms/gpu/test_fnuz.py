@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.weights import Form, Matrix
 from quintet.ops import Op
 from quintet.ops.attention import stored, widened
 from quintet.ops.quantize import attributes, quantize
-from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from tests.helpers.triton import needs_triton, triton_op
 
 BYTES = torch.arange(256, dtype=torch.uint8).reshape(2, 128)
@@ -59,7 +59,7 @@ def test_rows_of_a_cache_are_torchs_rounding_and_back() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
 def test_triton_writes_what_torch_rounds_to() -> None:
     """Every byte's own number, halves of steps between, what is past the largest, and what is no number."""
-    from quintet.platforms.gpu import triton_attention
+    from quintet.platforms.gpu.ops import attention as triton_attention
 
     assert FNUZ in triton_attention.QUANTIZED
     device = needs_triton()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quintet import SamplingParams
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
 from tests.platforms.gpu.test_sleep import SETTINGS, Make, client, tokens
 
 __all__ = ["client"]  # a fixture

@@ -11,13 +11,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quintet.config import EngineConfig
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, variant
-from quintet.engine.batch import CapturedSizes
+from quintet.conformance.checkpoints.tiny import FAMILIES, variant
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.executor.batch_builder import CaptureSizes
+from quintet.interface.types import Batch, Extent, HostBatch, HostGroup, HostInputs, Outputs, Variant
 from quintet.platforms.gpu import graphs
-from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.graphs import Graphs
-from quintet.platforms.gpu.variants import (
+from quintet.platforms.gpu.capture_sizes import (
     capture_sizes,
     decode_sizes,
     decode_variants,
@@ -27,7 +26,8 @@ from quintet.platforms.gpu.variants import (
     table_width,
     table_widths,
 )
-from quintet.types import Batch, Extent, HostBatch, HostGroup, HostInputs, Outputs, Variant
+from quintet.platforms.gpu.device import GPUDevice
+from quintet.platforms.gpu.graphs import Graphs
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
@@ -99,7 +99,7 @@ def check(step: Graphs, model: Model, batch: HostBatch, state: Any = KV) -> None
     """The step, padded, gives what the model gives unpadded, and runs once."""
     count, (want, _) = len(batch.token_ids), model(state, on_device(batch))
     ran, replays = len(model.ran), model.fake.replays
-    got, back = step(state, on_device(CapturedSizes(step._variants).pad(batch)))
+    got, back = step(state, on_device(CaptureSizes(step._variants).pad(batch)))
     assert back is state and torch.equal(got.logits, want.logits) and torch.equal(got.hidden, want.hidden)
     assert all(torch.equal(mine[:count], each) for mine, each in zip(got.taps, want.taps, strict=True))
     assert len(model.ran) - ran == 1 and model.fake.replays - replays in (0, 1)
@@ -163,7 +163,7 @@ def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
     found = mixed_variants(most, sizes)
     assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 2048, "few or many requests, the largest first"
     assert all(each.rows == each.requests < each.tokens and each.pages == (40, 3) for each in found)
-    held = CapturedSizes(found)
+    held = CaptureSizes(found)
     for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17), (513, 1), (1500, 30)):
         step = host(requests, groups=2)
         step = step._replace(token_ids=np.arange(tokens, dtype=np.int32), owners=np.zeros(tokens, np.int32))
@@ -255,7 +255,7 @@ def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
     step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     for batch in (mixed(9, 4, 2), mixed(2, 2), host(3), mixed(2)):
         for _ in range(2):
-            step(KV, on_device(CapturedSizes([*MIXED, *VARIANTS]).pad(batch)))
+            step(KV, on_device(CaptureSizes([*MIXED, *VARIANTS]).pad(batch)))
     assert seen[0][:3] == [8, 12, 14] and seen[-1] == [1, 0, 0]
     assert [rows for rows in seen if set(rows[3:]) - {0}] == [[0, 1, 2, 3]] * 3, "a decode step has every token's"
 
@@ -277,7 +277,7 @@ def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Mode
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, model: Model, count: int) -> None:
     """Padded or not, what was wanted is the beginning of what a graph gives, without a copy."""
-    padded = CapturedSizes(step._variants).pad(whole(host(count)))
+    padded = CaptureSizes(step._variants).pad(whole(host(count)))
     for _ in range(2):
         check(step, model, whole(host(count)))
         batch = on_device(padded)
@@ -546,7 +546,7 @@ def test_the_heads_product_is_written_where_logits_are_read(
     with torch.inference_mode(inference):
         for batch in (whole(host(4)), mixed(3, 2), whole(host(2))):
             for turn in range(3):
-                later = on_device(CapturedSizes(step._variants).pad(batch._replace(token_ids=batch.token_ids + turn)))
+                later = on_device(CaptureSizes(step._variants).pad(batch._replace(token_ids=batch.token_ids + turn)))
                 with Writing() as ops:
                     got = step(KV, later)[0]
                 want = model(KV, later)[0]

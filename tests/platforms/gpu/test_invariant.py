@@ -7,18 +7,19 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.batches import spec
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, make
-from quintet.layers.forms import ONLINE
+from quintet.conformance.checkpoints.tiny import FAMILIES, make
+from quintet.conformance.harness.batches import spec
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.types import Extent, Variant
+from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Choice
-from quintet.platforms.gpu import packing, providers
+from quintet.platforms.gpu import providers
+from quintet.platforms.gpu import weight_layout as packing
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting
 from quintet.platforms.null import PLATFORM as NULL
-from quintet.types import Extent, Variant
-from quintet.weights import Form, Matrix, Part, Weight
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -140,7 +141,7 @@ def test_what_takes_the_mode_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_groups_that_no_tile_cuts_are_refused_before_a_request() -> None:
-    from quintet.platforms.gpu.triton_quantized import _packed
+    from quintet.platforms.gpu.ops.quantized import _packed
 
     gpu = platform()
     gpu.open(0)
@@ -178,7 +179,7 @@ def test_the_plan_has_room_for_sums_in_rank_order() -> None:
 def test_a_platform_that_has_no_such_mode_says_so() -> None:
     from dataclasses import replace
 
-    from quintet.engine.start import prepare
+    from quintet.engine.startup import prepare
     from quintet.platforms import Chosen
 
     facts = replace(NULL.probe(), batch_invariant=False)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_moe  # noqa: F401  registers its providers
-from quintet.conformance.cases import CASES
+import quintet.platforms.gpu.ops.moe  # noqa: F401  registers its providers
+from quintet.conformance.cases.model_ops import CASES
 from quintet.ops.registry import Op
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 

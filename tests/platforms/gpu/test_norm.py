@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_norm  # noqa: F401  registers its providers
+import quintet.platforms.gpu.ops.norm  # noqa: F401  registers its providers
 from quintet.ops.registry import Op
 from tests.helpers.triton import DTYPES, assert_rounded, needs_triton, randn, triton_op
 

@@ -14,27 +14,28 @@ import torch
 from torch import Tensor
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.cases import DTYPES, MIXES, attended
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.drawn import randn
-from quintet.conformance.products import Canonical, Product
-from quintet.conformance.published import FORMS
-from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from quintet.engine.batch import CapturedSizes
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
-from quintet.layers.forms import ONLINE
+from quintet.conformance.cases.model_ops import DTYPES, MIXES, attended
+from quintet.conformance.cases.published_formats import FORMS
+from quintet.conformance.cases.random_arguments import randn
+from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.linear_layers import Canonical, Product
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.client import EngineClient
+from quintet.engine.executor.batch_builder import CaptureSizes
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Books, Extent, HostBatch, HostGroup, Layout, Variant
+from quintet.interface.weights import Cut, Part, Weight
+from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.cuda import PLATFORM, flashinfer
-from quintet.platforms.gpu import gathered_attention, providers
+from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.attention import GraphAttention, Planning
+from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from quintet.platforms.gpu.platform import UNVERIFIED
-from quintet.platforms.interface import Capabilities
-from quintet.types import Books, Extent, HostBatch, HostGroup, Layout, Variant
-from quintet.weights import Cut, Part, Weight
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.helpers.run_model import Runner
@@ -135,21 +136,21 @@ def test_a_model_by_our_kernels_alone_gives_the_cpus_tokens(family: str, own: tu
 # ------------------------------------------------------------------------------------------------ whole engines
 
 
-Make = Callable[..., Client]
+Make = Callable[..., EngineClient]
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes an engine of that model on a class of platforms."""
 
-    def made(tiny: Tiny, platform: type[FakeGPU], **settings: Any) -> Client:
+    def made(tiny: Tiny, platform: type[FakeGPU], **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="fake", skip_tokenizer_init=True, dtype="float32", **settings
         )
-        return Client(config, progress=False)
+        return EngineClient(config, progress=False)
 
     return made
 
@@ -195,7 +196,7 @@ def test_states_alone_and_beside_pages_are_captured(family: str, client: Make) -
     assert made._fake.replays > 10
 
 
-def answers(engine: Client, prompts: list[list[int]], count: int = 1) -> list[list[int]]:
+def answers(engine: EngineClient, prompts: list[list[int]], count: int = 1) -> list[list[int]]:
     """Greedy tokens of requests that come at once."""
     params = SamplingParams(temperature=0, max_tokens=count, detokenize=False, ignore_eos=True)
     for name, prompt in enumerate(prompts):
@@ -615,7 +616,7 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
     q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
     own = HostGroup(*(x.numpy() for x in group[:3]))
     host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
-    padded = CapturedSizes([Variant(24, 5, 5, (64,))]).pad(host)
+    padded = CaptureSizes([Variant(24, 5, 5, (64,))]).pad(host)
     assert (len(padded.token_ids), len(padded.starts)) == (24, 6)
     prefill, outs = module.BatchPrefillWithPagedKVCacheWrapper, []
     for step in (host, padded):

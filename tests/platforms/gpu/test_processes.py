@@ -12,22 +12,22 @@ import psutil
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import PLAIN, make
-from quintet.engine.client import Client
-from quintet.engine.start import prepare
+from quintet.conformance.checkpoints.tiny import PLAIN, make
+from quintet.distributed.rendezvous import listening
+from quintet.engine.client import EngineClient
+from quintet.engine.startup import prepare
+from quintet.interface.platform import DeviceLost
+from quintet.interface.types import Place
 from quintet.platforms.cuda import PLATFORM as CUDA
 from quintet.platforms.gpu import processes
-from quintet.platforms.interface import DeviceLost
-from quintet.platforms.network.rendezvous import listening
 from quintet.platforms.rocm import PLATFORM as ROCm
 from quintet.platforms.xpu import PLATFORM as XPU
-from quintet.types import Place
 from tests.platforms.gpu.fake_processes import Apart, install
 from tests.platforms.gpu.test_comm import each_rank
 from tests.platforms.gpu.test_sleep import SETTINGS, tokens
 
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-Make = Callable[..., Client]
+Make = Callable[..., EngineClient]
 
 
 @pytest.fixture
@@ -35,15 +35,15 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes engines, which end with the test."""
     install(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made: list[Client] = []
+    made: list[EngineClient] = []
 
-    def make_one(**settings: Any) -> Client:
+    def make_one(**settings: Any) -> EngineClient:
         tiny = make("llama", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2})
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="apart", skip_tokenizer_init=True, dtype="float32",
             **{**SETTINGS, **settings},
         )  # fmt: skip
-        made.append(Client(config, progress=False))
+        made.append(EngineClient(config, progress=False))
         return made[-1]
 
     yield make_one

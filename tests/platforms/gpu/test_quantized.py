@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_quantized  # noqa: F401  registers its providers
-from quintet.conformance.cases import CASES
-from quintet.layers.forms import fitting
+import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
+from quintet.conformance.cases.model_ops import CASES
+from quintet.interface.weights import Form, Matrix
+from quintet.layers.quantization import fitting
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, of_kind
-from quintet.platforms.gpu.packing import in_halves, in_pairs, pack, packed_bytes
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu.weight_layout import in_halves, in_pairs, pack, packed_bytes
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_quantized  # noqa: F401  registers its providers
-from quintet.conformance.product_cases import untied
-from quintet.conformance.products import Canonical
-from quintet.conformance.published import FORMS
-from quintet.layers.forms.bitsandbytes import NF4
-from quintet.layers.forms.minifloats import E2M1, E2M3
+import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
+from quintet.conformance.cases.linear import untied
+from quintet.conformance.cases.published_formats import FORMS
+from quintet.conformance.harness.linear_layers import Canonical
+from quintet.interface.weights import Form, Matrix
+from quintet.layers.quantization.formats.bitsandbytes import NF4
+from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes
 from quintet.ops.registry import of_kind
-from quintet.platforms.gpu.packing import laid, laid_bytes
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu.weight_layout import laid, laid_bytes
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 from tests.platforms.gpu.test_quantized import assert_close
 

@@ -4,8 +4,8 @@ import time
 
 import torch
 
-from quintet.platforms.gpu.recording import _track, record
-from quintet.settings.profiling import ProfilerConfig
+from quintet.config.profiler import ProfilerConfig
+from quintet.platforms.gpu.profiling import _track, record
 
 
 def test_what_torch_saw_is_told_at_the_end_on_the_clock_of_the_others() -> None:

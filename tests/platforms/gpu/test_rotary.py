@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_rotary  # noqa: F401  registers its providers
-from quintet.conformance.batches import spec
+import quintet.platforms.gpu.ops.rotary  # noqa: F401  registers its providers
+from quintet.conformance.harness.batches import spec
+from quintet.interface.types import Batch, Books, Group, HeadNorms, Turn
 from quintet.ops.attention import page_shape
 from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
-from quintet.types import Batch, Books, Group, HeadNorms, Turn
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-import quintet.platforms.gpu.triton_edits
-import quintet.platforms.gpu.triton_sampling  # noqa: F401  registers its providers
-from quintet.engine.sampler import Sampler
+import quintet.platforms.gpu.ops.logits_edits
+import quintet.platforms.gpu.ops.sampling  # noqa: F401  registers its providers
+from quintet.engine.sampling.sampler import Sampler
 from tests.helpers.sampling import HOST, HostDevice, bound, logits_of, random_request
 from tests.helpers.triton import needs_triton
 

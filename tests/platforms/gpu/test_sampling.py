@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_sampling  # noqa: F401  registers its providers
+import quintet.platforms.gpu.ops.sampling  # noqa: F401  registers its providers
 from quintet.ops import sampling
 from quintet.ops.random import gumbel, uniform
 from quintet.ops.registry import Op

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu as benchmark
 from quintet.config import EngineConfig
-from quintet.engine.start import prepare
+from quintet.engine.startup import prepare
 from quintet.platforms import discover
 
 ROOT = Path(__file__).parents[3]

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import PLAIN, Tiny, make, variant
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make, variant
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import Capabilities
+from quintet.interface.types import Memory
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import memory
-from quintet.platforms.gpu.variants import decode_sizes, mixed_sizes
-from quintet.platforms.interface import Capabilities
-from quintet.types import Memory
+from quintet.platforms.gpu.capture_sizes import decode_sizes, mixed_sizes
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
 
-Make = Callable[..., tuple[Client, FakeRuntime]]
+Make = Callable[..., tuple[EngineClient, FakeRuntime]]
 SETTINGS: dict[str, Any] = {"max_model_len": 64, "num_pages": 40, "max_num_seqs": 8}
 
 
@@ -26,21 +26,21 @@ SETTINGS: dict[str, Any] = {"max_model_len": 64, "num_pages": 40, "max_num_seqs"
 def client(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes an engine, and the device it is on."""
 
-    def made(tiny: Tiny | None = None, **settings: Any) -> tuple[Client, FakeRuntime]:
+    def made(tiny: Tiny | None = None, **settings: Any) -> tuple[EngineClient, FakeRuntime]:
         platform: type[FakeGPU] = type(fake_platform())
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str((tiny or variant("llama", "plain")).folder), device="fake", skip_tokenizer_init=True,
             dtype="float32", **{**SETTINGS, **settings},
         )  # fmt: skip
-        return Client(config, progress=False), platform._fake
+        return EngineClient(config, progress=False), platform._fake
 
     return made
 
 
-def tokens(client: Client, count: int = 3) -> list[list[int]]:
+def tokens(client: EngineClient, count: int = 3) -> list[list[int]]:
     """Of requests that decode together."""
     params = SamplingParams(temperature=0, max_tokens=9, detokenize=False, ignore_eos=True)
     for name in range(count):
@@ -83,7 +83,7 @@ def test_who_took_its_memory_is_told_of_and_it_may_try_again(level: int, client:
     before = tokens(engine)
     engine.engine.sleep(level)
     limit, fake.limit = fake.limit, fake.used() + 1000  # somebody has all but that; here it would be the host's memory
-    said = "somebody took what was given back; end that, and wake again" if level == 1 else "a weight needs .* are free"
+    said = "others took the memory that sleep released" if level == 1 else "a weight needs .* are free"
     with pytest.raises(MemoryError, match=said):
         engine.wake_up()
     assert engine.engine.asleep == level

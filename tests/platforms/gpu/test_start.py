@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.batches import spec
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import variant
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import variant
+from quintet.conformance.harness.batches import spec
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.interface.platform import DeviceLost
+from quintet.interface.types import Books, Extent, Variant
 from quintet.ops import Op, bind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
 from quintet.platforms.gpu.device import GPUDevice, broken, telling
-from quintet.platforms.interface import DeviceLost
-from quintet.types import Books, Extent, Variant
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -71,7 +71,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def kernels() -> Any:
     needs_triton()
-    from quintet.platforms.gpu import triton_attention
+    from quintet.platforms.gpu.ops import attention as triton_attention
 
     return triton_attention
 
@@ -138,7 +138,7 @@ def test_a_trial_sees_wrong_keys(wrong: Any, kind: str, kernels: Any, monkeypatc
 
 def test_a_trial_as_long_as_on_a_gpu_passes(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three splits, and many tiles."""
-    from quintet.platforms.gpu import trials
+    from quintet.platforms.gpu import library_checks as trials
 
     monkeypatch.setattr(trials, "INTERPRETED", trials.TOKENS)
     assert kernels.trial(spec(2, 1, 16, dtype=torch.float16), torch.device("cpu")) is None
@@ -211,16 +211,16 @@ def test_what_a_step_left_broken_is_told_where_its_results_come_home(monkeypatch
 
 
 def test_an_engine_whose_device_is_lost_ends_instead_of_failing_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quintet.engine.client import Client
+    from quintet.engine.client import EngineClient
     from quintet.platforms import Chosen
 
     gpu = type(platform())
-    monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(gpu, gpu.probe(), "a test"))
+    monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(gpu, gpu.probe(), "a test"))
     config = EngineConfig.from_kwargs(
         model=str(variant("llama", "plain").folder), device="fake", skip_tokenizer_init=True, dtype="float32",
         max_model_len=64, num_pages=40,
     )  # fmt: skip
-    engine = Client(config, progress=False)
+    engine = EngineClient(config, progress=False)
     worker = engine.prepared.ranks.workers[0]
     model, calls = type(worker.model).forward, list[int]()
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_states  # noqa: F401  registers its providers
-from quintet.conformance.state_cases import STATES
+import quintet.platforms.gpu.ops.states  # noqa: F401  registers its providers
+from quintet.conformance.cases.states import STATES
+from quintet.interface.types import Batch, Books, Group
 from quintet.ops.registry import Op
 from quintet.ops.states import Conv, Moves, Scan
-from quintet.types import Batch, Books, Group
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()

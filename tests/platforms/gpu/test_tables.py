@@ -12,9 +12,10 @@ from tests.helpers.triton import needs_triton, randn
 
 pytest.importorskip("triton")
 from benchmarks import gpu_sweep
-from quintet.platforms.gpu import torch_products, triton_attention
 from quintet.platforms.gpu.kernels import attention, attention_split, chips, quantized
 from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
+from quintet.platforms.gpu.ops import attention as triton_attention
+from quintet.platforms.gpu.ops import torch_linear as torch_products
 
 DEVICE = needs_triton()
 LLAMA = Layer(32, 8, 128, 16, "bf16")

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.interface.weights import Form, Matrix
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.quantize import quantize
-from quintet.platforms.gpu import providers, torch_products
-from quintet.platforms.gpu.fnuz import FNUZ, as_fnuz
-from quintet.platforms.gpu.packing import laid
-from quintet.weights import Form, Matrix
+from quintet.platforms.gpu import providers
+from quintet.platforms.gpu.fp8_fnuz import FNUZ, as_fnuz
+from quintet.platforms.gpu.ops import torch_linear as torch_products
+from quintet.platforms.gpu.weight_layout import laid
 from tests.helpers.triton import needs_triton, randn
 
 DEVICE = needs_triton()

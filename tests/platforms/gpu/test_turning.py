@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.tiny import FAMILIES, make
+from quintet.conformance.checkpoints.tiny import FAMILIES, make
+from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.ops import Op
 from quintet.ops.attention import rotary_write_kv
 from tests.helpers.run_model import Runner

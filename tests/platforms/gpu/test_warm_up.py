@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.chat.prompts import Prompt
+from quintet.cli.commands import serve
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import EVERY, PLAIN, make, variant
-from quintet.engine import start
-from quintet.engine.client import Client
-from quintet.engine.logits_processors import BatchUpdate, LogitsProcessor
-from quintet.engine.prompts import Prompt
-from quintet.engine.runner import Runner
-from quintet.engine.scheduler import Plan
-from quintet.platforms.gpu.variants import decode_sizes
+from quintet.config.schema import flags
+from quintet.conformance.checkpoints.tiny import EVERY, PLAIN, make, variant
+from quintet.engine import startup as start
+from quintet.engine.client import EngineClient
+from quintet.engine.executor.model_runner import ModelRunner
+from quintet.engine.sampling.logits_processors import BatchUpdate, LogitsProcessor
+from quintet.engine.scheduler import StepPlan
+from quintet.platforms.gpu.capture_sizes import decode_sizes
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server import flags
-from quintet.server.commands import serve
 from tests.helpers.null_engine import null_client
 from tests.platforms.gpu.test_sleep import Make, client, tokens
 
@@ -25,7 +25,7 @@ __all__ = ["client"]  # a fixture
 FIRST = {key: next(iter(EVERY[key])) for key in ("llama", "mamba2", "lfm2", "gemma2")}
 
 
-def drawn(engine: Client) -> list[int]:
+def drawn(engine: EngineClient) -> list[int]:
     """The tokens of a request that gives no seed."""
     params = SamplingParams(temperature=1.0, max_tokens=9, detokenize=False, ignore_eos=True)
     engine.add("drawn", Prompt([5, 6, 7]), params)
@@ -99,15 +99,15 @@ def test_processors_of_users_are_not_told_of_it(client: Make) -> None:
 def test_one_that_fails_is_logged_and_requests_are_served(
     client: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forward, calls = Runner.forward, list[int]()
+    forward, calls = ModelRunner.forward, list[int]()
 
-    def fails(self: Runner, plan: Plan) -> Any:
+    def fails(self: ModelRunner, plan: StepPlan) -> Any:
         calls.append(1)
         if len(calls) == 1:
             raise torch.OutOfMemoryError("no room")
         return forward(self, plan)
 
-    monkeypatch.setattr(Runner, "forward", fails)
+    monkeypatch.setattr(ModelRunner, "forward", fails)
     engine, _ = client()
     assert "users may fail alike: OutOfMemoryError: no room" in caplog.text and "warmed up" not in caplog.text
     wanted, _ = client(warm_up=False)

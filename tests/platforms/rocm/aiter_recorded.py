@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.interface.types import AttentionSpec, Batch, Books, Group
 from quintet.ops import Op
-from quintet.types import AttentionSpec, Batch, Books, Group
 
 # function -> (file, commit, parameters; "=" where it has a default)
 SIGNATURES: Mapping[str, tuple[tuple[str, str, str], ...]] = {

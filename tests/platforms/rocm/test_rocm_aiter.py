@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.conformance.tiny import FAMILIES, make
-from quintet.engine.client import Client
+from quintet.conformance.checkpoints.tiny import FAMILIES, make
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.engine.client import EngineClient
+from quintet.interface.weights import Form, Matrix
 from quintet.ops import Op, bind
 from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu import providers
-from quintet.platforms.gpu.fnuz import FN, FNUZ, as_fnuz
+from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.rocm import PLATFORM, aiter
-from quintet.weights import Form, Matrix
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.test_sleep import SETTINGS
 from tests.platforms.gpu.test_sleep import tokens as decoded
@@ -191,14 +191,14 @@ def test_an_engine_with_it_gives_the_tokens_of_one_without(client: Any, monkeypa
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     tiny = make("mixtral", {**next(iter(FAMILIES["mixtral"].values())), **sizes})
-    without: Client = client(tiny, fake_platform(), **SETTINGS, dtype="bfloat16")
+    without: EngineClient = client(tiny, fake_platform(), **SETTINGS, dtype="bfloat16")
     want = decoded(without)
     made = use(monkeypatch)
     platform = fake_platform()
     platform.op_priority = dict.fromkeys(("rms_norm", "add_rms_norm", "experts"), ("aiter",))
     for op in platform.op_priority:
         monkeypatch.setitem(Op.registry[op].probes, "aiter", lambda: None)
-    engine: Client = client(tiny, platform, **SETTINGS, dtype="bfloat16")
+    engine: EngineClient = client(tiny, platform, **SETTINGS, dtype="bfloat16")
     assert decoded(engine) == want
     assert set(made.calls) == {"rms_norm", "rmsnorm2d_fwd_with_add", "fused_moe", "unified_attention"}
     assert platform._fake.replays > 0

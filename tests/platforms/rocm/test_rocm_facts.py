@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig, Environment, read_environment
+from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import UnavailableError, choose
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.platform import UNVERIFIED
-from quintet.platforms.interface import Capabilities, Unavailable
 from quintet.platforms.rocm import PLATFORM, facts
 from quintet.platforms.rocm.facts import Machine
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from quintet.engine.client import Client
+from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import Capabilities, Unavailable
+from quintet.interface.types import Place
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.fnuz import FN, FNUZ
-from quintet.platforms.interface import Capabilities, Unavailable
+from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ
 from quintet.platforms.rocm import PLATFORM
 from quintet.platforms.rocm.platform import ROCm
-from quintet.types import Place
 from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
 from tests.e2e.test_oracle import client as cpu_client
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
@@ -25,7 +25,7 @@ from tests.platforms.gpu.test_platform import tokens
 from tests.platforms.gpu.test_sleep import SETTINGS
 from tests.platforms.gpu.test_sleep import tokens as decoded
 
-Make = Callable[..., Client]
+Make = Callable[..., EngineClient]
 DTYPES = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -54,14 +54,14 @@ def fake_platform(fp8: torch.dtype | None = FNUZ) -> Any:
 def client(monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes an engine of that model on a class of platforms."""
 
-    def made(tiny: Tiny, platform: Any, **settings: Any) -> Client:
+    def made(tiny: Tiny, platform: Any, **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="rocm", skip_tokenizer_init=True, **{"dtype": "float32", **settings}
         )
-        return Client(config, progress=False)
+        return EngineClient(config, progress=False)
 
     return made
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Cache, Request, spec
-from quintet.engine.batch import pad
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.engine.executor.batch_builder import pad
+from quintet.interface.types import AttentionSpec, Books, Group, HostBatch, HostGroup, Variant
 from quintet.ops import Op, bind
-from quintet.types import AttentionSpec, Books, Group, HostBatch, HostGroup, Variant
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
@@ -23,11 +23,11 @@ if not tpu.needs_jax.args[0]:
 
     from quintet.platforms.tpu import attention
     from quintet.platforms.tpu.attention import Lanes, RaggedAttention
-    from quintet.platforms.tpu.bridge import dtype_of, jax_view, torch_view, tracing
     from quintet.platforms.tpu.kernels import blocks
     from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, LEAD, OWNER, PAGE, SHIFT, TO
     from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
     from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
+    from quintet.platforms.tpu.torchax_bridge import dtype_of, jax_view, torch_view, tracing
 
 PROVIDERS = ("jax", "pallas")
 MIXES = {

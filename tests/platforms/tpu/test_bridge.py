@@ -13,7 +13,7 @@ UNTOUCHED = """
 import os, jax, torch
 before = dict(os.environ), torch.backends.mha.get_fastpath_enabled(), torch.accelerator.current_accelerator()
 lookup = torch._ops.OpOverloadPacket.__getattr__
-from quintet.platforms.tpu import bridge
+from quintet.platforms.tpu import torchax_bridge as bridge
 after = dict(os.environ), torch.backends.mha.get_fastpath_enabled(), torch.accelerator.current_accelerator()
 assert before == after, (before[1:], after[1:], set(after[0].items()) - set(before[0].items()))
 assert torch._ops.OpOverloadPacket.__getattr__ is lookup
@@ -36,7 +36,7 @@ def test_tensors_of_the_bridge_compute_inside_of_a_trace_alone() -> None:
     import jax.numpy as jnp
     import torch
 
-    from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
+    from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view, tracing
 
     x = torch_view(jnp.arange(6.0).reshape(2, 3))
     with pytest.raises(AssertionError):
@@ -52,8 +52,8 @@ def test_host_tensors_keep_their_bits(name: str) -> None:
     import numpy as np
     import torch
 
-    from quintet.platforms.tpu.bridge import dtype_of, host_array
     from quintet.platforms.tpu.device import from_host_array
+    from quintet.platforms.tpu.torchax_bridge import dtype_of, host_array
 
     x = torch.arange(-3, 5).abs().to(getattr(torch, name))
     array = jax.device_put(host_array(x))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import choose
-from quintet.platforms.interface import Capabilities, Unavailable
 from quintet.platforms.tpu import PLATFORM, facts
 from quintet.platforms.tpu.facts import Facts
 from tests.helpers.tpu import needs_jax

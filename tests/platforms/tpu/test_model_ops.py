@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases import CASES
+from quintet.conformance.cases.model_ops import CASES
 from quintet.ops import Op
 from quintet.ops.activation import UnknownActivation
 from tests.helpers.tpu import needs_jax
@@ -45,14 +45,14 @@ class Call:
 
     @property
     def arrays(self) -> list[Any]:
-        from quintet.platforms.tpu.bridge import jax_view
+        from quintet.platforms.tpu.torchax_bridge import jax_view
 
         views: list[Any] = jax_view(list(tensors(self.args)))
         return views
 
     def __call__(self, *arrays: Any) -> Any:
         """Called by a trace, as a layer of the model calls it: with tensors of the bridge."""
-        from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
+        from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view, tracing
 
         given = iter(torch_view(arrays))
         with tracing():
@@ -122,7 +122,7 @@ def test_a_weight_may_lie_with_its_outputs_side_by_side(name: str) -> None:
     import numpy as np
     from jax.experimental.layout import Format, Layout
 
-    from quintet.platforms.tpu.bridge import jax_view, torch_view
+    from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view
 
     for call in calls(name, torch.bfloat16):
         x, weight, *others = call.args

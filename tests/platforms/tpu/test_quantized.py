@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.conformance.cases.linear import untied
+from quintet.conformance.cases.published_formats import FORMS
+from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.drawn import randn
-from quintet.conformance.product_cases import untied
-from quintet.conformance.products import Canonical
-from quintet.conformance.published import FORMS
-from quintet.layers.forms.bitsandbytes import NF4
-from quintet.layers.forms.minifloats import E2M1, E2M3
+from quintet.conformance.harness.linear_layers import Canonical
+from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.layers.quantization.formats.bitsandbytes import NF4
+from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear
-from quintet.weights import Form, Matrix, Part, Weight
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
@@ -68,7 +68,7 @@ def placed(matrix: Matrix, devices: int, parts: int, by_inputs: bool) -> Matrix:
 
 
 def multiplied(x: Tensor, weight: Matrix, outputs: tuple[int, ...], devices: int = 1) -> Tensor:
-    from quintet.platforms.tpu.bridge import host_array
+    from quintet.platforms.tpu.torchax_bridge import host_array
 
     _, device = opened(devices)
     (there,) = device.to_device([host_array(x)])
@@ -103,7 +103,7 @@ def test_a_form_over_a_mesh(what: str) -> None:
 
 def shards(x: Tensor) -> set[Any]:
     """The stretches of it that devices keep."""
-    from quintet.platforms.tpu.bridge import jax_view
+    from quintet.platforms.tpu.torchax_bridge import jax_view
 
     return {str(each.index) for each in jax_view(x).addressable_shards}
 

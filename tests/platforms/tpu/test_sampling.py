@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import variant
-from quintet.engine.client import Client
-from quintet.engine.logits_processors import RequestLogitsProcessor
-from quintet.engine.prompts import Prompt
-from quintet.engine.sampler import Sampler, logprob_sizes
+from quintet.conformance.checkpoints.tiny import variant
+from quintet.engine.client import EngineClient
+from quintet.engine.sampling.logits_processors import RequestLogitsProcessor
+from quintet.engine.sampling.sampler import Sampler, logprob_sizes
 from quintet.ops import sampling
 from quintet.ops.random import gumbel
 from quintet.ops.registry import Op
@@ -44,7 +44,7 @@ def jax_ops(device: Any) -> Any:
         return on_device(x) if isinstance(x, torch.Tensor) else x
 
     def on_device(x: torch.Tensor) -> torch.Tensor:
-        from quintet.platforms.tpu.bridge import host_array
+        from quintet.platforms.tpu.torchax_bridge import host_array
 
         return device.to_device([host_array(x)])[0]
 
@@ -351,16 +351,16 @@ ASKS: list[dict[str, Any]] = [
 ]
 
 
-def engine(device: str, **settings: Any) -> Client:
+def engine(device: str, **settings: Any) -> EngineClient:
     own = {"compilation_cache_dir": programs().name} if device == "tpu" else {}
     config = EngineConfig.from_kwargs(
         model=str(variant("llama", "plain").folder), device=device, dtype="float32", skip_tokenizer_init=True,
         max_model_len=64, num_pages=40, max_num_seqs=4, max_num_batched_tokens=32, **own, **settings,
     )  # fmt: skip
-    return Client(config, progress=False)
+    return EngineClient(config, progress=False)
 
 
-def answers(client: Client) -> list[Any]:
+def answers(client: EngineClient) -> list[Any]:
     """The tokens of every completion, and the tokens and ranks of the prompts' log-probabilities."""
     for index, ask in enumerate(ASKS):
         params = SamplingParams(max_tokens=9, detokenize=False, **ask)

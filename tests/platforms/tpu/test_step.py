@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import FAMILIES, VOCAB, make, variant
-from quintet.engine.client import Client
-from quintet.engine.prompts import Prompt
+from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, make, variant
+from quintet.engine.client import EngineClient
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain
 from tests.helpers.run_model import Runner
@@ -25,9 +25,9 @@ pytestmark = tpu.needs_jax
 if not tpu.needs_jax.args[0]:
     import jax
 
+    from quintet.interface.types import Extent, Variant
     from quintet.platforms.tpu import attention
-    from quintet.platforms.tpu.bridge import jax_view
-    from quintet.types import Extent, Variant
+    from quintet.platforms.tpu.torchax_bridge import jax_view
     from scripts.compile_for_tpu import Sizes, program
 
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -180,7 +180,7 @@ def client(device: str) -> Any:
         max_model_len=64, num_pages=40, max_num_seqs=4, max_num_batched_tokens=16,
         compilation_cache_dir=tpu.programs().name,
     )  # fmt: skip
-    return Client(config, progress=False)
+    return EngineClient(config, progress=False)
 
 
 def complete(engine: Any) -> Any:

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.interface.types import AttentionSpec, Batch, Books, Group
 from quintet.ops import Op, bind
 from quintet.ops.attention import PlainAttention
-from quintet.types import AttentionSpec, Batch, Books, Group
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
@@ -22,7 +22,7 @@ if not tpu.needs_jax.args[0]:
 
     from quintet.platforms.tpu import providers  # noqa: F401  registers them
     from quintet.platforms.tpu.attention import mixer
-    from quintet.platforms.tpu.bridge import jax_view, torch_view, tracing
+    from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view, tracing
 
 LENGTHS = (100, 1, 150, 33)
 KINDS: list[dict[str, Any]] = [

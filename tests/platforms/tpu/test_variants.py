@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.conformance.direct import random_prompts
-from quintet.conformance.laid import Stretch, laid
-from quintet.conformance.tiny import SERVED, VOCAB, variant
-from quintet.engine.batch import pad
-from quintet.engine.groups import Keeping
-from quintet.engine.worker import ModelSizes, Worker
-from quintet.layers.build import Wanted
+from quintet.conformance.checkpoints.tiny import SERVED, VOCAB, variant
+from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.harness.worker_runner import random_prompts
+from quintet.engine.executor.batch_builder import pad
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.kv_cache.groups import KVCacheGroup
+from quintet.interface.platform import CacheLost, Platform
+from quintet.interface.types import HostBatch, HostInputs, Layout, StateSpec, Variant
+from quintet.layers.build import RequestedOutputs
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
-from quintet.platforms.interface import CacheLost, Platform
-from quintet.types import HostBatch, HostInputs, Layout, StateSpec, Variant
 from tests.helpers import tpu
 
 pytestmark = tpu.needs_jax
@@ -58,7 +58,7 @@ def step(*lengths: int) -> HostBatch:
     prompts = random_prompts(3, lengths, VOCAB)
     pages = iter(range(1, 99))
     stretches = [Stretch(ids, 0, [[next(pages) for _ in range(-(-len(ids) // 16))]]) for ids in prompts]
-    batch = laid(stretches, 16, [Keeping()])
+    batch = laid(stretches, 16, [KVCacheGroup()])
     return batch._replace(rows=batch.starts[1:] - 1)
 
 
@@ -98,7 +98,7 @@ def test_variants_of_the_same_tokens_are_told_apart() -> None:
 
 
 def test_a_step_gives_what_its_model_was_built_for() -> None:
-    wanted = Wanted(logits=False, hidden=True, taps=(0, 2, 3))
+    wanted = RequestedOutputs(logits=False, hidden=True, taps=(0, 2, 3))
     host = step(20, 7)
     there, here = worker(tpu.platform(), PLAIN, wanted=wanted), worker(CPU(), wanted=wanted)
     got, want = there.run(pad(host, (PLAIN,))), here.run(host)
@@ -141,7 +141,7 @@ def test_a_step_that_fails_on_the_device_has_lost_the_cache() -> None:
     import jax
     from jax._src.dispatch import runtime_tokens
 
-    from quintet.platforms.tpu.bridge import torch_view
+    from quintet.platforms.tpu.torchax_bridge import torch_view
 
     there = worker(tpu.platform(), PLAIN)
     outputs = down(there, there.run(pad(step(5), (PLAIN,))).logits)

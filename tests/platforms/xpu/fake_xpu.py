@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
+from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.runtime import Graph, Runtime
-from quintet.platforms.interface import Unavailable
 from quintet.platforms.xpu import facts
 from quintet.platforms.xpu.platform import XPU
 from quintet.platforms.xpu.runtime import XPURuntime

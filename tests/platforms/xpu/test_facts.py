@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quintet.config import Environment
+from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.interface import Capabilities, Unavailable
 from quintet.platforms.xpu import PLATFORM, facts
 from quintet.platforms.xpu.facts import Machine
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import quintet.platforms.gpu.triton_quantized  # noqa: F401  registers its providers
+import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
 from quintet.config import EngineConfig
+from quintet.interface.weights import Form, Matrix, Part, Weight
 from quintet.ops import bind
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.ops.registry import Op
 from quintet.platforms.xpu import PLATFORM, onednn
-from quintet.weights import Form, Matrix, Part, Weight
 from tests.helpers.triton import needs_triton, randn
 from tests.platforms.xpu.fake_xpu import fake_class
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.tiny import PLAIN, Tiny, make, variant
-from quintet.engine.client import Client
+from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make, variant
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen, UnavailableError, choose
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import process_group
 from quintet.platforms.gpu.kernels.chips import CUTS
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.host import host_memory
-from quintet.platforms.interface import Capabilities
 from quintet.platforms.xpu import PLATFORM
 from tests.e2e.test_oracle import ENGINES, mix, run
 from tests.e2e.test_oracle import client as cpu_client
@@ -27,17 +27,17 @@ XE2 = "Intel Arc B (Battlemage) [e20b]"
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
+def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineClient]:
     """Makes an engine of that model on a class of platforms."""
 
-    def made(tiny: Tiny, platform: type[FakeXPU], **settings: Any) -> Client:
+    def made(tiny: Tiny, platform: type[FakeXPU], **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.start.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="xpu", skip_tokenizer_init=True, dtype="float32", **settings
         )
-        return Client(config, progress=False)
+        return EngineClient(config, progress=False)
 
     return made
 
@@ -59,7 +59,7 @@ def test_what_serves_an_op_is_what_cuda_has_with_onednn_before_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["batched", "preempted, cached, chunked"])
-def test_an_engine_gives_the_cpus_tokens_and_replays_graphs(how: str, client: Callable[..., Client]) -> None:
+def test_an_engine_gives_the_cpus_tokens_and_replays_graphs(how: str, client: Callable[..., EngineClient]) -> None:
     model: Any = ("llama", "plain", "float32", {})
     made, theirs = fake_class(), cpu_client(model, **ENGINES[how])
     made_here = host(made)
@@ -85,7 +85,7 @@ def test_a_graph_is_captured_on_a_stream_that_waited_for_nobody() -> None:
 
 
 def test_where_graphs_are_unsound_steps_run_eagerly_and_one_line_says_so(
-    client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+    client: Callable[..., EngineClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", "2.13.0+xpu")
     made = fake_class(names=(XE2,))
@@ -101,7 +101,7 @@ def test_where_graphs_are_unsound_steps_run_eagerly_and_one_line_says_so(
     assert tokens(run(ours, mix(0))) == tokens(run(theirs, mix(0))) and host(made).captures == 0
 
 
-def test_ranks_meet_over_xccl_whose_collectives_are_not_captured(client: Callable[..., Client]) -> None:
+def test_ranks_meet_over_xccl_whose_collectives_are_not_captured(client: Callable[..., EngineClient]) -> None:
     made, tiny = fake_class(), make("llama", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2})
     config, said = made.configure(EngineConfig(tensor_parallel_size=2))
     assert config.enforce_eager and "XCCL cannot be captured (pytorch #196490)" in said[-1]
@@ -169,7 +169,7 @@ def test_another_error_of_the_driver_is_not_swallowed(monkeypatch: pytest.Monkey
         runtime.memory(0)
 
 
-def test_an_engine_plans_on_a_gpu_in_a_processor(client: Callable[..., Client]) -> None:
+def test_an_engine_plans_on_a_gpu_in_a_processor(client: Callable[..., EngineClient]) -> None:
     made = fake_class(limit=GIB, silent=True, integrated=True)
     ours = client(variant("llama", "plain"), made, max_model_len=160, max_num_seqs=2000, gpu_memory_utilization=0.2)
     assert ours.prepared.plan.budget == int(0.2 * GIB)

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.service import Service
-from quintet.server.http.wire_limits import Patience, protocol
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
+from quintet.server.http.middleware.slow_clients import Patience, protocol
 from tests.server.fakes import FakeBackend
 
 HOST = "http://127.0.0.1"
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 def client(backend: FakeBackend | None = None, profiles: bool = False, **settings: Any) -> httpx.AsyncClient:
     """To be used in one event loop; a failure of the app itself is raised."""
-    service = Service(backend or FakeBackend(), ServerConfig(**settings), profiles=profiles)
+    service = AppState(backend or FakeBackend(), ServerConfig(**settings), profiles=profiles)
     return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url=HOST)
 
 
@@ -47,7 +47,7 @@ class Live:
     """A server that listens."""
 
     backend: FakeBackend
-    service: Service
+    service: AppState
     port: int
     loop: asyncio.AbstractEventLoop
     wire: Any  # the class of its connections
@@ -115,7 +115,7 @@ def serving(
 
     async def serve(listener: socket.socket) -> None:
         fake = backend or FakeBackend()
-        service = Service(fake, config)
+        service = AppState(fake, config)
         wire = protocol(config, patience or Patience())
         server = _Server(
             uvicorn.Config(

@@ -7,9 +7,9 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client
 
@@ -20,7 +20,7 @@ MINE = ("my.example", "*.wild.example", "fd00::1")
 
 def routes() -> list[tuple[str, str]]:
     """Every (method, path) of the app, those of tomorrow too."""
-    app = make_app(Service(FakeBackend(), ServerConfig()))
+    app = make_app(AppState(FakeBackend(), ServerConfig()))
     found = set()
     for route in iter_route_contexts(app.routes):
         path = getattr(route, "path_format", None) or route.path
@@ -58,7 +58,7 @@ async def test_what_is_not_there_asks_for_a_key_too() -> None:
 
 async def test_a_prefix_opens_nothing() -> None:
     """The path that is checked is the one that is routed."""
-    app = make_app(Service(FakeBackend(), ServerConfig(api_key=("secret",), root_path="/api")))
+    app = make_app(AppState(FakeBackend(), ServerConfig(api_key=("secret",), root_path="/api")))
     transport = httpx.ASGITransport(app, root_path="/api")
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
         for path, status in (("/api/health", 200), ("/health", 200), ("/api/v1/models", 401), ("/v1/models", 401),

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from quintet.server.http.admin.protocol import DetokenizeRequest, TokenizeRequest
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage
-from quintet.server.http.bodies import Body
-from quintet.server.http.protocol.chat import ChatRequest
-from quintet.server.http.protocol.completions import CompletionRequest
-from quintet.server.http.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from quintet.server.http.inputs.body import Body
+from quintet.server.http.openai.chat_protocol import ChatRequest
+from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.server.http.responses.request import CreateResponse
 from tests.helpers import tokenizers
 from tests.server.fakes import FakeBackend

@@ -6,11 +6,11 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
 from quintet.sampling_params import SamplingParams
-from quintet.server.http.calls import Ask
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.config import ServerConfig
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import PromptRequest
 from tests.server.fakes import FakeBackend
 
 
@@ -21,9 +21,9 @@ async def silent() -> Message:
 
 
 async def test_neither_its_timer_nor_its_watcher_outlives_it() -> None:
-    service = Service(FakeBackend(), ServerConfig())
+    service = AppState(FakeBackend(), ServerConfig())
     http = Request({"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}, silent)
-    async with service.call(http, [Ask(Prompt([5]), SamplingParams(max_tokens=2))]) as call:
+    async with service.call(http, [PromptRequest(Prompt([5]), SamplingParams(max_tokens=2))]) as call:
         await call.outputs()
         timer, watcher = call._timer, call._watcher
         assert timer is not None and not timer.cancelled()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from quintet.engine import thinking
-from quintet.engine.template import render_template
+from quintet.chat import reasoning_effort as thinking
+from quintet.chat.template import render_template
 from tests.server.fakes import LOGPROB, FakeBackend
 from tests.server.http.serving import chat, client, events
 

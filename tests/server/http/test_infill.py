@@ -6,7 +6,7 @@ import openai
 import pytest
 from tokenizers import AddedToken
 
-from quintet.engine.tokenizer import Tokenizer, load_tokenizer
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.server.fakes import BUNDLED, MODEL, FakeBackend
 from tests.server.http.serving import client, serving
 

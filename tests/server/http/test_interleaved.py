@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.config import StructuredOutputsConfig
-from quintet.server.link.shapes import Shapes
+from quintet.server.processes.grammar_checks import Shapes
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
 

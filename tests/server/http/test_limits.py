@@ -12,16 +12,16 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.http.calls import MAX_UNREAD, Ask
+from quintet.server.config import ServerConfig
+from quintet.server.http.app_state import AppState
+from quintet.server.http.capacity import RequestCost
+from quintet.server.http.engine_call import MAX_UNREAD, PromptRequest
 from quintet.server.http.errors import ClientGone
-from quintet.server.http.gate import Size
-from quintet.server.http.service import Service
-from quintet.server.http.strangers import SPARE, Strangers
-from quintet.server.http.wire_limits import Patience
-from quintet.server.http_server import run_loop
-from quintet.server.settings import ServerConfig
+from quintet.server.http.middleware.slow_clients import Patience
+from quintet.server.http.middleware.unauthenticated import SPARE, Strangers
+from quintet.server.uvicorn_server import run_loop
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
 
@@ -136,9 +136,9 @@ async def test_what_waits_for_a_caller_who_has_gone_is_let_go() -> None:
         await gone.wait()
         return {"type": "http.disconnect"}
 
-    asked = Ask(Prompt([853]), SamplingParams(max_tokens=50, output_kind=RequestOutputKind.DELTA))
+    asked = PromptRequest(Prompt([853]), SamplingParams(max_tokens=50, output_kind=RequestOutputKind.DELTA))
     got = []
-    async with Service(fake, ServerConfig()).call(Request({"type": "http", "headers": []}, receive), [asked]) as call:
+    async with AppState(fake, ServerConfig()).call(Request({"type": "http", "headers": []}, receive), [asked]) as call:
         await call.peek()
         while fake.running:
             await asyncio.sleep(0)
@@ -323,7 +323,7 @@ def test_a_body_without_a_key_is_not_taken_in_for_ever() -> None:
 def settled(live: Live) -> None:
     """Nothing runs, nothing is held."""
     assert not live.backend.running and not live.service.calls
-    assert live.service.gate.held == Size()
+    assert live.service.gate.held == RequestCost()
 
 
 @pytest.mark.parametrize("stream", [False, True])

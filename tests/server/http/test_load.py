@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from quintet.engine.series import Row
+from quintet.common.metric_types import Row
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client
 from tests.server.metrics.scrapes import TellingBackend
@@ -40,7 +40,7 @@ async def test_load_is_the_calls_that_are_under_way() -> None:
 
 
 async def test_load_is_of_all_processes() -> None:
-    service = Service(FakeBackend(), ServerConfig(enable_server_load_tracking=True))
+    service = AppState(FakeBackend(), ServerConfig(enable_server_load_tracking=True))
 
     async def others() -> tuple[list[Row], int]:
         return [Row("quintet:api_calls", (), [3.0]), Row("quintet:open_connections", (), [9.0])] * 2, 0

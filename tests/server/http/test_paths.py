@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
 from tests.server.fakes import MODEL, FakeBackend
 from tests.server.http.serving import HOST, WAIT, chat, client, serving
 
@@ -58,7 +58,7 @@ async def test_a_slash_opens_nothing() -> None:
 
 
 async def test_the_place_counts_as_one() -> None:
-    service = Service(FakeBackend(), ServerConfig())
+    service = AppState(FakeBackend(), ServerConfig())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url=HOST) as http:
         await http.post("/v1/completions/", json=BODY)
         await http.post("/v1/completions", json=BODY)
@@ -67,7 +67,7 @@ async def test_the_place_counts_as_one() -> None:
 
 
 async def test_below_a_prefix_that_a_proxy_strips() -> None:
-    app = make_app(Service(FakeBackend(), ServerConfig(root_path="/api")))
+    app = make_app(AppState(FakeBackend(), ServerConfig(root_path="/api")))
     transport = httpx.ASGITransport(app, root_path="/api")
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
         for path in ("/api/v1/models/", "/api/", "/v1/models/"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quintet import __version__
+from quintet.server.http.admin import page
 from quintet.server.http.openapi import ERRORS
-from quintet.server.http.routes import page
 from tests.server.fakes import MODEL, FakeBackend
 from tests.server.http.serving import chat, client
 

@@ -14,9 +14,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST
 
@@ -36,7 +36,7 @@ ON_REQUEST: dict[str, Any] = {
 
 def app() -> FastAPI:
     config = ServerConfig(trust_request_chat_template=True, **ON_REQUEST)
-    return make_app(Service(FakeBackend(max_model_len=64), config, profiles=True))
+    return make_app(AppState(FakeBackend(max_model_len=64), config, profiles=True))
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", app(), headers={"host": "127.0.0.1"})

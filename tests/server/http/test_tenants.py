@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from quintet.engine.pooling.admission import PoolingBounds
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.auth import ADMINISTRATION
+from quintet.server.http.app_state import AppState
+from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.errors import ApiError
-from quintet.server.http.gate import Gate, Size
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.middleware.auth import ADMINISTRATION
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
 
@@ -98,9 +98,9 @@ async def test_one_key_changes_no_salt(keys: tuple[str, ...]) -> None:
     assert await salts("/v1/completions", "alice", keys, cache_salt="pepper") == "pepper"
 
 
-def lets_in(gate: Gate, owner: str, num: int = 1) -> bool:
+def lets_in(gate: CapacityLimiter, owner: str, num: int = 1) -> bool:
     try:
-        gate.enter(Size(num, num), owner)
+        gate.enter(RequestCost(num, num), owner)
     except ApiError as error:
         assert error.status == 429 and int(error.headers["Retry-After"]) >= 1
         return False
@@ -108,11 +108,11 @@ def lets_in(gate: Gate, owner: str, num: int = 1) -> bool:
 
 
 def test_a_key_that_waits_finds_its_share_free() -> None:
-    gate = Gate(Size(8, 1000))
+    gate = CapacityLimiter(RequestCost(8, 1000))
     assert all(lets_in(gate, "alice") for _ in range(8))  # nobody else wants any
     assert not lets_in(gate, "bob")
     for _ in range(3):
-        gate.leave(Size(1, 1), "alice")
+        gate.leave(RequestCost(1, 1), "alice")
         assert not lets_in(gate, "alice")  # bob is expected, and alice has more than half
         assert lets_in(gate, "bob")
         assert not lets_in(gate, "alice") and not lets_in(gate, "bob")  # full
@@ -120,10 +120,10 @@ def test_a_key_that_waits_finds_its_share_free() -> None:
 
 
 def test_a_share_is_a_part_for_each_that_holds_or_waits() -> None:
-    gate = Gate(Size(9, 1000))
+    gate = CapacityLimiter(RequestCost(9, 1000))
     assert lets_in(gate, "alice", 5) and lets_in(gate, "bob", 4)
     assert not lets_in(gate, "carol", 2)
-    gate.leave(Size(5, 5), "alice")
+    gate.leave(RequestCost(5, 5), "alice")
     assert lets_in(gate, "alice", 3)  # who holds nothing is let in where there is room
     assert not lets_in(gate, "alice", 1) and not lets_in(gate, "bob", 1)
     assert lets_in(gate, "carol", 2)
@@ -131,10 +131,10 @@ def test_a_share_is_a_part_for_each_that_holds_or_waits() -> None:
 
 def test_nobody_is_waited_for_longer_than_it_was_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("quintet.server.http.shares.monotonic", lambda: now[0])
-    gate = Gate(Size(8, 1000))
+    monkeypatch.setattr("quintet.server.http.fair_share.monotonic", lambda: now[0])
+    gate = CapacityLimiter(RequestCost(8, 1000))
     assert lets_in(gate, "alice", 8) and not lets_in(gate, "bob")
-    gate.leave(Size(8, 8), "alice")
+    gate.leave(RequestCost(8, 8), "alice")
     assert lets_in(gate, "alice", 5) and not lets_in(gate, "alice")
     now[0] = 200.0
     assert lets_in(gate, "alice", 3)
@@ -179,7 +179,7 @@ async def test_no_id_of_a_response_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 def routes(method: str) -> set[str]:
-    app = make_app(Service(FakeBackend(), ServerConfig(enable_sleep_mode=True), profiles=True))
+    app = make_app(AppState(FakeBackend(), ServerConfig(enable_sleep_mode=True), profiles=True))
     return {path for path, known in app.openapi()["paths"].items() if method in known}
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quintet.engine.stats import Stats
+from quintet.engine.observability.stats import Stats
 from tests.server.fakes import FakeBackend
 
 STATS = Stats(

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from quintet.server.http.service import Service
+from quintet.server.config import ServerConfig
+from quintet.server.http.app_state import AppState
 from quintet.server.metrics.catalogue import METRICS
-from quintet.server.metrics.exposition import scrape
-from quintet.server.settings import ServerConfig
+from quintet.server.metrics.prometheus import scrape
 from tests.server.metrics.scrapes import TellingBackend
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
@@ -27,7 +27,7 @@ def test_each_row_says_whether_it_is_vllms() -> None:
 
 
 async def test_a_scrape_shows_the_catalogue() -> None:
-    text = (await scrape(Service(TellingBackend(), ServerConfig()))).decode()
+    text = (await scrape(AppState(TellingBackend(), ServerConfig()))).decode()
     shown = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
     assert shown == [(each.name, each.kind) for each in METRICS]
     helps = re.findall(r"^# HELP \S+ (.*)$", text, re.MULTILINE)
@@ -35,7 +35,7 @@ async def test_a_scrape_shows_the_catalogue() -> None:
 
 
 async def test_every_metric_has_a_sample_once_the_model_is_there() -> None:
-    service = Service(TellingBackend(), ServerConfig())
+    service = AppState(TellingBackend(), ServerConfig())
     service.metrics.responded("/", "GET", 200)
     service.metrics.lasted("/", "GET", 0.5)
     text = (await scrape(service)).decode()

@@ -9,10 +9,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from quintet.engine.series import Row, add_up
-from quintet.server.link import wire
-from quintet.server.link.remote import Remote
-from quintet.server.metrics.peers import Peers
+from quintet.common.metric_types import Row, add_up
+from quintet.server.metrics.api_processes import Peers
+from quintet.server.processes import messages as wire
+from quintet.server.processes.remote_backend import RemoteBackend
 from tests.helpers.null_engine import until
 
 
@@ -114,7 +114,7 @@ async def test_one_that_has_answered_is_known_to_live(processes: list[Process]) 
 
 async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
     context = zmq.asyncio.Context()
-    remote = Remote(tmp_path, 0, step_timeout=10)
+    remote = RemoteBackend(tmp_path, 0, step_timeout=10)
     remote.start()
     peer = Process(context, tmp_path, 1)
     remote.peers.rows = lambda: [Row("b", (), [1.0])]

@@ -101,7 +101,7 @@ def test_a_reader_that_hangs_up_is_an_abort(server: Server) -> None:
 
 
 def test_a_stopped_process_is_left_out_and_counted(server: Server) -> None:
-    peer = server.find("api")
+    peer = server.find("api_process")
     peer.suspend()
     try:
         assert until(lambda: silent(server) == 1)
@@ -120,12 +120,12 @@ def silent(server: Server) -> float:
 
 
 def test_a_process_that_takes_a_dead_ones_place_is_asked_again(server: Server) -> None:
-    dead, first = server.find("api"), server.api_processes()[0]
+    dead, first = server.find("api_process"), server.api_processes()[0]
     first.suspend()  # it would start another before anybody asks
     try:
         dead.kill()
         assert until(lambda: silent(server) == 2)  # both
     finally:
         first.resume()
-    assert until(lambda: dead not in server.those("api") and len(server.those("api")) == WORKERS - 1)
+    assert until(lambda: dead not in server.those("api_process") and len(server.those("api_process")) == WORKERS - 1)
     assert until(lambda: silent(server) == 0)

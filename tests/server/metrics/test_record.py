@@ -7,46 +7,46 @@ from typing import Any
 
 import pytest
 
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.http.calls import Ask
+from quintet.server.config import ServerConfig
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError, ClientGone
-from quintet.server.http.service import Service
-from quintet.server.metrics.exposition import scrape
-from quintet.server.settings import ServerConfig
+from quintet.server.metrics.prometheus import scrape
 from tests.server.metrics.scrapes import TellingBackend, samples
 
 STREAM, WHOLE = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    yield Service(TellingBackend(), ServerConfig())
+async def service() -> AsyncIterator[AppState]:
+    yield AppState(TellingBackend(), ServerConfig())
 
 
-def ask(kind: RequestOutputKind, prompt: int = 5, **fields: Any) -> Ask:
+def ask(kind: RequestOutputKind, prompt: int = 5, **fields: Any) -> PromptRequest:
     return asks(kind, range(40, 40 + prompt), **fields)[0]
 
 
-def asks(kind: RequestOutputKind, *prompts: Iterable[int], **fields: Any) -> list[Ask]:
+def asks(kind: RequestOutputKind, *prompts: Iterable[int], **fields: Any) -> list[PromptRequest]:
     """Of one call: their parameters are the same."""
     params = SamplingParams(output_kind=kind, **fields)
-    return [Ask(Prompt(list(prompt)), params) for prompt in prompts]
+    return [PromptRequest(Prompt(list(prompt)), params) for prompt in prompts]
 
 
-async def run(service: Service, *asks: Ask) -> None:
+async def run(service: AppState, *asks: PromptRequest) -> None:
     async with service.call(None, asks) as call:
         async for _ in call:
             pass
 
 
-async def counts(service: Service) -> dict[str, float]:
+async def counts(service: AppState) -> dict[str, float]:
     return samples((await scrape(service)).decode())
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
 async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
-    service: Service, kind: RequestOutputKind
+    service: AppState, kind: RequestOutputKind
 ) -> None:
     await run(service, *asks(kind, range(40, 45), range(40, 52), n=3, max_tokens=7))
     await run(service, ask(kind, prompt=3, max_tokens=1))
@@ -67,7 +67,7 @@ async def test_a_call_of_several_requests_and_completions_is_counted_exactly(
     assert found["quintet:requests_aborted_total"] == found["quintet:requests_failed_total"] == 0
 
 
-async def test_streamed_or_whole_the_times_mean_the_same(service: Service) -> None:
+async def test_streamed_or_whole_the_times_mean_the_same(service: AppState) -> None:
     """The same tokens at the same times: each gap, or their mean as often."""
     backend = service.backend
     assert isinstance(backend, TellingBackend)
@@ -81,7 +81,7 @@ async def test_streamed_or_whole_the_times_mean_the_same(service: Service) -> No
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
-async def test_the_phases_of_a_request_add_up_to_its_latency(service: Service, kind: RequestOutputKind) -> None:
+async def test_the_phases_of_a_request_add_up_to_its_latency(service: AppState, kind: RequestOutputKind) -> None:
     await run(service, ask(kind, n=2, max_tokens=30))
     await run(service, ask(kind, max_tokens=1))
     found = await counts(service)
@@ -97,7 +97,7 @@ async def test_the_phases_of_a_request_add_up_to_its_latency(service: Service, k
     assert queue + prefill + decode <= sum_of("e2e_request_latency") + 1e-9
 
 
-async def test_what_was_found_in_the_cache_was_not_computed(service: Service) -> None:
+async def test_what_was_found_in_the_cache_was_not_computed(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.cached = 3
     await run(service, *asks(STREAM, range(40, 45), range(40, 52), n=2, max_tokens=7))
@@ -106,7 +106,7 @@ async def test_what_was_found_in_the_cache_was_not_computed(service: Service) ->
     assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 2 + 9
 
 
-async def test_a_delta_of_several_tokens_shares_its_gap_out(service: Service) -> None:
+async def test_a_delta_of_several_tokens_shares_its_gap_out(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.burst = 4
     await run(service, ask(STREAM, max_tokens=12))
@@ -115,7 +115,7 @@ async def test_a_delta_of_several_tokens_shares_its_gap_out(service: Service) ->
     assert found["vllm:request_generation_tokens_sum"] == 12
 
 
-async def test_a_stop_is_told_from_an_end_of_length(service: Service) -> None:
+async def test_a_stop_is_told_from_an_end_of_length(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.reply = [50, 51]
     await run(service, ask(STREAM, max_tokens=9))
@@ -126,7 +126,7 @@ async def test_a_stop_is_told_from_an_end_of_length(service: Service) -> None:
 
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
-async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, kind: RequestOutputKind) -> None:
+async def test_a_failure_is_counted_once_and_as_nothing_else(service: AppState, kind: RequestOutputKind) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.fail_at = 2
     with pytest.raises(ApiError):
@@ -142,7 +142,7 @@ async def test_a_failure_is_counted_once_and_as_nothing_else(service: Service, k
 
 @pytest.mark.parametrize("kind", [STREAM, WHOLE])
 async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
-    service: Service, kind: RequestOutputKind
+    service: AppState, kind: RequestOutputKind
 ) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.hang = 3
@@ -160,7 +160,7 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
     assert found["vllm:e2e_request_latency_seconds_count"] == 1
 
 
-async def test_an_abort_is_of_all_completions_that_had_not_ended(service: Service) -> None:
+async def test_an_abort_is_of_all_completions_that_had_not_ended(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.hang = 3
     call = service.call(None, [ask(STREAM, n=3, max_tokens=9)])
@@ -171,7 +171,7 @@ async def test_an_abort_is_of_all_completions_that_had_not_ended(service: Servic
     assert found["vllm:request_success_total{finished_reason=abort}"] == 3
 
 
-async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Service) -> None:
+async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: AppState) -> None:
     await run(service, ask(STREAM, max_tokens=5))
     found = await counts(service)
     assert found["vllm:generation_tokens_total"] == 50
@@ -203,7 +203,7 @@ async def test_what_the_engine_tells_is_shown_once_and_not_added_up(service: Ser
 
 @pytest.mark.parametrize(("level", "shown"), [(0, (1, 0, 0)), (1, (0, 1, 0)), (2, (0, 0, 1))])
 async def test_the_state_of_sleep_is_shown_as_vllm_does(
-    service: Service, level: int, shown: tuple[int, int, int]
+    service: AppState, level: int, shown: tuple[int, int, int]
 ) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.told = replace(service.backend.told, asleep=level)
@@ -212,7 +212,7 @@ async def test_the_state_of_sleep_is_shown_as_vllm_does(
     assert tuple(found[f"vllm:engine_sleep_state{{sleep_state={each}}}"] for each in states) == shown
 
 
-async def test_the_cache_is_described(service: Service) -> None:
+async def test_the_cache_is_described(service: AppState) -> None:
     text = (await scrape(service)).decode()
     (line,) = (line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
     for label in (
@@ -223,13 +223,13 @@ async def test_the_cache_is_described(service: Service) -> None:
     assert line.endswith("} 1.0")
 
 
-async def test_an_idle_engine_has_no_tokens_in_its_step(service: Service) -> None:
+async def test_an_idle_engine_has_no_tokens_in_its_step(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.told = replace(service.backend.told, num_running=0)
     assert (await counts(service))["quintet:step_tokens"] == 0
 
 
-async def test_a_dead_engine_is_down(service: Service) -> None:
+async def test_a_dead_engine_is_down(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
     service.backend.dead = "it is gone"
     assert (await counts(service))["quintet:engine_up"] == 0

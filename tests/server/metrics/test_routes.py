@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.gate import Size
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
+from quintet.server.http.app_state import AppState
+from quintet.server.http.capacity import RequestCost
 from tests.server.metrics.scrapes import TellingBackend, samples
 
 KEY = {"Authorization": "Bearer secret"}
@@ -16,12 +16,12 @@ BODY = {"prompt": "a", "max_tokens": 3}
 
 
 @pytest.fixture
-async def service() -> Service:
-    return Service(TellingBackend(), ServerConfig(api_key=("secret",), max_body_bytes=1000, max_queued_requests=2))
+async def service() -> AppState:
+    return AppState(TellingBackend(), ServerConfig(api_key=("secret",), max_body_bytes=1000, max_queued_requests=2))
 
 
 @pytest.fixture
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def client(service: AppState) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(make_app(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=KEY) as made:
         yield made
@@ -73,7 +73,7 @@ async def test_paths_and_methods_that_nobody_knows_make_no_series(client: httpx.
     assert sum(name.startswith("quintet:http_requests_total") for name in found) < 5
 
 
-async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, service: Service) -> None:
+async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, service: AppState) -> None:
     async def refused(**kwargs: object) -> int:
         return (await client.post("/v1/completions", **kwargs)).status_code  # type: ignore[arg-type]
 
@@ -81,7 +81,7 @@ async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, s
     assert await refused(json={**BODY, "prompt": "a" * 2000}) == 413
     assert await refused(json={**BODY, "max_tokens": -1}) == 400
     assert await refused(json={**BODY, "model": "other"}) == 404
-    service.gate.held = Size(completions=2)
+    service.gate.held = RequestCost(completions=2)
     assert await refused(json=BODY) == 429
     service.draining = True
     assert await refused(json=BODY) == 503
@@ -93,7 +93,7 @@ async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, s
 
 
 async def test_the_model_has_the_name_that_it_is_served_under() -> None:
-    service = Service(TellingBackend(), ServerConfig(served_model_name=("mine", "other")))
+    service = AppState(TellingBackend(), ServerConfig(served_model_name=("mine", "other")))
     transport = httpx.ASGITransport(make_app(service))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         text = (await client.get("/metrics")).text

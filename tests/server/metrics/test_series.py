@@ -5,8 +5,9 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from quintet.engine.series import Row, add_up
-from quintet.server.metrics import catalogue, exposition
+from quintet.common.metric_types import Row, add_up
+from quintet.server.metrics import catalogue
+from quintet.server.metrics import prometheus as exposition
 from quintet.server.metrics.metrics import Metrics
 from tests.server.metrics.scrapes import samples
 

@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from quintet.engine.pooling.admission import PoolingBounds
-from quintet.engine.prompts import Prompt
+from quintet.chat.prompts import Prompt
+from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.sampling_params import SamplingParams
 from quintet.server import tracing
+from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
-from quintet.server.http.calls import Ask
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
-from quintet.server.http.service import Service
-from quintet.server.settings import ServerConfig
 from tests.server.fakes import FakeBackend
 from tests.server.metrics.collector import Collector, plain
 from tests.server.metrics.scrapes import TellingBackend
@@ -38,11 +38,11 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def service(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppState]:
     """It gives nothing up, and sends nothing twice, because the machine is busy."""
     monkeypatch.setattr(tracing, "_EXPORT", 600)
     monkeypatch.setattr(tracing, "FLUSH", 60)
-    made = Service(TellingBackend(), ServerConfig(otlp_traces_endpoint=collector.url))
+    made = AppState(TellingBackend(), ServerConfig(otlp_traces_endpoint=collector.url))
     yield made
     collector.answers.set()
     made.close()
@@ -56,13 +56,13 @@ def senders() -> list[threading.Thread]:
 
 
 @pytest.fixture
-async def client(service: Service) -> AsyncIterator[httpx.AsyncClient]:
+async def client(service: AppState) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(make_app(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as made:
         yield made
 
 
-async def test_a_span_of_embeddings(client: httpx.AsyncClient, service: Service, collector: Collector) -> None:
+async def test_a_span_of_embeddings(client: httpx.AsyncClient, service: AppState, collector: Collector) -> None:
     service.backend = FakeBackend(pooling=PoolingBounds(("embed",), 512, 16, "MEAN", True))
     assert (await client.post("/v1/embeddings", json={"input": ["a", "b"], "dimensions": 8})).status_code == 200
     service.close()
@@ -75,7 +75,7 @@ async def test_a_span_of_embeddings(client: httpx.AsyncClient, service: Service,
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_span_says_what_was_asked_and_what_it_took(
-    client: httpx.AsyncClient, service: Service, collector: Collector, stream: bool
+    client: httpx.AsyncClient, service: AppState, collector: Collector, stream: bool
 ) -> None:
     backend = service.backend
     assert isinstance(backend, TellingBackend)
@@ -112,7 +112,7 @@ async def test_a_span_says_what_was_asked_and_what_it_took(
     assert collector.resource["service.name"] == "quintet"
 
 
-async def test_no_text_leaves(client: httpx.AsyncClient, service: Service, collector: Collector) -> None:
+async def test_no_text_leaves(client: httpx.AsyncClient, service: AppState, collector: Collector) -> None:
     await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "geheim"}], "stop": "zu"})
     await client.post("/v1/completions", json={"prompt": "geheim", "max_tokens": "geheim"})
     service.close()
@@ -121,7 +121,7 @@ async def test_no_text_leaves(client: httpx.AsyncClient, service: Service, colle
     assert b"geheim" not in collector.bodies
 
 
-async def test_a_parent_is_taken_over(client: httpx.AsyncClient, service: Service, collector: Collector) -> None:
+async def test_a_parent_is_taken_over(client: httpx.AsyncClient, service: AppState, collector: Collector) -> None:
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "rojo=1"}
     await client.post("/v1/completions", json=BODY, headers=headers)
@@ -134,7 +134,7 @@ async def test_a_parent_is_taken_over(client: httpx.AsyncClient, service: Servic
     assert len(collector.spans) == 2
 
 
-async def test_errors_are_in_the_status(client: httpx.AsyncClient, service: Service, collector: Collector) -> None:
+async def test_errors_are_in_the_status(client: httpx.AsyncClient, service: AppState, collector: Collector) -> None:
     backend = service.backend
     assert isinstance(backend, TellingBackend)
     await client.post("/v1/completions", json={**BODY, "max_tokens": -1})
@@ -153,21 +153,21 @@ async def test_errors_are_in_the_status(client: httpx.AsyncClient, service: Serv
     assert plain(late.attributes)["gen_ai.response.finish_reasons"] == []
 
 
-async def test_a_call_that_nobody_waits_for_has_a_span_of_its_own(service: Service, collector: Collector) -> None:
-    async with service.call(None, [Ask(Prompt([5, 6]), SamplingParams(max_tokens=3))]) as call:
+async def test_a_call_that_nobody_waits_for_has_a_span_of_its_own(service: AppState, collector: Collector) -> None:
+    async with service.call(None, [PromptRequest(Prompt([5, 6]), SamplingParams(max_tokens=3))]) as call:
         await call.outputs()
     with pytest.raises(ApiError):
         service.gate.held = service.gate.limits
-        await service.call(None, [Ask(Prompt([5]), SamplingParams())]).__aenter__()  # not let in: no span
+        await service.call(None, [PromptRequest(Prompt([5]), SamplingParams())]).__aenter__()  # not let in: no span
     service.close()
     (span,) = collector.wait(1)
     assert span.name == "background"
     assert plain(span.attributes)["gen_ai.usage.output_tokens"] == 3
 
 
-async def test_a_call_that_ends_before_it_asks_has_a_span(service: Service, collector: Collector) -> None:
+async def test_a_call_that_ends_before_it_asks_has_a_span(service: AppState, collector: Collector) -> None:
     """It holds its room, and asks nothing, while a tool runs."""
-    ask = Ask(Prompt([5, 6]), SamplingParams(max_tokens=3))
+    ask = PromptRequest(Prompt([5, 6]), SamplingParams(max_tokens=3))
     async with service.call(None, [ask], waits=True) as call:
         assert service.gate.held.completions == 1
         assert [each async for each in call] == []
@@ -178,7 +178,7 @@ async def test_a_call_that_ends_before_it_asks_has_a_span(service: Service, coll
 
 
 async def test_a_collector_that_hangs_disturbs_nobody(
-    client: httpx.AsyncClient, service: Service, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    client: httpx.AsyncClient, service: AppState, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "FLUSH", 0.2)
     collector.answers.clear()
@@ -228,7 +228,10 @@ def test_without_opentelemetry_the_error_says_what_to_install(monkeypatch: pytes
 
 
 def test_a_server_that_is_not_traced_imports_neither_sdk_nor_exporter() -> None:
-    code = "import sys, quintet.server.link.api; print([name for name in sys.modules if name.startswith(sys.argv[1])])"
+    code = (
+        "import sys, quintet.server.processes.api_process\n"
+        "print([name for name in sys.modules if name.startswith(sys.argv[1])])"
+    )
     for name in ("opentelemetry.sdk", "opentelemetry.exporter", "prometheus_client"):
         done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "[]"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.names import refuse_unknown
+from quintet.common.suggestions import refuse_unknown
 
 Change = Callable[[Any], Any]  # a function of the package -> the faulty one in its place
 GROUPS = ("arithmetic", "attention", "copies", "memory", "promises", "steps")

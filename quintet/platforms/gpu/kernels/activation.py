@@ -72,7 +72,7 @@ def softcap(x: Tensor, cap: float) -> None:
 
 
 def variants() -> list[Variant]:
-    """Every activation."""
+    """Variants of every activation."""
     found = []
     for kind in ("bf16", "fp16", "fp32"):
         signature = {"x": f"*{kind}", "out": f"*{kind}", "step": "i32:16", "width": "i32:16"}

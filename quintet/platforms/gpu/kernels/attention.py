@@ -61,7 +61,7 @@ def _request_of(starts, requests, tile, TOKENS: tl.constexpr, CHUNK: tl.constexp
 
 @triton.jit
 def _first_seen(position, WINDOW: tl.constexpr, LOCAL: tl.constexpr):
-    """Of a token at a position: within a window, or in a chunk of LOCAL positions."""
+    """Returns the first position that a token sees: within a window, or in a chunk of LOCAL positions."""
     first = position * 0
     if WINDOW:
         first = tl.maximum(position - WINDOW + 1, 0)

@@ -1,4 +1,4 @@
-"""What a launch of the attention kernels knows: the layer, the device's limits, and one call's tensors."""
+"""Arguments of an attention kernel's launch: the layer, the device's limits, and one call's tensors."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.interface.types import Books
 from quintet.platforms.gpu.kernels import attention_parts as parts
 from quintet.platforms.gpu.kernels.chips import Cut
-from quintet.types import Books
 
 CHUNK = 256  # requests that a program looks through at a time
 MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
@@ -26,7 +26,7 @@ COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
 @dataclass(frozen=True)
 class Limits:
-    """What a device offers; the defaults are the smallest of those that kernels are compiled ahead for."""
+    """Limits of a device; the defaults are the smallest of those that kernels are compiled ahead for."""
 
     shared: int = 163 * 1024  # bytes of shared memory that one program may have
     processors: int = 2
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a kernel cuts its work."""
+    """Block sizes, warps and stages of a kernel."""
 
     rows: int  # queries: tokens times the heads of a group
     slots: int  # of context
@@ -50,7 +50,7 @@ class Blocks:
         return Blocks(self.rows, min(self.slots, cut.slots), min(self.warps, cut.warps), min(self.stages, cut.stages))
 
     def tuned(self, layer: "Layer", table: Mapping[str, Mapping[str, int]]) -> "Blocks":
-        """With what a chip's table has for the layer."""
+        """Returns these blocks with what a chip's table has for the layer."""
         return replace(self, **table.get(name_of(layer), {})) if table else self
 
 
@@ -106,7 +106,7 @@ class Layer:
 
     @property
     def block_rest(self) -> int:
-        """Of what K has beyond V; 0 if nothing."""
+        """Block size for the dimensions that K has beyond V; 0 if none."""
         return max(16, triton.next_power_of_2(self.dim - self.value)) if self.dim > self.value else 0
 
     @property
@@ -115,7 +115,7 @@ class Layer:
 
     @property
     def sight(self) -> dict[str, int]:
-        """How far back a token sees."""
+        """Returns how far back a token sees, as constants of a kernel."""
         return {"WINDOW": self.window, "LOCAL": self.local}
 
     @property

@@ -1,4 +1,4 @@
-"""What both attention kernels are made of: rows of paged K and V, and a running softmax (Dao et al. 2022) in base 2.
+"""Parts of both attention kernels: rows of paged K and V, and a running softmax (Dao et al. 2022) in base 2.
 
 Scores are multiplied by log2(e) before anything else happens to them. Sums are kept in float32.
 """
@@ -20,7 +20,7 @@ E4M3FNUZ: tl.constexpr = tl.constexpr(4)  # bytes of e4m3fnuz, where Triton does
 def key_rows(
     table, slots, end, head, KV_HEADS: tl.constexpr, PIECES: tl.constexpr, PAGE_SIZE: tl.constexpr, V_ROWS: tl.constexpr
 ):  # fmt: skip
-    """Of these slots of one request, the rows of their keys in a cache seen as rows; past `end` those of page 0."""
+    """Returns the rows of the keys of a request's slots in a cache seen as rows; past `end` those of page 0."""
     pages = tl.load(table + slots // PAGE_SIZE, mask=slots < end, other=0).to(tl.int64)
     return (pages * (KV_HEADS + V_ROWS // PAGE_SIZE) + head // PIECES) * PAGE_SIZE + slots % PAGE_SIZE
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.interface.types import Books
 from quintet.platforms.gpu.kernels.attention_layer import (
     CHUNK,
     E4M3,
@@ -24,7 +25,6 @@ from quintet.platforms.gpu.kernels.attention_layer import (
 )
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
-from quintet.types import Books
 
 # Guesses, untuned: nothing here has been measured on a GPU.
 SPLIT = 256  # slots at least: reading them takes far longer than writing and merging their part
@@ -35,7 +35,7 @@ ROOM = 128 * 2**20  # bytes of parts at once: 512 requests of 32 heads of 128 fi
 
 
 def most_splits(layer: Layer) -> int:
-    """Of one head of one request; a power of two."""
+    """Returns the most splits of one head of one request; a power of two."""
     return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // layer.programs))
 
 
@@ -66,7 +66,7 @@ def merge_warps(layer: Layer) -> int:
 def _share(
     length, WINDOW: tl.constexpr, LOCAL: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr
 ):  # fmt: skip
-    """Of a request's last token: its first slot, slots per split, splits: LEAST blocks in each, and at most MOST.
+    """Returns first slot, slots per split and splits for a last token: LEAST blocks in each, and at most MOST.
 
     One split where there is no context: what pads a step may have a token, and gets zeros.
     """
@@ -215,7 +215,7 @@ def merge_splits(
 
 
 def may_split(call: Call) -> bool:
-    """Whether a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
+    """True if a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
 
     It follows from the layer and from shapes, so that a graph knows it, too.
     """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 TABLES = Path(__file__).with_name("tables")
-ROWS = ("FEW", "FEW_BLOCKS", "FEW_INTEGERS", "FEW_EACH")  # of torch_products.py
+ROWS = ("FEW", "FEW_BLOCKS", "FEW_INTEGERS", "FEW_EACH")  # of torch_linear.py
 BLOCKS = ("rows", "slots", "warps", "stages")
 TILE = ("tokens", "outputs", "warps", "stages")
 
@@ -41,7 +41,7 @@ NOTHING = Table()
 
 @dataclass(frozen=True)
 class Cut:
-    """The most that a program has, whatever a kernel's own table says."""
+    """Limits of a program on a chip; they cap what a kernel's own table asks for."""
 
     stages: int = 5  # of a loop: loads under way
     warps: int = 8  # in attention
@@ -65,12 +65,12 @@ CUTS: Mapping[tuple[str, int], Cut] = {
     ("hip", 32): Cut(stages=1, rows=64, slots=16, single=8, side=64, inputs=128),
     ("xpu", 32): Cut(warps=4, stages=2),  # a guess on the safe side: nothing was compiled ahead for it
 }
-SHARED: Mapping[str, int] = {"gfx950": 160 * 1024}  # bytes of LDS that one program may have; 64 KiB elsewhere
+SHARED: Mapping[str, int] = {"gfx950": 160 * 1024}  # bytes of LDS that one program may have; others have 64 KiB
 
 
 @functools.cache
 def cut_for(device: torch.device) -> Cut:
-    """Of this process's device; the interpreter's is anyone's."""
+    """Returns the limits for this process's device; the interpreter has the defaults."""
     if device.type == "cpu":
         return Cut(table=table_of("interpreter"))
     import triton

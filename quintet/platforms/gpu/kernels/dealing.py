@@ -1,7 +1,7 @@
-"""Where a rank keeps the experts of its tokens, and how often each was asked for. Not verified on a GPU yet.
+"""Places of a token's experts on this rank (EPLB), and counts of tokens per expert. Not verified on a GPU yet.
 
-What comes of them goes into the kernels of moe.py as it is: these pass over an id of -1, whose expert is on another
-rank. A launch each, which asks the host nothing, so that a step with them can be captured.
+The kernels of moe.py take the results as they are: they skip an id of -1, which stands for an expert on another rank.
+Each op is one launch and asks the host nothing, so that a step with it can be captured.
 """
 
 import torch
@@ -58,7 +58,7 @@ def count(ids: Tensor, loads: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """Each type of token, and the counting."""
+    """Variants of each type of token, and of the counting."""
     sizes = dict.fromkeys(("count", "k", "num", "columns", "row", "width"), "i32")
     tables = dict.fromkeys(("out", "ids", "places"), "*i32")
     found = [

@@ -92,7 +92,7 @@ def _scratch(logits: Tensor, rows: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """Every kernel."""
+    """Variants of every kernel."""
     places = {"logits": "*fp32", "rows": "*i32", "ids": "*i32"}
     sizes = {"values": "*fp32", "step": "i32", "num": "i32"}
     penalized = {**places, "counts": "*i32", "penalties": "*fp32", **sizes}

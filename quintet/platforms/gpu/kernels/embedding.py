@@ -29,7 +29,7 @@ def embedding(ids: Tensor, table: Tensor, first: int) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """Each type of number."""
+    """Variants of each type of number."""
     numbers = {"first": "i32", "count": "i32", "step": "i32:16", "width": "i32:16"}
     return [
         Variant(f"embedding {kind}", _embedding, {"ids": "*i32", "table": t, "out": t, **numbers}, {"BLOCK": BLOCK})

@@ -34,7 +34,7 @@ HALVES = tl.constexpr(12582912.0)  # 1.5 * 2^23, where a float32's last bit is 1
 
 @triton.jit
 def rounded(x):
-    """To whole numbers, half to even; |x| up to 2^22."""
+    """Rounds to whole numbers, half to even; |x| up to 2^22."""
     return (x + HALVES) - HALVES
 
 

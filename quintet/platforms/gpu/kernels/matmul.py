@@ -1,4 +1,4 @@
-"""What the kernels of products share: the order of tiles, splits along the inputs, and how a result is finished.
+"""Shared parts of the matmul kernels: the order of tiles, splits along the inputs, and how a result is finished.
 
 Not verified on a GPU yet.
 """

@@ -23,7 +23,7 @@ from quintet.platforms.gpu.kernels.variant import Variant
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes, and how."""
+    """Tile that one program computes, and its warps and stages."""
 
     rows: int
     outputs: int
@@ -44,7 +44,7 @@ COMBINED = 1024  # features of a token that one program of combine() adds up
 
 @triton.jit
 def _block(counts, block, num, rows, BM: tl.constexpr, P: tl.constexpr):
-    """-> (expert, first row, end of the expert's rows) of a block; nobody's rows count as those of expert `num`."""
+    """-> (expert, first row, end of the expert's rows) of a block; rows without an expert count as `num`'s."""
     bins = tl.arange(0, P)
     many = tl.load(counts + bins, mask=bins < num, other=0)
     many = tl.where(bins == num, rows - tl.sum(many), many)
@@ -78,10 +78,10 @@ def product(
 ):  # fmt: skip
     """x by weight [num, outputs, inputs], each row by its expert's, -> out [rows, outputs].
 
-    `order` says which entry a row is; `shared` entries have one row of x. SCATTERED: they come and go as entries, else
-    out's rows are in order. Without `order` rows are their own entries, and nobody's become 0. A KIND other than "none"
-    is the activation of a gate, whose up lies up_row numbers behind it: weight [num, 2 outputs, inputs] with gate
-    before up, or, if "clamped" (see ops.moe.biased_experts), row by row. A bias [num, ...] has the weight's order.
+    `order` has the entry of each row; `shared` entries have one row of x. SCATTERED: they come and go as entries, else
+    out's rows are in order. Without `order` rows are their own entries, and those without an expert become 0. A KIND
+    other than "none" is the activation of a gate; up is up_row numbers behind it: weight [num, 2 outputs, inputs] with
+    gate before up, or, if "clamped" (see ops.moe.biased_experts), row by row. A bias [num, ...] has the weight's order.
     """
     wide = tl.cdiv(outputs, BN)
     tile, block = tile_of(tl.program_id(0), wide, tl.num_programs(0) // wide)
@@ -148,7 +148,7 @@ def combine(out, each, weights, ids, width, num, k, B: tl.constexpr):
 
 
 class Gate(NamedTuple):
-    """What stands between the products of experts."""
+    """Activation between the two products of experts, and their biases."""
 
     kind: str  # of KINDS' values, or "clamped"
     clamp: tuple[float, float] = (0.0, 0.0)  # (alpha, limit)
@@ -162,8 +162,8 @@ FIXED = TILES[1][1]  # where a row's bits must not depend on how many rows there
 
 
 def grouped(x: Tensor, weight: Tensor, counts: Tensor, tile: Tile | None = None, bias: Tensor | None = None) -> Tensor:
-    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; nobody's rows give 0. Of a bias [E, N],
-    each row gets its expert's."""
+    """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; rows without an expert give 0. Each
+    row gets its expert's bias of [E, N]."""
     out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
     if out.numel():
         _launch(out, x, weight, counts, None, gate=Gate("none", biases=(bias, None)), tile=tile)

@@ -21,7 +21,7 @@ MOST_WARPS = 16  # of 64 lanes on some GPUs, where 1024 threads are all that a p
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor whose last axis is dense: row r starts at r // inner * outer_step + r % inner * inner_step."""
+    """Rows of a tensor with a dense last axis: row r starts at r // inner * outer_step + r % inner * inner_step."""
 
     at: Tensor
     number: int

@@ -92,7 +92,7 @@ def winner(best: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """Each type of logits, and the parts of vocabularies up to 262,144."""
+    """Variants of each type of logits, and of the parts of vocabularies up to 262,144."""
     numbers = {"best": "*i64", "step": "i32:16", "vocab": "i32:16", "parts": "i32"}
     found = [
         Variant(f"best of parts {kind}", _best_of_parts, {"logits": f"*{kind}", **numbers}, {"CHUNK": CHUNK})

@@ -24,7 +24,7 @@ from quintet.platforms.gpu.kernels.variant import Variant
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes, and how."""
+    """Tile that one program computes, and its warps and stages."""
 
     tokens: int
     outputs: int
@@ -38,7 +38,7 @@ class Tile:
 # By the most tokens that each is for. Untuned guesses: few tokens wait for memory, so that many loads are under way (64
 # rows of 64 or 128 bytes, 4 deep, several programs per processor); many fill a tensor core's 64 rows per 4 warps.
 TILES = ((16, Tile(16, 64, 4, 4)), (64, Tile(64, 128, 8, 3)), (1 << 31, Tile(128, 128, 8, 3)))
-SHALLOW = 2  # stages in float32, whose tiles are twice as large; they are for at most 64 tokens
+SHALLOW = 2  # stages in float32: its tiles are twice as large; they are for at most 64 tokens
 WAVES = 4  # programs per processor that splits should come to, where a split has LEAST steps at least
 LEAST = 4
 WHOLE = 1 << 30  # a group that no row ends: its scales come in before the end, as zero points want it
@@ -263,7 +263,7 @@ class Packed:
         return size if size >= LEAST_PART else 0
 
     def compute(self, whole: bool, dtype: torch.dtype) -> Any:
-        """What factors are in; `whole`: activations have 8 bits, which float16 holds as well as int8."""
+        """Type of the factors; `whole`: activations have 8 bits, which float16 holds as well as int8."""
         if not whole or (self.table and dtype == torch.float32):
             return computed(dtype, self.weight.device)
         exact = self.kind == torch.int8 and not self.table and self.part() >= LEAST_WHOLE
@@ -331,12 +331,12 @@ def multiplied(
 
 
 def unit_of(compute: Any, mantissa: int) -> float:
-    """Of a weight's values: 1 but for whole numbers in half precision."""
+    """Returns the unit of a weight's values: 1 but for whole numbers in half precision."""
     return 1.0 if mantissa else UNITS.get(compute, 1.0)
 
 
 def _splits(tokens: int, wide: int, steps: int, tile: Tile, row: int, processors: int) -> int:
-    """Of the inputs, so that enough programs run. What sums cost, 8 bytes each, stays below half of the weight's."""
+    """Returns splits of the inputs, so that enough programs run. Sums, 8 bytes each, stay below half of the weight."""
     if tokens > SPLIT_UP_TO:
         return 1
     most = min(steps // LEAST, row // (16 * tile.tokens))
@@ -347,7 +347,7 @@ TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}  # of variants, by what the
 
 
 def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
-    """What place() packs and what checkpoints in float8 hold, by each tile; with splits where tokens are few."""
+    """Variants for what place() packs and float8 checkpoints hold, by each tile; with splits where tokens are few."""
     found = []
     for dtype in ("bf16", "fp16"):
         compute = tl.bfloat16 if dtype == "bf16" else tl.float16

@@ -75,6 +75,6 @@ def gumbel(keys: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """There is one."""
+    """The one variant."""
     signature = {"keys": "*i32", "positions": "*i32", "ids": "*i32", "out": "*fp32", "ids_step": "i32", "count": "i32"}
     return [Variant("gumbel", _gumbel, signature, {"BLOCK": BLOCK})]

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.interface.types import HeadNorms
 from quintet.platforms.gpu.kernels.variant import Variant
-from quintet.types import HeadNorms
 
 PER_PROGRAM = 512  # pairs of features of a program: 4 in each lane of 4 warps. Untuned
 
@@ -88,7 +88,7 @@ def _rotary(
 def rotary(
     q: Tensor, k: Tensor, table: Tensor, positions: Tensor, norms: HeadNorms | None, neighbours: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """q [T, H, D] and k [T, Hkv, D], whose last axis is dense; table [P, rot] float32; positions [T] int32.
+    """q [T, H, D] and k [T, Hkv, D] with a dense last axis; table [P, rot] float32; positions [T] int32.
 
     Without norms, `neighbours` may be paired: the results have the first of each pair, then the second.
     """

@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.interface.types import Turn
 from quintet.platforms.gpu.kernels import rotary, write_kv
 from quintet.platforms.gpu.kernels.rotary import turned
 from quintet.platforms.gpu.kernels.variant import Variant
 from quintet.platforms.gpu.kernels.write_kv import scale_of, write_part, write_scale, write_whole
-from quintet.types import Turn
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def rotary_write(
 
 
 def launch(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-    """q [T, H, D], k and v [T, Hkv, D], whose last axis is dense; kv [P, 2, Hkv, page_size, row width], contiguous ->
+    """q [T, H, D], k and v [T, Hkv, D] with a dense last axis; kv [P, 2, Hkv, page_size, row width], contiguous ->
     q turned."""
     tokens, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -81,12 +81,12 @@ def launch(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, positions: T
 
 
 def _beside(pages: dict[str, int]) -> dict[str, int]:
-    """How heads are shared out, the rotation says."""
+    """Returns the constants of write_kv, but for the split of heads: the rotation's constants have that."""
     return {name: pages[name] for name in ("KV_HEADS", "BLOCK_D", "PAGE_SIZE", "WIDTH", "STORED")}
 
 
 def variants() -> list[Variant]:
-    """Every way to turn with one to store, and every way to store with one to turn."""
+    """Variants: every way to rotate with one to store, and every way to store with one to rotate."""
     stores = [each for each in write_kv.variants() if each.constexprs["PARTS"] == 2]
     dim = stores[0].constexprs["DIM"]
     turns = [each for each in rotary.variants() if each.constexprs["DIM"] == dim and "bf16" in each.name]

@@ -1,6 +1,6 @@
-"""Which experts serve a token, and the order that brings an expert's tokens together. Not verified on a GPU yet.
+"""Routing of tokens to experts, and the order that groups tokens by expert. Not verified on a GPU yet.
 
-A token's experts depend on its logits alone; the order is that of a stable sort, whatever runs first.
+A token's experts depend on its logits alone; the order is that of a stable sort, whichever program runs first.
 """
 
 import torch
@@ -16,7 +16,7 @@ PIECE = tl.constexpr(32)  # of them are compared with the others at a time: 64 c
 
 @triton.jit
 def _largest(values, free, ids, none):
-    """Where the largest of the free values stands, the first of equal ones; `none` where no number is free."""
+    """Returns the place of the largest free value, the first of equal ones; `none` if no number is free."""
     best = tl.max(tl.where(free, values, float("-inf")))
     return tl.min(tl.where(free & (values == best), ids, none))
 
@@ -89,7 +89,7 @@ def choose_grouped(
 
 @triton.jit
 def _owners(ids, entries, total, num):
-    """The experts of entries; `num` for nobody's."""
+    """The experts of entries; `num` for entries without an expert."""
     owner = tl.load(ids + entries, mask=entries < total, other=-1)
     return tl.where((owner >= 0) & (owner < num), owner, num)
 
@@ -105,7 +105,7 @@ def count(found, ids, total, num, C: tl.constexpr, P: tl.constexpr):
 
 @triton.jit(do_not_specialize=["total"])
 def place(order, counts, found, ids, total, num, C: tl.constexpr, P: tl.constexpr):
-    """order [total]: entries by expert, by entry among equals; nobody's are last. counts [num] of all chunks."""
+    """order [total]: entries by expert, by entry among equals; those without are last. counts [num] of all chunks."""
     chunk, bins = tl.program_id(0), tl.arange(0, P)
     before, every = tl.zeros((P,), tl.int32), tl.zeros((P,), tl.int32)
     for other in range(tl.num_programs(0)):

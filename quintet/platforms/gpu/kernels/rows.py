@@ -92,7 +92,7 @@ def warps_for(step: int) -> int:
 
 
 def variants() -> list[Variant]:
-    """As the products of real models want them: a token's whole row, and groups of 32 and 128."""
+    """Variants as the products of real models want them: a token's whole row, and groups of 32 and 128."""
     kinds: dict[str, tuple[torch.dtype, int, int]] = {
         "rows": (torch.int8, 1, WHOLE),
         "long rows": (torch.int8, 1, WIDEST),

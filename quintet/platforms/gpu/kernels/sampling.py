@@ -38,7 +38,7 @@ HOPELESS = tl.constexpr(19.5)  # below the likeliest logit; noise is between -2.
 
 
 class Cuts(NamedTuple):
-    """What is known of each row once its chunks were read; sizes are in scaled logits."""
+    """Cut-offs of each row, known once its chunks were read; sizes are in scaled logits."""
 
     peak: Tensor  # [R] float32: the largest
     threshold: Tensor  # [R] float32: tokens from here on stay
@@ -114,7 +114,7 @@ def _gather(
 
 @triton.jit
 def _reaching(found, count, key, peak, FOUND: tl.constexpr):
-    """How many of the listed keys reach this one, and their units. A list has room for whole blocks."""
+    """Returns how many listed keys reach this one, and the sum of their units. A list has room for whole blocks."""
     key = key.to(tl.int32)
     numbers, units = tl.zeros([FOUND], tl.int32), tl.zeros([FOUND], tl.int64)
     for start in range(0, count, FOUND):
@@ -254,7 +254,7 @@ def _search(logits: Tensor, draw: Draw, cuts: Cuts, scale: bool) -> None:
 
 
 def variants() -> list[Variant]:
-    """Every kernel, for vocabularies up to 262,144."""
+    """Variants of every kernel, for vocabularies up to 262,144."""
     columns = {"temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32"}
     cuts = dict.fromkeys(("peaks", "thresholds", "bounds"), "*fp32") | {"counts": "*i32", "masses": "*i64"}
     logits = {"logits": "*fp32", "step": "i32:16", "vocab": "i32:16"}

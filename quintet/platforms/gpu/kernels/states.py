@@ -1,4 +1,4 @@
-"""What carries one state per request. Not verified on a GPU yet.
+"""Kernels that keep one state per request (SSM, delta rule, short convolution). Not verified on a GPU yet.
 
 A program keeps a block of one request's state in registers and goes through its tokens, in their order: a request's
 results do not depend on the others in the step. A short convolution has a program per token instead, and one per
@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quintet.interface.types import Books
 from quintet.ops.states import Conv, Moves, Scan, Turns
 from quintet.platforms.gpu.kernels.variant import Variant
-from quintet.types import Books
 
 CHANNELS = 256  # of a short convolution that one program computes: 2 in each lane. Untuned
 WARPS = 4
@@ -23,7 +23,7 @@ LEARNT = HELD // 2  # of a delta rule, which needs registers for more beside: wi
 
 
 class Units(NamedTuple):
-    """Where a step's requests are, as kernels take it."""
+    """Tokens and state units of a step's requests, as kernels take them."""
 
     starts: Tensor  # [R + 1]
     table: Tensor  # [R, 2 or more]: unit to read, 0 for none, and to write
@@ -101,7 +101,7 @@ def state_space(
     y, x, dt, into, out, a_log, dt_bias, skip, state, starts, table, row, least, dim, width, each, x_row, dt_row,
     into_row, out_row, P: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Of one request and head, P features with `width` numbers each; `each` heads share what goes in and comes out."""
+    """P features of one request and head, with `width` numbers each; `each` heads share `into` and `out`."""
     head, p, n = tl.program_id(1), tl.program_id(2) * P + tl.arange(0, P), tl.arange(0, N)
     first, end, unit, to = _request(starts, table, row, tl.program_id(0))
     heads, group = tl.num_programs(1), head // each
@@ -134,7 +134,7 @@ def selective_scan(
     y, x, dt, into, out, a_log, dt_bias, skip, state, starts, table, row, channels, width, x_row, dt_row, into_row,
     out_row, C: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Of one request, C channels with `width` numbers each."""
+    """C channels of one request, with `width` numbers each."""
     c, n = tl.program_id(1) * C + tl.arange(0, C), tl.arange(0, N)
     first, end, unit, to = _request(starts, table, row, tl.program_id(0))
     there, numbers = c < channels, n < width
@@ -167,7 +167,7 @@ def delta_rule(
     out, q, k, v, forget, learn, a_log, dt_bias, state, starts, table, row, scale, values, width, each, q_row, k_row,
     v_row, forget_row, learn_row, V: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Of one request and head, V of its values with `width` numbers each; `each` heads share q and k."""
+    """V values of one request and head, with `width` numbers each; `each` heads share q and k."""
     head, i, n = tl.program_id(1), tl.program_id(2) * V + tl.arange(0, V), tl.arange(0, D)
     first, end, unit, to = _request(starts, table, row, tl.program_id(0))
     heads, group = tl.num_programs(1), head // each
@@ -192,7 +192,7 @@ def delta_rule(
 
 
 def units(books: Books) -> Units:
-    """Of a step's books."""
+    """Returns the units of a step."""
     table = books.group.table
     return Units(books.batch.starts, table, table.stride(0))
 

@@ -1,4 +1,4 @@
-"""What the step before sampled, put in where this step's tokens are: one launch between steps."""
+"""Puts tokens that the step before sampled into this step's token ids: one launch between steps."""
 
 import torch
 import triton
@@ -30,6 +30,6 @@ def place_tokens(token_ids: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
 
 
 def variants() -> list[Variant]:
-    """There is one."""
+    """The one variant."""
     ids = dict.fromkeys(("token_ids", "sampled", "rows", "out"), "*i32")
     return [Variant("place tokens", _place, {**ids, "count": "i32"}, {"BLOCK": BLOCK})]

@@ -24,7 +24,7 @@ STORED = {
 
 @triton.jit
 def scale_of(x, wanted, STORED: tl.constexpr):
-    """Of each row of x [heads, numbers], or of a part of it, what int8 multiplies; NaN where one is."""
+    """Returns the int8 scale of each row of x [heads, numbers], or of a part of it; NaN if the row has one."""
     if STORED == INT8_:
         x = tl.where(wanted, x.to(tl.float32), 0.0)
         broken = tl.max((x != x).to(tl.int32), 1) > 0

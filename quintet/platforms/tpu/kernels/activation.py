@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from quintet.ops import activation
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 def _gelu(x: jax.Array) -> jax.Array:

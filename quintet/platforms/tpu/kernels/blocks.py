@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quintet.types import Array, HostBatch, HostGroup
+from quintet.interface.types import Array, HostBatch, HostGroup
 
 LEAST_BLOCK, LARGEST_BLOCK = 8, 64  # tokens; 8 rows fill a register of the TPU, 64 keep its memory free for context
 
@@ -53,7 +53,7 @@ def num_runs(tokens: int, requests: int, page_size: int) -> int:
 
 
 def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> Work:
-    """One group's work list in a batch whose requests' tokens are consecutive in position, and so in a page's slots."""
+    """Returns one group's work list. A request's tokens must be consecutive in position, and so in a page's slots."""
     tokens, requests = len(batch.positions), len(group.lengths)
     used = _pieces(batch, group, block_tokens(tokens, requests))
     pieces = _fill(used, num_pieces(tokens, requests))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from quintet.ops import embedding as spec
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 @serve(spec.embedding, static=("first", "partial"))

@@ -1,10 +1,10 @@
-"""Products whose heads have a weight each, in JAX."""
+"""Products by heads with a weight each, in JAX."""
 
 import jax
 
 from quintet.ops import heads as spec
-from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.linear import product
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 @serve(spec.by_heads, static=("outputs", "turned"))

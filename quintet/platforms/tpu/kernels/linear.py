@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quintet.interface.weights import Matrix
 from quintet.ops import linear as spec
-from quintet.platforms.tpu.bridge import serve
-from quintet.weights import Matrix
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -36,7 +36,7 @@ def linear(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[
 def in_order(y: jax.Array, outputs: tuple[int, ...]) -> jax.Array:
     """[T, ranks, N / ranks], each rank's shares of the outputs -> [T, N], one output after the other.
 
-    Whoever slices the outputs apart again, at their borders, gets each as its ranks computed it: XLA sees through it.
+    A caller that slices the outputs apart at their borders gets each as its ranks computed it: XLA sees through it.
     """
     tokens, ranks, _ = y.shape
     shares = jnp.split(y, [sum(outputs[:i]) // ranks for i in range(1, len(outputs))], axis=2)

@@ -1,6 +1,6 @@
 """The mixture of experts in JAX: rows sorted by expert, then a loop over blocks of them, each a plain product.
 
-The loop reads the weights of experts that somebody chose, straight from where they lie. XLA's ragged product wants them
+The loop reads the weights of experts that tokens chose, straight from where they lie. XLA's ragged product wants them
 transposed, and by the v5e compiler's count takes 3 times the cycles for 64 tokens, a thousand times for 1024 (128
 experts of 768 features, k 8).
 """
@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quintet.interface.weights import Matrix
 from quintet.ops import moe as spec
-from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.activation import gated
 from quintet.platforms.tpu.kernels.linear import product
-from quintet.weights import Matrix
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 @serve(spec.route, static=("k", "renormalize"))
@@ -120,9 +120,9 @@ def biased_experts(
 
 def _mixed(x: jax.Array, ids: jax.Array, shape: tuple[int, ...], work: Callable[..., jax.Array]) -> jax.Array:
     """work(expert, rows [M, D]) -> [M, ranks, D] for each token and expert of it -> [T, k, ranks, D], 0 where an id is
-    nobody's; shape: (experts, ranks, D)."""
+    no expert's; shape: (experts, ranks, D)."""
     (num, ranks, hidden), k = shape, ids.shape[1]
-    flat = jnp.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; the last are nobody's
+    flat = jnp.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; `num` has no expert
     order = jnp.argsort(flat, stable=True)
     counts = (flat[:, None] == jnp.arange(num)).sum(0, dtype=jnp.int32)
     outer = _by_expert(jnp.take(x, order // k, axis=0, mode="clip"), counts, (ranks, hidden), work)
@@ -133,7 +133,7 @@ def _mixed(x: jax.Array, ids: jax.Array, shape: tuple[int, ...], work: Callable[
 def _by_expert(x: jax.Array, counts: jax.Array, width: tuple[int, ...], work: Callable[..., jax.Array]) -> jax.Array:
     """work(expert, some of its rows) for all rows of x [M, K], which are sorted by expert -> [M, *width].
 
-    A block reaches into the next expert's rows, whose own block comes later and overwrites what came out there.
+    A block reaches into the next expert's rows; the block of that expert comes later and overwrites their results.
     """
     rows = x.shape[0]
     size = _block_size(rows, counts.shape[0])

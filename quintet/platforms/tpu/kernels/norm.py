@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from quintet.ops import norm
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 @serve(norm.rms_norm, static=("eps", "offset"))

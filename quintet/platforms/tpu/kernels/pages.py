@@ -8,7 +8,7 @@ from jax import Array, lax
 from torch import Tensor
 
 from quintet.ops.pages import WORD, gather_pages, scatter_pages
-from quintet.platforms.tpu.bridge import jax_view, torch_view
+from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view
 
 
 @jax.jit

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quintet.interface.weights import Form, Matrix
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantized import MIDDLE, SMALLEST
-from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.linear import finish, in_order, product
-from quintet.weights import Form, Matrix
+from quintet.platforms.tpu.torchax_bridge import serve
 
 # Up to so many tokens each group's products are added up before the scales come in: by the v5e compiler's count, 0.4 of
 # the cycles of scaling the weight for 8 tokens, 0.6 for 16, 1.7 for 64 (N 14336, K 4096, groups of 128).

@@ -11,8 +11,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from quintet.interface.types import AttentionSpec
 from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, OWNER, SHIFT, TO, block_tokens
-from quintet.types import AttentionSpec
 
 NOTHING = -1e30  # a maximum over no scores; finite, so that differences with it are not NaN
 PLAIN_SPAN = 128  # tokens of context that are looked at together; measured on a CPU: 64 to 256 are alike
@@ -69,7 +69,7 @@ def _lowest(first: Array, spec: AttentionSpec) -> Array:
 
 @dataclass(frozen=True)
 class _Context:
-    """What one piece looks at: a request's pages, `pages` of them together, from position `lowest` to `last`."""
+    """Context of one piece: a request's pages, `pages` of them together, from position `lowest` to `last`."""
 
     kv: Array
     own: Array  # [N], N a multiple of `pages`
@@ -79,7 +79,7 @@ class _Context:
     last: Array
 
     def span(self, i: Array, value_dim: int) -> tuple[Array, Array]:
-        """K and V of the i-th span [Hkv, S, D], float32. V is 0 where nobody looks: anything may be there."""
+        """K and V of the i-th span [Hkv, S, D], float32. V is 0 outside `lowest` to `last`: anything may be there."""
         _, parts, kv_heads, size, dim = self.kv.shape
         ids = lax.dynamic_slice_in_dim(self.own, i * self.pages, self.pages)
         matrices = (ids * parts + jnp.arange(parts)[:, None])[:, None] * kv_heads + jnp.arange(kv_heads)[:, None]
@@ -217,7 +217,7 @@ def attend_paged(
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of the kernel, fixed when it is compiled. A block's rows are its tokens, for each query head of a KV head."""
+    """Kernel sizes, fixed when it is compiled. A block's rows are its tokens, for each query head of a KV head."""
 
     tokens: int  # per block
     group: int
@@ -285,7 +285,7 @@ def _sink_row(sinks: Array | None, q: Array) -> Array:
 
 
 class _Reach:
-    """What piece w looks at; nothing if it is unused or past the last. Scalars, read from SMEM.
+    """Pages and positions that piece w reads; none if it is unused or past the last. Scalars, read from SMEM.
 
     Divides by lax.div: `//` asks for the sign first, and lowering that asks which TPU is there.
     """
@@ -312,7 +312,7 @@ class _Fetch:
     pages: int
 
     def start(self, reach: _Reach, row: Ref, i: Array, into: Array) -> None:
-        """Of the reach's i-th span, if it has one."""
+        """Starts copies of the reach's i-th span, if it has one."""
         pl.when(i < reach.spans)(lambda: self._each(reach, row, i, into, lambda copy: copy.start()))
 
     def wait(self, reach: _Reach, row: Ref, i: Array, into: Array) -> None:
@@ -399,11 +399,11 @@ class _Rows:
         self._offset = 0 if whole else pl.multiple_of(own.begin & -tokens, tokens)
 
     def _part(self, group: int) -> Any:
-        """Where the tokens stand for one query head of a KV head."""
+        """Rows of the tokens for one query head of a KV head."""
         return pl.ds(group * self._sizes.tokens + self._offset, self._tokens)
 
     def _token(self, shape: tuple[int, ...]) -> Array:
-        """Of each row, counted in the block."""
+        """Returns the token of each row, counted in the block."""
         return self._offset + (lax.broadcasted_iota(jnp.int32, shape, 0) & (self._tokens - 1))
 
     def begin(self, sinks: Ref | None) -> None:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from quintet.ops import rows as spec
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 
 @serve(spec.take_rows)

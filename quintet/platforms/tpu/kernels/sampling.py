@@ -9,7 +9,7 @@ from jax import lax
 
 from quintet.ops import random, sampling, tokens
 from quintet.ops.sampling import NEVER
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 Array = jax.Array
 Drawn = Any  # a Draw of arrays

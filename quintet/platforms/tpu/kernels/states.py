@@ -1,4 +1,4 @@
-"""What carries one state per request, in JAX.
+"""Ops that keep one state per request (SSM, delta rule, short convolution), in JAX.
 
 A short convolution looks at all tokens at once. What goes on from token to token takes the first token of all requests
 at once, which is the whole of a decode step, and then the others of one request after the other: work and memory follow
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from quintet.ops import states as spec
-from quintet.platforms.tpu.bridge import serve
+from quintet.platforms.tpu.torchax_bridge import serve
 
 Step = Callable[[Array, Array], tuple[Array, Array]]  # of ops.states._through
 
@@ -110,7 +110,7 @@ def _softplus(x: Array) -> Array:
 
 
 def _read(state: Array, books: Any) -> Array:
-    """Each request's state [R, *shape], zeros where it begins."""
+    """Returns each request's state [R, *shape], zeros where it begins."""
     units = books.group.table[:, 0]
     return jnp.where((units == 0).reshape(-1, *[1] * (state.ndim - 1)), 0, state[units])
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from quintet.interface.types import AttentionSpec
 from quintet.ops import attention as ops
-from quintet.platforms.tpu.bridge import serve
 from quintet.platforms.tpu.kernels.ragged_attention import NOTHING, State, fold, mean
-from quintet.types import AttentionSpec
+from quintet.platforms.tpu.torchax_bridge import serve
 
 BLOCK = 128  # queries, and keys, that are looked at together: what is held does not grow with the step
 
@@ -77,7 +77,7 @@ def _masked(scores: Array, apart: Array, seen: Array, spec: AttentionSpec) -> tu
 
 
 def _empty(shape: tuple[int, ...], sinks: Array | None) -> State:
-    """Before anything was seen; a sink is a logit whose V is 0."""
+    """State of the softmax before any key was seen; a sink is a logit with a V of 0."""
     acc = jnp.zeros(shape, jnp.float32)
     if sinks is None:
         return jnp.full((*shape[:-1], 1), NOTHING, jnp.float32), acc[..., :1], acc

@@ -38,7 +38,7 @@ def _together(k: Array, v: Array | None) -> Array:
 
 
 def write_paged(kv: Array, k: Array, v: Array | None, runs: Array, *, interpret: bool = False) -> Array:
-    """The same in Pallas: a grid step per run, whose page is fetched, merged and put back where it was.
+    """The same in Pallas: a grid step per run fetches its page, merges it and puts it back where it was.
 
     A page's tokens lie in two neighbouring blocks of page_size new tokens; consecutive runs share them, so that decode
     moves little more than pages. Runs are on different pages, but for the unused: those put page 0 back as it is.

@@ -1,18 +1,18 @@
-"""Anthropic's messages, checked, as the messages that a chat template takes."""
+"""Checks Anthropic's messages and converts them to chat template messages."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quintet.engine.checks import kind_of, list_of, object_of, one_of, refuse_fields, text_of
-from quintet.engine.prompts import Prompt
-from quintet.engine.thinking import may_think, read_thinking, variables
+from quintet.chat.prompts import Prompt
+from quintet.chat.reasoning_effort import may_think, read_thinking, variables
+from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
 from quintet.server.http.anthropic.tools import for_template
+from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import beside, chat_prompt, template_text, told_template
-from quintet.server.http.protocol.chat import TemplateFields
-from quintet.server.http.service import Service
+from quintet.server.http.inputs.prompts import beside, chat_prompt, template_text, told_template
+from quintet.server.http.openai.chat_protocol import TemplateFields
 
 Block = dict[str, Any]
 
@@ -33,19 +33,19 @@ class Conversation(NamedTuple):
     """Messages for a chat template."""
 
     messages: list[dict[str, Any]]
-    prefilled: bool  # the model goes on with the last one
-    thinks: bool = True  # whether the template leaves the model free to
+    prefilled: bool  # the model continues the last message
+    thinks: bool = True  # whether the template and its variables allow thinking
 
     @property
     def calls(self) -> int:
-        """That it has."""
+        """Number of tool calls in the messages."""
         return sum(len(message.get("tool_calls", ())) for message in self.messages)
 
 
 async def render(
-    service: Service, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
+    service: AppState, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
 ) -> tuple[Prompt, Conversation]:
-    """The prompt (without params, of any length), and what it is made of."""
+    """Returns the prompt (without params, of any length) and its conversation."""
     conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
     template = template_text(service)
     told = variables(template, read_thinking(body.thinking, "thinking").on, (body.output_config or {}).get("effort"))
@@ -67,7 +67,7 @@ async def render(
 
 
 def read_messages(body: MessageBody) -> Conversation:
-    """Messages of one role in a row are one, as Anthropic has it. Raises ParameterError."""
+    """Reads messages; merges consecutive ones of the same role, as Anthropic does. Raises ParameterError."""
     given = list_of(body.messages, "messages", "a list of messages that is not empty")
     messages: list[dict[str, Any]] = []
     if body.system is not None:
@@ -97,7 +97,7 @@ def read_messages(body: MessageBody) -> Conversation:
 
 
 def _read_content(content: Any, where: str) -> list[Block]:
-    """None of an empty text."""
+    """Returns the blocks; an empty text has none."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return [_read_block(block, f"{where}[{place}]") for place, block in enumerate(list_of(content, where, _CONTENT))]
@@ -157,7 +157,7 @@ _READ: dict[str, Callable[[Block, str], Block]] = {
 
 
 def add_block(messages: list[dict[str, Any]], role: str, block: Block) -> None:
-    """To the last message, if it is of that role, or as a new one. A tool's result is a message of its own."""
+    """Appends to the last message if it has that role, else adds a new one. A tool result is always a new message."""
     kind = block["type"]
     if kind == "tool_result":
         messages.append({"role": "tool", "tool_call_id": block["id"], "content": block["text"]})

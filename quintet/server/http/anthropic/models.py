@@ -1,4 +1,4 @@
-"""What is served, as Anthropic's Models API tells it. Source: Anthropic's API reference, "Models"."""
+"""Lists the served models in Anthropic's format. Source: Anthropic's API reference, "Models"."""
 
 import re
 from datetime import datetime, timezone
@@ -6,18 +6,18 @@ from datetime import datetime, timezone
 import msgspec
 from starlette.datastructures import QueryParams
 
-from quintet.names import unknown
+from quintet.common.suggestions import unknown
 from quintet.sampling_params import ParameterError
-from quintet.server.http.service import Service
+from quintet.server.http.app_state import AppState
 
-_PAGE, _MOST = 20, 1000  # models, if not told how many, and at most
+_PAGE, _MOST = 20, 1000  # models per page: default, and maximum
 _LIFECYCLES = ("active", "deprecated", "retired")
 _LIFECYCLE = re.compile(r"lifecycle(\[\d*\])?")  # a list: clients write it in several ways
 _QUERY = ("limit", "after_id", "before_id", "lifecycle")
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """A model that is served. What a request asks for beyond the context is cut, so that max_tokens is all of it."""
+    """A served model. max_tokens is the whole context: output is cut where the context ends."""
 
     type: str = "model"
     id: str
@@ -29,7 +29,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
 
 
 class ModelPage(msgspec.Struct, kw_only=True):
-    """Some of the models that are served."""
+    """A page of the served models."""
 
     data: list[ModelInfo]
     has_more: bool
@@ -37,7 +37,7 @@ class ModelPage(msgspec.Struct, kw_only=True):
     last_id: str | None
 
 
-def model_info(service: Service, name: str) -> ModelInfo:
+def model_info(service: AppState, name: str) -> ModelInfo:
     served = service.backend.served
     made = datetime.fromtimestamp(served.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return ModelInfo(
@@ -49,8 +49,8 @@ def model_info(service: Service, name: str) -> ModelInfo:
     )
 
 
-def model_page(service: Service, query: QueryParams) -> ModelPage:
-    """Raises ParameterError that blames a parameter of the query."""
+def model_page(service: AppState, query: QueryParams) -> ModelPage:
+    """Returns a page of models. Raises ParameterError with the query parameter."""
     _check_names(query)
     names = list(service.model_names) if _wants_active(query) else []
     limit = _limit(query.get("limit"))
@@ -78,7 +78,7 @@ def _check_names(query: QueryParams) -> None:
 
 
 def _wants_active(query: QueryParams) -> bool:
-    """Every model here is."""
+    """True if the query includes active models; every model here is active."""
     wanted = [value for name, value in query.multi_items() if _LIFECYCLE.fullmatch(name)]
     for each in wanted:
         if each not in _LIFECYCLES:

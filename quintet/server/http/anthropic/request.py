@@ -1,15 +1,15 @@
-"""The bodies of POST /v1/messages and its count_tokens: their fields, and what is not served and why."""
+"""Request bodies of POST /v1/messages and count_tokens: fields, and fields that are refused, with reasons."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from quintet.engine.checks import kind_of, object_of, one_of
-from quintet.engine.thinking import read_effort, read_thinking
-from quintet.engine.tools import MAX_TOOLS
+from quintet.chat.reasoning_effort import read_effort, read_thinking
+from quintet.chat.tool_choice import MAX_TOOLS
+from quintet.chat.validation import kind_of, object_of, one_of
 from quintet.sampling_params import ParameterError
-from quintet.server.http.bodies import Body, Lacking
+from quintet.server.http.inputs.body import Body, Lacking
 
 _TEXT = {
     "type": "object",
@@ -23,7 +23,7 @@ _MESSAGE = {
     "required": ["role", "content"],
 }
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
-# By this Anthropic's tool runner knows that it must send all messages, and does.
+# On this error Anthropic's tool runner sends all messages instead of a thread.
 _UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 _LACKING: dict[str, Lacking] = {
     "mcp_servers": Lacking("this server calls no other one", ([],)),
@@ -40,7 +40,7 @@ _LACKING: dict[str, Lacking] = {
 
 
 class MessageBody(Body):
-    """What is asked of the model."""
+    """Fields that determine the prompt."""
 
     model: str | None = Field(None, description="the model's name; none is the one that is served")
     messages: Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})] = Field(
@@ -75,17 +75,17 @@ class MessageBody(Body):
 
 
 class CountTokens(MessageBody):
-    """A prompt whose tokens are counted."""
+    """Request to count the tokens of a prompt."""
 
 
 class Metadata(Body):
-    """Of a request."""
+    """Metadata of a request."""
 
     user_id: str | None = Field(None, description="accepted, not used")
 
 
 class CreateMessage(MessageBody):
-    """Anthropic's, with a cache salt, a priority and a seed."""
+    """Anthropic's request, with cache_salt, priority and seed in addition."""
 
     max_tokens: int = Field(description="most tokens of output")
     temperature: float | None = Field(None, ge=0, le=1, description="0 is greedy; the model's own if not given")
@@ -107,7 +107,7 @@ class CreateMessage(MessageBody):
 
 
 def check(body: MessageBody) -> None:
-    """What the types do not say. Raises ParameterError."""
+    """Checks constraints that the types do not express. Raises ParameterError."""
     check_cache_control(body.cache_control, "cache_control")
     if body.context_management is not None:
         edits = object_of(body.context_management, "context_management", ("edits",)).get("edits")
@@ -122,7 +122,7 @@ def check(body: MessageBody) -> None:
 
 
 def check_cache_control(given: Any, where: str) -> None:
-    """It changes nothing, and has the right form all the same."""
+    """Checks the form of cache_control, which has no effect."""
     if given is not None:
         object_of(given, where, ("type", "ttl"))
         one_of(given.get("type"), f"{where}.type", ("ephemeral",))

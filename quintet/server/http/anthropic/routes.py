@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, with answers and errors as Anthropic's clients expect them."""
+"""POST /v1/messages and /v1/messages/count_tokens, with responses and errors in Anthropic's format."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
@@ -8,37 +8,37 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.engine.speech import Speech
-from quintet.engine.thinking import read_thinking
-from quintet.engine.tools import Manner
+from quintet.chat.output_parser import OutputParser
+from quintet.chat.reasoning_effort import read_thinking
+from quintet.chat.tool_choice import AnswerOptions
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
-from quintet.server.http.answers import json_response, service_of, stream_response, whole_response
 from quintet.server.http.anthropic.conversation import render
-from quintet.server.http.anthropic.reply import Reply, broken_off
+from quintet.server.http.anthropic.message_builder import Reply, broken_off
+from quintet.server.http.anthropic.protocol import MessageAnswer, MessageError, TokenCount
 from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
-from quintet.server.http.anthropic.shapes import MessageAnswer, MessageError, TokenCount
 from quintet.server.http.anthropic.tools import parallel, read_tools
-from quintet.server.http.asgi import speaks_anthropic
-from quintet.server.http.bodies import read_body
-from quintet.server.http.calls import Ask, Call
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
-from quintet.server.http.middleware import failure
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.response_format import of_format, shape
+from quintet.server.http.inputs.sampling_params import checked_params
+from quintet.server.http.inputs.tools import check_tools, listen
+from quintet.server.http.middleware.access import failure
+from quintet.server.http.middleware.base import speaks_anthropic
 from quintet.server.http.openapi import documented
-from quintet.server.http.sampling import checked_params
-from quintet.server.http.service import Service
-from quintet.server.http.shape import of_format, shape
-from quintet.server.http.tally import tally_of
-from quintet.server.http.tools import check_tools, listen
+from quintet.server.http.respond import json_response, service_of, stream_response, whole_response
+from quintet.server.http.usage import tally_of
 
-_SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # names that SamplingParams has too
+_SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # fields with the same name in SamplingParams
 
 _BUDGET = {"thinking_token_budget": "thinking.budget_tokens"}
 
 
 class AnthropicRoute(APIRoute):
-    """Gives Anthropic's clients the request's id in the header that they read."""
+    """Adds the request id in the `request-id` header, which Anthropic's clients read."""
 
     def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -73,21 +73,21 @@ async def create_message(http: HttpRequest) -> Response:
     grammar = await shape(service, params, *form)
     prompt, conversation = await render(service, body, params, body.cache_salt)
     shown = read_thinking(body.thinking, "thinking").shown
-    manner = Manner(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
+    manner = AnswerOptions(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
     listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
-    asks = [Ask(prompt, params, body.priority or 0, grammar)]
+    asks = [PromptRequest(prompt, params, body.priority or 0, grammar)]
     tally = tally_of(http)
     tally.ask(asks)
     reply = Reply(
         f"msg_{tally.request_id}",
         body,
         body.model or service.model_names[0],
-        Speech(listening),
+        OutputParser(listening),
         service.turns,
     )
     if body.stream:
 
-        async def events(call: Call) -> AsyncIterator[bytes]:
+        async def events(call: EngineCall) -> AsyncIterator[bytes]:
             async for _, output in call:
                 tally.take(0, output)
                 if chunk := reply.take(output):
@@ -106,7 +106,7 @@ async def create_message(http: HttpRequest) -> Response:
 @router.post("/v1/messages/count_tokens")
 @documented(body=CountTokens, answer=TokenCount, errors=MessageError)
 async def count_tokens(http: HttpRequest) -> Response:
-    """How many tokens a conversation's prompt has, however long it is."""
+    """Counts the tokens of a conversation's prompt, of any length."""
     service = service_of(http)
     body = await read_body(http, CountTokens)
     check(body)
@@ -116,16 +116,16 @@ async def count_tokens(http: HttpRequest) -> Response:
 
 
 def _format(body: CreateMessage) -> tuple[Any, str]:
-    """What the answer must look like, and the field that says it."""
+    """Returns the response format, and the name of its field."""
     if body.output_config is None:
         return of_format(body.output_format, "output_format"), "output_format"
     return of_format(body.output_config.get("format"), "output_config.format"), "output_config.format"
 
 
-def _params(service: Service, body: CreateMessage) -> SamplingParams:
+def _params(service: AppState, body: CreateMessage) -> SamplingParams:
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields["stop"] = body.stop_sequences
-    if not isinstance(service.thoughts, str):  # clients must give one, also where nobody could keep it
+    if not isinstance(service.thoughts, str):  # clients must send budget_tokens, even if the server cannot enforce it
         fields["thinking_token_budget"] = read_thinking(body.thinking, "thinking").budget
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return checked_params(service, fields, {"stop": "stop_sequences", **_BUDGET})

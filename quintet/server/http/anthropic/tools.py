@@ -1,9 +1,9 @@
-"""Anthropic's tools and their choice, as chat templates and the splitter take them."""
+"""Converts Anthropic's tools and tool_choice for chat templates and output parsers."""
 
 from typing import Any
 
-from quintet.engine.checks import flag_of, kind_of, one_of, refuse_fields
-from quintet.engine.tools import MAX_NAME, Wanted
+from quintet.chat.tool_choice import MAX_NAME, ToolChoice
+from quintet.chat.validation import flag_of, kind_of, one_of, refuse_fields
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody
@@ -21,8 +21,8 @@ _KEYS = (
 _CHOICES = ("auto", "any", "tool", "none")
 
 
-def read_tools(body: MessageBody) -> Wanted:
-    """Raises ParameterError that names the place."""
+def read_tools(body: MessageBody) -> ToolChoice:
+    """Reads tools and tool_choice. Raises ParameterError with the field."""
     tools = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(body.tools or ()))
     names = [each.name for each in tools]
     if len(set(names)) < len(names):
@@ -35,8 +35,8 @@ def read_tools(body: MessageBody) -> Wanted:
     if kind == "tool" and choice.get("name") not in names:
         raise ParameterError("tool_choice.name", f"must name one of the tools, not {str(choice.get('name'))[:80]!r}")
     if not tools or kind in ("auto", "none"):
-        return Wanted(tools, kind if tools else "none")
-    return Wanted(tools, "required", choice["name"] if kind == "tool" else None)
+        return ToolChoice(tools, kind if tools else "none")
+    return ToolChoice(tools, "required", choice["name"] if kind == "tool" else None)
 
 
 def parallel(body: MessageBody) -> bool:
@@ -44,7 +44,7 @@ def parallel(body: MessageBody) -> bool:
 
 
 def for_template(body: MessageBody) -> list[dict[str, Any]]:
-    """The tools as OpenAI's interface has them, which templates know."""
+    """Returns the tools in OpenAI's format, which templates read."""
     return [
         {"type": "function", "function": {
             "name": each["name"], "description": each.get("description") or "", "parameters": each["input_schema"],
@@ -57,7 +57,7 @@ def _tool(given: Any, where: str) -> Tool:
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     if given.get("type") not in (None, "custom"):
-        raise ParameterError(f"{where}.type", f"{str(given['type'])[:80]!r} is not served: its tools are run elsewhere")
+        raise ParameterError(f"{where}.type", f"{str(given['type'])[:80]!r} is not served; leave it out, or use custom")
     refuse_fields(given, _KEYS, where)
     name, schema = given.get("name"), given.get("input_schema")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:

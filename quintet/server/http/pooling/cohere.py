@@ -7,22 +7,22 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.pooling_params import PoolingParams
-from quintet.server.http.answers import service_of
-from quintet.server.http.bodies import read_body
+from quintet.server.http.app_state import AppState
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.openapi import documented
-from quintet.server.http.pooling.answers import CohereEmbeddings
+from quintet.server.http.pooling.encoding_format import COHERE_TYPES, Numbers, cohere_json
 from quintet.server.http.pooling.inputs import Texts, bounds_of, one_of, prompt_named, settled
-from quintet.server.http.pooling.numbers import COHERE_TYPES, Numbers, cohere_json
-from quintet.server.http.pooling.requests import CohereEmbedRequest
-from quintet.server.http.pooling.work import Work, meta, respond
-from quintet.server.http.sampling import refuse
-from quintet.server.http.service import Service
-from quintet.server.http.tally import Tally, tally_of
+from quintet.server.http.pooling.protocol_requests import CohereEmbedRequest
+from quintet.server.http.pooling.protocol_responses import CohereEmbeddings
+from quintet.server.http.pooling.run import Work, meta, respond
+from quintet.server.http.respond import service_of
+from quintet.server.http.usage import RequestUsage, tally_of
 
 router = APIRouter()
 
 _CUTS = ("NONE", "START", "END")
-# Cohere's names -> those that models have for their prompts, too
+# Cohere's input_type -> names that models use for the same prompt
 _NAMES = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
@@ -34,7 +34,7 @@ _NAMES = {
 @router.post("/v2/embed")
 @documented(body=CohereEmbedRequest, answer=CohereEmbeddings)
 async def embed(http: HttpRequest) -> Response:
-    """A vector of each text, in one or more types."""
+    """Returns an embedding of each text, in one or more types."""
     service = service_of(http)
     body = await read_body(http, CohereEmbedRequest)
     service.check_model(body.model)
@@ -54,7 +54,7 @@ async def embed(http: HttpRequest) -> Response:
             raise refuse(param, f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
                          "truncate to END or START")  # fmt: skip
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         embeddings = {}
         for kind in kinds:
             embeddings[kind] = await service.turns.through([_writer(each, kind) for each in found])
@@ -85,7 +85,7 @@ def _kinds(body: CohereEmbedRequest, width: int) -> list[str]:
 
 
 def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
-    """The texts, and the field that they are in."""
+    """Returns the texts, and the name of their field."""
     one_of(body, "texts", "inputs")
     if body.texts is not None:
         return body.texts, "texts"
@@ -103,8 +103,8 @@ def _content(given: Any, name: str) -> str:
     raise refuse("inputs", f"{name} must have content of parts that are text; models here take text alone")
 
 
-def _before(service: Service, kind: str | None) -> str:
-    """What the model wants before texts of this kind; nothing where it tells no kinds apart."""
+def _before(service: AppState, kind: str | None) -> str:
+    """Returns the model's prompt prefix for this input_type; empty if the model has none."""
     bounds = bounds_of(service)
     if kind is None:
         return prompt_named(service, bounds.default_prompt) if bounds.default_prompt else ""

@@ -1,41 +1,41 @@
-"""The texts of a request for numbers: read in whatever form they came, tokenized together, cut, checked one by one."""
+"""Reads the texts of a pooling request in any form, tokenizes them together, truncates and checks each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintet.engine.pooling.admission import PoolingBounds
-from quintet.engine.prompts import Prompt, parse_prompt
-from quintet.engine.tokenizer import Tokenizer, refuse_surrogates
+from quintet.chat.prompts import Prompt, parse_prompt
+from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError
+from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.pooling.requests import InputBody, PoolingBody
-from quintet.server.http.prompts import beside, chat_prompt, need_tokenizer
-from quintet.server.http.sampling import refuse
-from quintet.server.http.service import Service
+from quintet.server.http.inputs.prompts import beside, chat_prompt, need_tokenizer
+from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.pooling.protocol_requests import InputBody, PoolingBody
+from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
 SIDES = ("left", "right")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """How the texts of one request are read. What is wrong with one is refused by its name, before anything runs."""
+    """Reader for the texts of one request. Errors name the text, and are raised before anything runs."""
 
-    service: Service
+    service: AppState
     params: PoolingParams  # settled
     salt: str | None = None
-    special: bool = True  # whether the tokenizer adds its own
-    left: bool = False  # whether a text that is too long loses its beginning, and not its end
+    special: bool = True  # let the tokenizer add special tokens
+    left: bool = False  # truncate a long text on the left
     before: str = ""  # put before each text
-    param: str = "input"  # the field of the request
+    param: str = "input"  # name of the request's field
     bounds: PoolingBounds = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", bounds_of(self.service).ending(self.service.backend.tokenizer))
 
     async def read(self, given: Sequence[Any]) -> list[Prompt]:
-        """Each is text or token ids."""
+        """Reads texts; each is text or token ids."""
         most = self.service.settings.max_inputs
         if not given:
             raise refuse(self.param, "is empty; give at least one text")
@@ -54,7 +54,7 @@ class Texts:
         return found
 
     def name(self, place: int, count: int) -> str:
-        """What messages call a text."""
+        """Returns the name of a text for error messages."""
         return self.param if count == 1 else f"{self.param}[{place}]"
 
     def _tokenized(self, texts: list[str], at: Sequence[int], count: int) -> list[list[int]]:
@@ -70,7 +70,7 @@ class Texts:
         return tokenizer.encode_all([self.before + each for each in texts], self.special)
 
     def _check_length(self, tokenizer: Tokenizer, size: int, name: str) -> None:
-        """Refuses a text that cannot fit before it is tokenized."""
+        """Refuses a text that is too long to fit, before it is tokenized."""
         most = tokenizer.max_chars_per_token
         limit = self.bounds.max_model_len
         whole = self.params.truncate_prompt_tokens is None and not self.bounds.chunked
@@ -78,7 +78,7 @@ class Texts:
             raise too_long(f"{name} has {size} characters, and a token stands for {most} at most", limit, self.param)
 
     def fit_ids(self, ids: Any, name: str) -> Prompt:
-        """A caller's own token ids, checked one by one."""
+        """Checks each of a client's token ids."""
         if not isinstance(ids, list):
             raise ValueError(f"{name} must be text or a list of token ids, not {type(ids).__name__}")
         served = self.service.backend.served
@@ -86,7 +86,7 @@ class Texts:
         return self.fit(ids, name)
 
     def fit(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
-        """What the tokenizer made of a text, cut as the request asks for it."""
+        """Builds the prompt from a text's token ids, truncated as the request asks."""
         size = self.service.backend.served.vocab_size
         if not ids:
             raise ValueError(f"{name} is empty: it has no tokens; give at least one")
@@ -116,13 +116,13 @@ class Texts:
         return replace(prompt, token_ids=list(admitted.prompt_ids), types=admitted.types)
 
     def _check_pieces(self, count: int, name: str) -> None:
-        """Of a text that is embedded in pieces where it is too long."""
+        """Checks the length of a text that is embedded in chunks."""
         most = self.bounds.max_embed_len
         if most is not None and count > most:
             raise too_long(f"{name} has {count} tokens, which are embedded in pieces", most, self.param)
 
     def _without_beginning(self, prompt: Prompt, keep: int) -> Prompt:
-        """Its last tokens, behind those that the tokenizer puts before each text."""
+        """Keeps the last tokens, and the special tokens that the tokenizer puts before each text."""
         ids, tokenizer = prompt.token_ids, self.service.backend.tokenizer
         if len(ids) <= keep:
             return prompt
@@ -133,8 +133,8 @@ class Texts:
         return replace(prompt, token_ids=kept, types=types[: 4 * head] + types[4 * (len(ids) - keep + head) :])
 
 
-def bounds_of(service: Service) -> PoolingBounds:
-    """Raises ApiError 400 where the model generates text."""
+def bounds_of(service: AppState) -> PoolingBounds:
+    """Returns the model's pooling limits. Raises ApiError 400 if the model generates text."""
     bounds = service.backend.served.pooling
     if bounds is None:
         raise ApiError(
@@ -145,8 +145,8 @@ def bounds_of(service: Service) -> PoolingBounds:
     return bounds
 
 
-def settled(service: Service, params: PoolingParams, task: str | None, route: str) -> PoolingParams:
-    """The task is one that the model has. Raises ApiError 400 that says what to do."""
+def settled(service: AppState, params: PoolingParams, task: str | None, route: str) -> PoolingParams:
+    """Returns the params with a task of the model. Raises ApiError 400 with a remedy if the model lacks the task."""
     bounds = bounds_of(service)
     if task is not None and task not in bounds.tasks:
         raise ApiError(
@@ -163,14 +163,14 @@ def _elsewhere(tasks: Sequence[str]) -> str:
 
 
 def sided(body: PoolingBody) -> bool:
-    """Whether a text loses its beginning."""
+    """True if a text is truncated on the left."""
     if body.truncation_side is not None and body.truncation_side not in SIDES:
         raise refuse("truncation_side", f"must be left or right, not {body.truncation_side[:40]!r}")
     return body.truncation_side == "left"
 
 
-async def read_inputs(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:
-    """What the body holds as input, or as messages."""
+async def read_inputs(service: AppState, body: InputBody, params: PoolingParams) -> list[Prompt]:
+    """Reads the body's input or messages."""
     one_of(body, "input", "messages")
     if body.messages is not None:
         return await _conversations(service, body, params)
@@ -191,8 +191,8 @@ def one_of(body: Any, first: str, second: str) -> None:
         raise refuse(first, f"is missing; give {first} or {second}")
 
 
-async def _conversations(service: Service, body: InputBody, params: PoolingParams) -> list[Prompt]:
-    """One, or a list of them."""
+async def _conversations(service: AppState, body: InputBody, params: PoolingParams) -> list[Prompt]:
+    """Reads one conversation, or a list of them."""
     need_tokenizer(service)
     body.add_generation_prompt = bool(body.add_generation_prompt)
     texts = Texts(service, params, body.cache_salt, left=sided(body), param="messages")
@@ -212,14 +212,14 @@ async def _conversations(service: Service, body: InputBody, params: PoolingParam
 
 
 def listed(given: Any) -> list[Any]:
-    """OpenAI's four forms as one: a list whose first entry is a number is one text."""
+    """Converts OpenAI's four input forms to a list; a list that begins with a number is one text."""
     if isinstance(given, list) and (not given or isinstance(given[0], (str, list))):
         return given
     return [given]
 
 
-def prompt_named(service: Service, name: str) -> str:
-    """What the model's files want before a text."""
+def prompt_named(service: AppState, name: str) -> str:
+    """Returns a prompt prefix of the model's files; empty if there is none of that name."""
     return bounds_of(service).prompts.get(name, "")
 
 

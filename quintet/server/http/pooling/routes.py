@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /classify and /pooling: a text becomes a vector, classes, or whatever the model makes of it."""
+"""POST /v1/embeddings, /classify and /pooling: embeddings, class probabilities, or any pooling task of the model."""
 
 import json
 from typing import Any
@@ -8,11 +8,29 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.pooling_params import PoolingParams
-from quintet.server.http.answers import Head, service_of
-from quintet.server.http.bodies import read_body
+from quintet.server.http.app_state import AppState
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.openapi import documented
-from quintet.server.http.pooling import plugins
-from quintet.server.http.pooling.answers import (
+from quintet.server.http.pooling import io_processor as plugins
+from quintet.server.http.pooling.encoding_format import (
+    DTYPES,
+    ENDIANNESS,
+    FORMATS,
+    Form,
+    Numbers,
+    list_json,
+    native_order,
+)
+from quintet.server.http.pooling.inputs import read_inputs, settled
+from quintet.server.http.pooling.protocol_requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    EncodedBody,
+    PoolingBody,
+    PoolingRequest,
+)
+from quintet.server.http.pooling.protocol_responses import (
     Classes,
     Classification,
     Embedding,
@@ -20,29 +38,19 @@ from quintet.server.http.pooling.answers import (
     Pooled,
     PooledList,
 )
-from quintet.server.http.pooling.inputs import read_inputs, settled
-from quintet.server.http.pooling.numbers import DTYPES, ENDIANNESS, FORMATS, Form, Numbers, list_json, native_order
-from quintet.server.http.pooling.requests import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    EncodedBody,
-    PoolingBody,
-    PoolingRequest,
-)
-from quintet.server.http.pooling.work import Binary, Work, respond, usage
-from quintet.server.http.sampling import refuse
-from quintet.server.http.service import Service
-from quintet.server.http.tally import Tally, take_name, tally_of
+from quintet.server.http.pooling.run import Binary, Work, respond, usage
+from quintet.server.http.respond import Head, service_of
+from quintet.server.http.usage import RequestUsage, take_name, tally_of
 
 router = APIRouter()
 
-_PLACES = 200  # of texts' numbers, which a header tells
+_PLACES = 200  # most texts for the metadata header, which has a byte range for each
 
 
 @router.post("/v1/embeddings")
 @documented(body=EmbeddingRequest, answer=Embeddings)
 async def create_embedding(http: HttpRequest) -> Response:
-    """A vector of each text."""
+    """Returns an embedding of each text."""
     service = service_of(http)
     body = await read_body(http, EmbeddingRequest)
     begin(service, http, body)
@@ -52,7 +60,7 @@ async def create_embedding(http: HttpRequest) -> Response:
     _check_places(form, len(work.prompts))
     head = head_of(service, http, "embd", body.model)
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         if form.encoding.startswith("bytes"):
             return _octets(found, form, {**head, "usage": usage(tally)})
         written = await _written(service, found, form)
@@ -65,7 +73,7 @@ async def create_embedding(http: HttpRequest) -> Response:
 @router.post("/pooling")
 @documented(body=PoolingRequest, answer=PooledList)
 async def create_pooling(http: HttpRequest) -> Response:
-    """What the model makes of each text, for any task that it has; or what an IO processor makes of data."""
+    """Returns the pooled output of each text, for any task of the model; or an IO processor's output for data."""
     service = service_of(http)
     body = await read_body(http, PoolingRequest)
     begin(service, http, body)
@@ -77,7 +85,7 @@ async def create_pooling(http: HttpRequest) -> Response:
     _check_places(form, len(work.prompts))
     head = head_of(service, http, "pool", body.model)
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         if form.encoding.startswith("bytes"):
             return _octets(found, form, {**head, "usage": usage(tally)})
         written = await _written(service, found, form)
@@ -90,7 +98,7 @@ async def create_pooling(http: HttpRequest) -> Response:
 @router.post("/classify")
 @documented(body=ClassificationRequest, answer=Classification)
 async def classify(http: HttpRequest) -> Response:
-    """How likely each class is for each text."""
+    """Returns the class probabilities of each text."""
     service = service_of(http)
     body = await read_body(http, ClassificationRequest)
     begin(service, http, body)
@@ -99,7 +107,7 @@ async def classify(http: HttpRequest) -> Response:
     work = Work(await read_inputs(service, body, params), params, body.priority or 0)
     head = head_of(service, http, "classify", body.model)
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         labels = service.backend.served.labels
         data = [_classes(at, each, labels) for at, each in enumerate(found)]
         return Classification(data=data, usage=usage(tally), **head)
@@ -113,15 +121,15 @@ def _classes(index: int, x: Numbers, labels: list[str]) -> Classes:
     return Classes(index=index, label=label, probs=list_json(x), num_classes=len(x))
 
 
-def begin(service: Service, http: HttpRequest, body: PoolingBody) -> None:
-    """What every route looks at first."""
+def begin(service: AppState, http: HttpRequest, body: PoolingBody) -> None:
+    """Sets the request id; checks the model's name, and that the server is ready."""
     take_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
 
 
-def head_of(service: Service, http: HttpRequest, kind: str, model: str | None) -> dict[str, Any]:
-    """id, created and model of an answer."""
+def head_of(service: AppState, http: HttpRequest, kind: str, model: str | None) -> dict[str, Any]:
+    """Returns id, created and model of a response."""
     head = Head.of(service, f"{kind}-{tally_of(http).request_id}", model)
     return {"id": head.id, "created": head.created, "model": head.model}
 
@@ -144,7 +152,7 @@ def _pooling_params(body: PoolingRequest) -> PoolingParams:
 
 
 def _form(body: EncodedBody) -> Form:
-    """Raises ApiError 400 for a name that is not known."""
+    """Reads the encoding. Raises ApiError 400 for an unknown name."""
     given = {"encoding_format": FORMATS, "embed_dtype": DTYPES, "endianness": ENDIANNESS}
     for name, known in given.items():
         value = getattr(body, name)
@@ -154,7 +162,7 @@ def _form(body: EncodedBody) -> Form:
 
 
 def _check_places(form: Form, count: int) -> None:
-    """Headers of clients and proxies have bounds of their own."""
+    """Limits the texts in the metadata header: clients and proxies limit header sizes."""
     if form.encoding == "bytes" and count > _PLACES:
         raise refuse(
             "encoding_format", f"bytes tells in a header where each text's numbers are, of {_PLACES} texts at most, "
@@ -162,8 +170,8 @@ def _check_places(form: Form, count: int) -> None:
         )  # fmt: skip
 
 
-async def _written(service: Service, found: list[Numbers], form: Form) -> list[Any]:
-    """One after the other, and others' work between them: lists of numbers take their time."""
+async def _written(service: AppState, found: list[Numbers], form: Form) -> list[Any]:
+    """Encodes one array at a time and yields to other requests between them: lists of numbers are slow."""
 
     def write(x: Numbers) -> Any:
         return lambda: form.json(x)
@@ -172,8 +180,8 @@ async def _written(service: Service, found: list[Numbers], form: Form) -> list[A
 
 
 def _octets(found: list[Numbers], form: Form, head: dict[str, Any]) -> Binary:
-    """All numbers one behind the other; where each text's are is said in the header `metadata`, unless only bytes are
-    wanted. Source: vLLM's pooling API."""
+    """Concatenates all numbers; the header `metadata` has each text's byte range, unless encoding is bytes_only.
+    Source: vLLM's pooling API."""
     parts = [form.raw(each) for each in found]
     headers = {}
     if form.encoding == "bytes":

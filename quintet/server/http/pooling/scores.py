@@ -1,4 +1,4 @@
-"""POST /score and /rerank: how well documents go with a query, by a cross-encoder, or by comparing embeddings."""
+"""POST /score and /rerank: relevance of documents to a query, by a cross-encoder or by comparing embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,24 +8,24 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.chat.prompts import Prompt
 from quintet.engine.pooling.scoring import Cuts, PairTemplate, cosine, max_sim, pairs
-from quintet.engine.prompts import Prompt
 from quintet.pooling_params import PoolingParams
-from quintet.server.http.answers import Whole, service_of
-from quintet.server.http.asgi import route_path
-from quintet.server.http.bodies import read_body
+from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.prompts import beside, need_tokenizer
+from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.middleware.base import route_path
 from quintet.server.http.openapi import documented
-from quintet.server.http.pooling.answers import Ranked, RankedDocument, Ranking, Score, Scores
+from quintet.server.http.pooling.encoding_format import Numbers
 from quintet.server.http.pooling.inputs import Texts, bounds_of, prompt_named, settled, sided
-from quintet.server.http.pooling.numbers import Numbers
-from quintet.server.http.pooling.requests import RerankRequest, ScoreRequest
+from quintet.server.http.pooling.protocol_requests import RerankRequest, ScoreRequest
+from quintet.server.http.pooling.protocol_responses import Ranked, RankedDocument, Ranking, Score, Scores
 from quintet.server.http.pooling.routes import begin, head_of
-from quintet.server.http.pooling.work import Work, meta, respond, usage
-from quintet.server.http.prompts import beside, need_tokenizer
-from quintet.server.http.sampling import refuse
-from quintet.server.http.service import Service
-from quintet.server.http.tally import Tally
+from quintet.server.http.pooling.run import Work, meta, respond, usage
+from quintet.server.http.respond import Whole, service_of
+from quintet.server.http.usage import RequestUsage
 
 router = APIRouter()
 
@@ -35,14 +35,14 @@ Body = ScoreRequest | RerankRequest
 
 @dataclass(frozen=True)
 class Plan:
-    """The texts of a request for scores, and how their numbers become these."""
+    """Texts of a score request, and the method that computes scores from their outputs."""
 
     work: Work
-    places: list[tuple[int, int]]  # of each score, the query's text and the document's; a cross-encoder's are one
+    places: list[tuple[int, int]]  # per score, indices of query and document; empty for a cross-encoder
     task: str
 
     def scores(self, found: Sequence[Numbers]) -> list[float]:
-        """In the order of the pairs."""
+        """Returns the scores in the order of the pairs."""
         if self.task == "score":
             return [float(each.reshape(-1)[0]) for each in found]
         compare = cosine if self.task == "embed" else max_sim
@@ -53,7 +53,7 @@ class Plan:
 @router.post("/v1/score")
 @documented(body=ScoreRequest, answer=Scores)
 async def create_score(http: HttpRequest) -> Response:
-    """How well two texts go together: one with each of many, or each with the one in its place."""
+    """Scores pairs of texts: one text with each of many, or two lists element by element."""
     service = service_of(http)
     body = await read_body(http, ScoreRequest)
     begin(service, http, body)
@@ -62,7 +62,7 @@ async def create_score(http: HttpRequest) -> Response:
     plan = await score_plan(service, body, (first, queries), (second, documents))
     head = head_of(service, http, "score", body.model)
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         data = [Score(index=at, score=each) for at, each in enumerate(plan.scores(found))]
         return Scores(data=data, usage=usage(tally), **head)
 
@@ -74,7 +74,7 @@ async def create_score(http: HttpRequest) -> Response:
 @router.post("/v2/rerank")
 @documented(body=RerankRequest, answer=Ranking)
 async def rerank(http: HttpRequest) -> Whole:
-    """Documents, in the order of how well they go with a query."""
+    """Returns the documents sorted by relevance to a query."""
     service = service_of(http)
     body = await read_body(http, RerankRequest)
     begin(service, http, body)
@@ -84,7 +84,7 @@ async def rerank(http: HttpRequest) -> Whole:
     head.pop("created")
     version = "2" if route_path(http.scope).startswith("/v2") else "1"
 
-    async def answer(found: list[Numbers], tally: Tally) -> Any:
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         scores = plan.scores(found)
         best = sorted(range(len(scores)), key=lambda at: -scores[at])[: body.top_n or None]
         results = [Ranked(index=at, relevance_score=scores[at]) for at in best]
@@ -96,8 +96,10 @@ async def rerank(http: HttpRequest) -> Whole:
     return await respond(service, http, plan.work, answer)
 
 
-async def score_plan(service: Service, body: Body, first: tuple[str, list[str]], second: tuple[str, list[str]]) -> Plan:
-    """Of queries and documents, each with the field's name. Raises ApiError 400, with vLLM's words for their counts."""
+async def score_plan(
+    service: AppState, body: Body, first: tuple[str, list[str]], second: tuple[str, list[str]]
+) -> Plan:
+    """Makes the plan for (field name, texts) of queries and documents. Raises ApiError 400; count errors as in vLLM."""
     (name_1, queries), (name_2, documents) = first, second
     most = service.settings.max_inputs
     if len(documents) > most:
@@ -129,9 +131,9 @@ async def score_plan(service: Service, body: Body, first: tuple[str, list[str]],
 
 
 async def _pairs(
-    service: Service, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: Cuts
+    service: AppState, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: Cuts
 ) -> list[Prompt]:
-    """What a cross-encoder is given."""
+    """Builds the prompts of a cross-encoder, one per pair."""
     bounds = bounds_of(service)
     template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.separated, bounds.lower)
     keep = params.truncate_prompt_tokens
@@ -152,7 +154,7 @@ async def _pairs(
     return await beside(service, sum(len(a) + len(b) for a, b in couples), read, "documents")
 
 
-async def _cut(service: Service, queries: list[str], documents: list[str], cuts: Cuts) -> tuple[list[str], list[str]]:
+async def _cut(service: AppState, queries: list[str], documents: list[str], cuts: Cuts) -> tuple[list[str], list[str]]:
     template = PairTemplate(need_tokenizer(service))
 
     def cut() -> tuple[list[str], list[str]]:
@@ -163,8 +165,8 @@ async def _cut(service: Service, queries: list[str], documents: list[str], cuts:
     return await beside(service, sum(map(len, queries)) + sum(map(len, documents)), cut, "documents")
 
 
-def _task(service: Service) -> str:
-    """How this model scores: as a cross-encoder, or by its embeddings of texts, or of their tokens."""
+def _task(service: AppState) -> str:
+    """Returns the task for scoring: score (cross-encoder), embed, or token_embed (late interaction)."""
     bounds = bounds_of(service)
     task = next((each for each in ("score", "embed", "token_embed") if each in bounds.tasks), None)
     if task is None:
@@ -177,7 +179,7 @@ def _task(service: Service) -> str:
 
 
 def _named(body: ScoreRequest, names: Sequence[str]) -> str:
-    """The one that was given."""
+    """Returns the name of the field that the request has; exactly one is required."""
     there = [name for name in names if getattr(body, name) is not None]
     if len(there) != 1:
         raise refuse(there[1] if there else names[0], f"is one of {', '.join(names)}; give exactly one of them")
@@ -185,7 +187,7 @@ def _named(body: ScoreRequest, names: Sequence[str]) -> str:
 
 
 def _texts(given: Any, name: str) -> list[str]:
-    """One text or document, or a list of them."""
+    """Reads one text or document, or a list of them."""
     if not isinstance(given, list):
         given, alone = [given], True
     else:
@@ -194,7 +196,7 @@ def _texts(given: Any, name: str) -> list[str]:
 
 
 def _text(given: Any, name: str, param: str) -> str:
-    """The text of a document, in each form that is known."""
+    """Returns the text of a document, in any supported form."""
     if isinstance(given, str):
         return given
     if isinstance(given, dict):

@@ -1,27 +1,29 @@
-"""A response that goes on when its client has hung up, and can be read from any place by any caller."""
+"""A background response: continues after its client disconnects; its events can be read again from any number."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from quintet.server.http.calls import Call
+from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.errors import ApiError, as_api_error
-from quintet.server.http.responses.reply import Events, Reply
+from quintet.server.http.responses.response_builder import Events, Reply
 
 logger = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):
-    """A caller asked for the end."""
+    """A client cancelled the response."""
 
 
 class Run:
-    """Reads an open call to its end, on a task of its own. `told`: its events but the first.
+    """Reads an open engine call to its end in its own task. The iterator yields its events after events.begin().
 
-    `ended` is called once, when it is over.
+    `ended` is called once, when the call is over.
     """
 
-    def __init__(self, call: Call, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, call: EngineCall, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+    ) -> None:
         self.over = False
         self.size = 0  # bytes of the events so far
         self.reply: Reply = events.reply
@@ -32,13 +34,13 @@ class Run:
         self._task = asyncio.get_running_loop().create_task(self._work(call, events, told, ended))
 
     async def cancel(self) -> None:
-        """Frees its pages at once; returns when it is over. Passes over one that has ended."""
+        """Stops the call, which frees its KV pages; returns when it is over. Does nothing if it has already ended."""
         if not self.over:
             self._stop(Cancelled())
             await asyncio.shield(self._task)
 
     async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
-        """The events whose numbers are over `after`, those to come included."""
+        """Yields the events with numbers greater than `after`, including future ones."""
         place = after + 1
         while True:
             news = self._news
@@ -50,14 +52,14 @@ class Run:
             await news.wait()
 
     async def _work(
-        self, call: Call, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+        self, call: EngineCall, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
     ) -> None:
         try:
             async for made in told:
                 self._add(made)
         except Cancelled:
             self._add([events.cancel()])
-        except Exception as error:  # this task is not awaited: the response tells of the failure
+        except Exception as error:  # this task is not awaited: the response reports the failure
             if not isinstance(error, ApiError):
                 logger.exception("a response in the background failed")
             self._add([events.fail(as_api_error(error))])
@@ -65,11 +67,11 @@ class Run:
             call.close()
             self.over = True
             ended()
-            del self.reply, self._stop  # the log is what stays, and what the store counts
+            del self.reply, self._stop  # only the log stays; the store counts its bytes
             self._add([])
 
     def _add(self, made: Iterable[bytes]) -> None:
-        """To the log, and wakes its readers."""
+        """Appends events to the log and wakes its readers."""
         for each in made:
             self._log.append(each)
             self.size += len(each)

@@ -1,4 +1,4 @@
-"""What `input` may be, as the documentation of the API says it; it is checked where it is read."""
+"""JSON schema of `input` for the API's documentation (OpenAPI); input_items.py checks the values."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ _ASKED = {
 }
 _ANSWER = {
     "type": "object",
-    "description": "the call is carried out first, or the model is told that it was refused",
+    "description": "the call runs first, or the model gets a refusal as its result",
     "properties": {
         "type": {"type": "string", "enum": ["mcp_approval_response"]},
         "approval_request_id": {"type": "string"},

@@ -1,4 +1,4 @@
-"""The items of a conversation as the messages that chat templates take."""
+"""Converts the items of a conversation to chat template messages."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from quintet.sampling_params import ParameterError
-from quintet.server.http.responses.approvals import as_called
-from quintet.server.http.responses.shapes import Item
+from quintet.server.http.responses.mcp_approvals import as_called
+from quintet.server.http.responses.protocol import Item
 
 Message = dict[str, Any]
 
 
 def as_messages(items: Sequence[Item]) -> list[Message]:
-    """What an assistant thinks, says and calls in a row is one message; a call that was cut off is left out.
+    """Merges consecutive reasoning, text and calls of an assistant into one message; omits incomplete calls.
 
     Raises ParameterError if nothing is left.
     """
@@ -43,7 +43,7 @@ def as_messages(items: Sequence[Item]) -> list[Message]:
 
 
 def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What tool servers carried out is to the model a call and its result, as of any function."""
+    """Converts each mcp_call to a function_call and a function_call_output."""
     for item in items:
         if item["type"] == "mcp_list_tools":
             continue
@@ -55,7 +55,7 @@ def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, A
 
 
 def served_result(item: Mapping[str, Any]) -> str:
-    """What the model reads of a call that a tool server carried out, or failed to."""
+    """Returns the text of an mcp_call's result or error, for the model."""
     error = item.get("error")
     if error is None:
         return item.get("output") or ""
@@ -66,7 +66,7 @@ def served_result(item: Mapping[str, Any]) -> str:
 
 
 def _thought(item: Mapping[str, Any]) -> str:
-    """What the model thought, or what somebody made of it."""
+    """Returns the reasoning text, or its summary if there is no text."""
     return "\n".join(part["text"] for part in item["content"] or item["summary"])
 
 
@@ -75,7 +75,7 @@ def count_calls(messages: Sequence[Message]) -> int:
 
 
 def _assistant(messages: list[Message], kind: str) -> Message:
-    """The message that the item belongs to: the last one, unless that has said its words and calls nothing."""
+    """Returns the item's assistant message: the last, or a new one after text without calls (unless it is a call)."""
     last = messages[-1] if messages else {}
     begins = last.get("role") != "assistant" or (last["content"] and "tool_calls" not in last)
     if begins and not (kind == "function_call" and last.get("role") == "assistant"):
@@ -84,7 +84,7 @@ def _assistant(messages: list[Message], kind: str) -> Message:
 
 
 def _without_nothing(message: Message) -> Message:
-    """One that calls and says nothing has no content, as in chats."""
+    """Removes empty content from a message that only has tool calls, as in Chat Completions."""
     if message["content"] or "tool_calls" not in message:
         return message
     return {key: value for key, value in message.items() if key != "content"}

@@ -1,4 +1,4 @@
-"""What an answer is made of while it grows: its items, and the steps in which a stream tells of them."""
+"""Builds the output items of a response from parser events, and the stream events (steps) for them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ import msgspec
 
 from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.server.http.ids import new_id
-from quintet.server.http.logprobs import listed
-from quintet.server.http.responses.seal import seal
-from quintet.server.http.responses.served_items import AskedCall, Listed, ServedCall, Step
-from quintet.server.http.responses.served_items import listed as listed_steps
-from quintet.server.http.responses.shapes import (
+from quintet.server.http.openai.logprobs import listed
+from quintet.server.http.responses.encrypted_content import seal
+from quintet.server.http.responses.mcp_items import AskedCall, Listed, ServedCall, Step
+from quintet.server.http.responses.mcp_items import listed as listed_steps
+from quintet.server.http.responses.protocol import (
     FunctionCall,
     Item,
     McpApprovalRequest,
@@ -21,11 +21,11 @@ from quintet.server.http.responses.shapes import (
     ReasoningItem,
     ReasoningText,
 )
-from quintet.server.tool_servers.results import Result
+from quintet.server.mcp.results import Result
 
 
 class _Words:
-    """A message that is being said."""
+    """A message that the model is writing."""
 
     def __init__(self) -> None:
         self.id = f"msg_{new_id()}"
@@ -45,7 +45,7 @@ class _Words:
         return Step("output_text.delta", {**where, "content_index": 0, "delta": text, "logprobs": listed(scores)})
 
     def ended(self, scores: list[bytes], where: dict[str, Any]) -> list[Step]:
-        """`scores`: of tokens without text of their own, such as the one that ended it."""
+        """`scores`: log-probabilities of tokens that have no text, such as the stop token."""
         self._scores += scores
         part, where = self._part(), {**where, "content_index": 0}
         done = Step("output_text.done", {**where, "text": part.text, "logprobs": part.logprobs})
@@ -56,7 +56,7 @@ class _Words:
 
 
 class _Thought:
-    """A thought that is being thought. The part's events are OpenAI's, not vLLM's reasoning_part: clients know them."""
+    """Reasoning that the model is writing. Clients know OpenAI's content_part events, not vLLM's reasoning_part."""
 
     def __init__(self, sealed: bool) -> None:
         self.id = f"rs_{new_id()}"
@@ -85,7 +85,7 @@ class _Thought:
 
 
 class _Call:
-    """A call that is being written."""
+    """A function call that the model is writing."""
 
     def __init__(self, begin: CallBegin) -> None:
         self.id = f"fc_{new_id()}"
@@ -112,41 +112,41 @@ _Shown = _Words | _Thought | _Call | ServedCall
 
 
 class Output:
-    """Takes what a model was heard to say; its items stand in the order in which they were said."""
+    """Converts parser events to output items, in the order of the events."""
 
     def __init__(
         self, sealed: bool = False, served: Mapping[str, str] | None = None, asks: Collection[str] = ()
     ) -> None:
-        """`sealed`: thoughts have encrypted_content. `served`: labels of tool servers, by the names of their tools;
-        calls of `asks` need approval."""
+        """`sealed`: reasoning has encrypted_content. `served`: labels of tool servers by tool name. `asks`: tools that
+        need approval."""
         self._sealed, self._served, self._asks = sealed, served or {}, asks
         self._done: list[OutputItem] = []
         self._begun = 0  # place of the first item of this round
         self._open: _Shown | None = None
         self._asked: AskedCall | None = None  # is open instead
-        self.waiting: dict[int, ServedCall] = {}  # place -> a call that is whole, and to be carried out
-        self._held: list[bytes] = []  # log-probabilities of tokens whose text has not come out yet
+        self.waiting: dict[int, ServedCall] = {}  # output index -> a complete call to carry out
+        self._held: list[bytes] = []  # log-probabilities of tokens without text so far
 
     @property
     def asks_client(self) -> bool:
-        """Whether this round has called what the client carries out, or has to approve."""
+        """True if this round called a tool that the client runs or must approve."""
         return any(isinstance(each, FunctionCall | McpApprovalRequest) for each in self._done[self._begun :])
 
     def begin_round(self) -> None:
-        """What follows is said after the calls before were carried out."""
+        """Starts a new round, after the previous calls were carried out."""
         self._begun = len(self._done)
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the items so far."""
+        """Ids of the items so far."""
         return tuple(each.id for each in (*self._done, *([] if self._open is None else [self._open])))
 
     def items(self, status: str) -> list[OutputItem]:
-        """As they are now; `status` is that of one which is not done."""
+        """Returns the current items; `status` is used for the unfinished one."""
         return [*self._done, *([] if self._open is None else [self._open.item(status)])]
 
     def take(self, heard: Iterable[Event], scores: Sequence[bytes] = ()) -> list[Step]:
-        """What comes next. `scores`, of all its tokens, go to the message that is said, or to the next one."""
+        """Adds parser events. `scores`: log-probabilities of their tokens, for the open message or the next one."""
         self._held += scores
         steps: list[Step] = []
         for event in heard:
@@ -154,7 +154,7 @@ class Output:
         return steps
 
     def show(self, lists: Iterable[Listed]) -> list[Step]:
-        """Before anything else."""
+        """Adds tool lists, before any other item."""
         steps: list[Step] = []
         for each in lists:
             steps += listed_steps(item := each.item(), len(self._done))
@@ -162,23 +162,23 @@ class Output:
         return steps
 
     def call(self, approved: Item) -> list[Step]:
-        """One that a request asked for, before the model says anything."""
+        """Adds a call that the request approved, before the model's output."""
         call = ServedCall(approved["name"], approved["server_label"], approved["id"])
         steps = self._enter(call)
         return [*steps, call.more(approved["arguments"], self._where(call)), *self._leave("completed")]
 
     def pause(self) -> list[Step]:
-        """The model has said all of this round."""
+        """Closes the open item at the end of a round."""
         return self._leave("completed")
 
     def answer(self, place: int, result: Result, status: str = "") -> list[Step]:
-        """What came of a call that waited."""
+        """Stores the result of a waiting call."""
         item, steps = self.waiting.pop(place).answered(result, status or _status(result), place)
         self._done[place] = item
         return steps
 
     def end(self, status: str) -> list[Step]:
-        """All was taken. An answer of nothing is a message that says nothing. Calls that wait are not carried out."""
+        """Ends the output. An empty answer becomes one empty message. Waiting calls are not carried out."""
         steps: list[Step] = []
         for place in [*self.waiting]:
             steps += self.answer(place, Result("the answer ended before this call", failed=True))
@@ -247,7 +247,7 @@ class Output:
         return steps
 
     def _ask(self, asked: AskedCall, status: str) -> list[Step]:
-        """For approval; a broken call is one as any."""
+        """Adds an approval request; a malformed call becomes an incomplete mcp_call instead."""
         if status != "completed":
             call = ServedCall(asked.name, asked.label)
             steps = self._enter(call)
@@ -258,7 +258,7 @@ class Output:
         return [Step("output_item.added", where), Step("output_item.done", where)]
 
     def _is_readable(self) -> bool:
-        """Whether the call that ends can be read again: JSON's letters may spell what is no text, or no number."""
+        """True if the arguments of the ending call decode: the grammar allows some invalid text or numbers."""
         call = self._open if self._asked is None else self._asked
         assert isinstance(call, _Call | ServedCall | AskedCall)
         try:
@@ -268,7 +268,7 @@ class Output:
         return True
 
     def _kept(self, call: ServedCall, status: str) -> list[Step]:
-        """Waits for what comes of it, unless it is broken."""
+        """Queues the call for execution, unless it is malformed."""
         place = len(self._done)
         self.waiting[place] = call
         self._done.append(call.item("in_progress"))

@@ -1,21 +1,21 @@
-"""The body of POST /v1/responses: its fields, and what is not served and why."""
+"""Request body of POST /v1/responses: its fields, and fields that are refused, with reasons."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, create_model
 
-from quintet.engine.checks import object_of, one_of
-from quintet.engine.thinking import read_effort
-from quintet.engine.tools import MAX_TOOLS
+from quintet.chat.reasoning_effort import read_effort
+from quintet.chat.tool_choice import MAX_TOOLS
+from quintet.chat.validation import object_of, one_of
 from quintet.sampling_params import ParameterError
-from quintet.server.http.bodies import Body, Lacking
-from quintet.server.http.protocol.sampling import SAMPLING_FIELDS, SamplingBody
+from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.openai.sampling_protocol import SAMPLING_FIELDS, SamplingBody
 from quintet.server.http.responses.input_schema import INPUT
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
-# What a client may ask to see. All but two of them belong to things that no response has here.
+# Values of `include`. All but the first two refer to features that are not served here.
 _INCLUDES = (
     LOGPROBS,
     SEALED,
@@ -45,20 +45,20 @@ _Shared: Any = create_model("_Shared", __base__=Body, **_fields)
 
 
 def _few(given: Any) -> Any:
-    """pydantic looks at the entries before it counts them."""
+    """Limits the number of entries: pydantic would validate them all before counting."""
     if isinstance(given, dict) and len(given) > _METADATA:
         raise ValueError(f"may have {_METADATA} entries, not {len(given)}")
     return given
 
 
 class StreamOptions(Body):
-    """Of a streamed response."""
+    """Options of a streamed response."""
 
     include_obfuscation: bool | None = Field(None, description="accepted, not used")
 
 
 class CreateResponse(_Shared):
-    """OpenAI's, with vLLM's additions for sampling."""
+    """OpenAI's request, with vLLM's additional sampling fields."""
 
     input: Annotated[Any, WithJsonSchema(INPUT)] = Field(description="text, or a list of messages")
     instructions: str | None = Field(None, description="a system message before all others, for this response alone")
@@ -84,7 +84,7 @@ class CreateResponse(_Shared):
         None, description='{"format": ...}: text, json_object, or json_schema'
     )
     reasoning: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
-        None, description='{"effort": ...}, where the chat template can be told; a summary is never made'
+        None, description='{"effort": ...}, if the chat template has a setting for it; a summary is never made'
     )
     tools: list[dict[str, Any]] | None = Field(
         None, max_length=MAX_TOOLS, fail_fast=True,
@@ -145,7 +145,7 @@ _Counted: Any = create_model("_Counted", __base__=Body, **_counted)
 
 
 class CountInput(_Counted):
-    """What of a response's request settles its input."""
+    """Request fields that determine a response's input."""
 
     input: Annotated[Any, WithJsonSchema({"anyOf": [*INPUT["anyOf"], {"type": "null"}]})] = Field(
         None, description="text, or a list of messages; may be left out beside previous_response_id"
@@ -158,7 +158,7 @@ class CountInput(_Counted):
 
 
 def check_count(body: CountInput) -> None:
-    """What the types do not say. Raises ParameterError."""
+    """Checks constraints that the types do not express. Raises ParameterError."""
     if body.input is None and body.previous_response_id is None:
         raise ParameterError("input", "is missing; give it, or previous_response_id")
     _check_text(body.text)
@@ -166,7 +166,7 @@ def check_count(body: CountInput) -> None:
 
 
 def check(body: CreateResponse) -> None:
-    """What the types do not say. Raises ParameterError."""
+    """Checks constraints that the types do not express. Raises ParameterError."""
     _check_text(body.text)
     _check_reasoning(body.reasoning)
     for place, each in enumerate(body.include or ()):
@@ -178,7 +178,7 @@ def check(body: CreateResponse) -> None:
 
 
 def wants_sealed(body: CreateResponse) -> bool:
-    """Thoughts as text that means nothing to the client, but can be given back."""
+    """True if the request asks for reasoning as opaque text that a client can send back."""
     return SEALED in (body.include or ())
 
 

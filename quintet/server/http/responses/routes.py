@@ -1,4 +1,4 @@
-"""POST /v1/responses, and what can be done with a response that was stored."""
+"""POST /v1/responses, and routes to read, cancel and delete stored responses."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
@@ -8,37 +8,37 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from quintet.engine.speech import Speech
+from quintet.chat.output_parser import OutputParser
 from quintet.sampling_params import ParameterError, SamplingParams
-from quintet.server.http.answers import json_response, read_response, service_of, stream_response
-from quintet.server.http.auth import owner_of
-from quintet.server.http.bodies import read_body
-from quintet.server.http.calls import Call
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.errors import ApiError
-from quintet.server.http.logprobs import Writer
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.unknown_fields import refuse_query
+from quintet.server.http.middleware.auth import owner_of
+from quintet.server.http.openai.logprobs import Writer
 from quintet.server.http.openapi import documented
+from quintet.server.http.respond import json_response, read_response, service_of, stream_response
 from quintet.server.http.responses.background import Run
-from quintet.server.http.responses.begin import begin
+from quintet.server.http.responses.conversation import ConversationPlan, count_input, make_plan
+from quintet.server.http.responses.initial import begin
 from quintet.server.http.responses.output import Output
-from quintet.server.http.responses.plan import Plan, count_input, make_plan
-from quintet.server.http.responses.reply import Events, Reply, Score
+from quintet.server.http.responses.protocol import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
-from quintet.server.http.responses.rounds import Rounds
-from quintet.server.http.responses.shapes import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
+from quintet.server.http.responses.response_builder import Events, Reply, Score
 from quintet.server.http.responses.store import Store, Stored
-from quintet.server.http.service import Service
+from quintet.server.http.responses.tool_loop import Rounds
 from quintet.server.http.sse import encode
-from quintet.server.http.strays import refuse_query
-from quintet.server.http.tally import tally_of
+from quintet.server.http.usage import tally_of
 
 router = APIRouter()
 
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_UNUSED = ("include", "include[]", "include_obfuscation")  # of a query: clients send them, and nothing depends on them
+_UNUSED = ("include", "include[]", "include_obfuscation")  # query parameters that clients send and that have no effect
 
 
 def store_of(http: HttpRequest) -> Store:
-    """This process's, made when it is first asked for."""
+    """Returns this process's response store, created on first use."""
     state = http.app.state
     if not hasattr(state, "responses"):
         state.responses = Store(service_of(http).name)
@@ -49,7 +49,7 @@ def store_of(http: HttpRequest) -> Store:
 @router.post("/v1/responses")
 @documented(body=CreateResponse, answer=ResponseObject, stream=dict)
 async def create_response(http: HttpRequest) -> Response:
-    """Answers an input, and keeps the answer so that it can be fetched and continued."""
+    """Creates a response, and stores it so that it can be fetched and continued."""
     service, store = service_of(http), store_of(http)
     body = await read_body(http, CreateResponse)
     check(body)
@@ -67,7 +67,7 @@ async def create_response(http: HttpRequest) -> Response:
 @router.post("/v1/responses/input_tokens")
 @documented(body=CountInput, answer=InputTokens)
 async def count_input_tokens(http: HttpRequest) -> Response:
-    """How many tokens the input of such a response has, however long it is."""
+    """Counts the input tokens of a response, of any length."""
     service = service_of(http)
     body = await read_body(http, CountInput)
     check_count(body)
@@ -77,7 +77,7 @@ async def count_input_tokens(http: HttpRequest) -> Response:
 
 @router.post("/v1/responses/compact", include_in_schema=False)
 async def compact_response() -> Response:
-    """Not served: an item that held all that was said would shorten nothing, and a client would ask again and again."""
+    """Refused: an item with the whole conversation would shorten nothing, and clients would ask again and again."""
     raise ApiError(
         400, "this server does not compact conversations; set truncation to auto in /v1/responses, which drops the "
         "oldest messages, or ask the model for a summary and begin anew with that", code="unsupported",
@@ -85,16 +85,16 @@ async def compact_response() -> Response:
 
 
 class _Making:
-    """One response on its way: whole, streamed, or in the background."""
+    """Creates one response: whole, streamed, or in the background."""
 
-    def __init__(self, http: HttpRequest, store: Store, body: CreateResponse, plan: Plan) -> None:
+    def __init__(self, http: HttpRequest, store: Store, body: CreateResponse, plan: ConversationPlan) -> None:
         self.tally, self._owner = tally_of(http), owner_of(http)
         self._service, self._store, self._body, self._plan = service_of(http), store, body, plan
         service, params = self._service, plan.ask.params
         model = body.model or service.model_names[0]
         self.reply = Reply(
             begin(body, params, model, store.new_id()),
-            Speech(plan.listening),
+            OutputParser(plan.listening),
             service.turns,
             _score(service, params),
             Output(wants_sealed(body), plan.served.labels, plan.served.asks),
@@ -106,7 +106,7 @@ class _Making:
             self.tally.ask([plan.ask])
 
     def keep(self) -> None:
-        """Stores what there is, if that is wanted."""
+        """Stores the response, unless the request has store=false."""
         if self._body.store is False:
             return
         stored = self._stored or self._begun()
@@ -120,15 +120,15 @@ class _Making:
     def _item_ids(self) -> tuple[str, ...]:
         return (*self._plan.said.new_ids, *self.reply.item_ids)
 
-    async def whole(self, call: Call) -> ResponseObject:
+    async def whole(self, call: EngineCall) -> ResponseObject:
         async for _ in self._rounds.steps(call):
             pass
         self.reply.end()
         self.keep()
         return self.reply.object()
 
-    async def events(self, call: Call) -> AsyncIterator[bytes]:
-        """Of a stream that ends with its connection."""
+    async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
+        """Yields the events of a stream that ends with its connection."""
         for each in self._events.begin():
             yield each
         async for made in self._events.told(self._rounds.steps(call)):
@@ -138,7 +138,7 @@ class _Making:
                 yield each
 
     def failed(self, error: ApiError) -> bytes:
-        """How the stream says that it broke off."""
+        """Returns the last event of a stream that failed."""
         if self.reply.over:  # what failed is the sending
             return b""
         last = self._events.fail(error)
@@ -146,7 +146,7 @@ class _Making:
         return last
 
     async def in_background(self) -> Response:
-        """Queues it; from here on it needs no client that waits."""
+        """Starts the response in the background; it does not need a connected client."""
         call = self._service.call(None, [self._plan.ask], self._owner, self._plan.waits)
         await call.__aenter__()
         stored = self._begun()
@@ -162,8 +162,8 @@ class _Making:
             self.keep()
 
 
-def _score(service: Service, params: SamplingParams) -> Score | None:
-    """Log-probabilities of an output, if they are wanted."""
+def _score(service: AppState, params: SamplingParams) -> Score | None:
+    """Returns a function for the log-probabilities of an output; None if not requested."""
     if params.logprobs is None:
         return None
     writer = Writer(service.backend.tokenizer, service.turns, params)
@@ -178,7 +178,7 @@ async def retrieve_response(
     stream: Annotated[bool, Query(description="its events, if it was made in the background")] = False,
     starting_after: Annotated[int | None, Query(ge=0, description="number of the last event that is known")] = None,
 ) -> Response:
-    """A stored response as it is now."""
+    """Returns a stored response in its current state."""
     refuse_query(http.query_params, ("stream", "starting_after", *_UNUSED))
     stored = store_of(http).get(response_id, owner_of(http))
     if not stream:
@@ -201,7 +201,7 @@ async def list_input_items(
     order: Annotated[Literal["asc", "desc"], Query(description="by time")] = "desc",
     after: Annotated[str | None, Query(description="the last item of the page before")] = None,
 ) -> Response:
-    """What was said before a response, page by page."""
+    """Lists the input items of a response, in pages."""
     refuse_query(http.query_params, ("limit", "order", "after", *_UNUSED))
     items: list[Item] = msgspec.json.decode(store_of(http).get(response_id, owner_of(http)).items)
     if order == "desc":
@@ -219,7 +219,7 @@ async def list_input_items(
 @router.delete("/v1/responses/{response_id}")
 @documented(answer=ResponseDeleted)
 async def delete_response(http: HttpRequest, response_id: str) -> Response:
-    """Forgets a response; one that still runs ends."""
+    """Deletes a response; cancels it if it still runs."""
     stored = store_of(http).delete(response_id, owner_of(http))
     if stored.run is not None:
         await stored.run.cancel()
@@ -229,7 +229,7 @@ async def delete_response(http: HttpRequest, response_id: str) -> Response:
 @router.post("/v1/responses/{response_id}/cancel")
 @documented(answer=ResponseObject)
 async def cancel_response(http: HttpRequest, response_id: str) -> Response:
-    """Ends a response that runs in the background, and gives what it is then."""
+    """Cancels a background response, and returns it."""
     stored = store_of(http).get(response_id, owner_of(http))
     if stored.run is None:
         raise ParameterError(

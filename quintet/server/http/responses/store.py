@@ -1,4 +1,4 @@
-"""What one API process remembers of responses: bounded in number, bytes and age; the oldest goes first."""
+"""Response store of one API process: limited in number, bytes and age; evicts the oldest first."""
 
 import time
 from collections.abc import Callable
@@ -8,31 +8,31 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import new_id
 from quintet.server.http.responses.background import Run
 
-MAX_RESPONSES = 10_000  # what is no text (keys, objects) is then some MB
-MAX_BYTES = 128 * 2**20  # about what an API process takes for itself; a long conversation of 100 KB fits 1000 times
+MAX_RESPONSES = 10_000  # keys and objects then take some MB
+MAX_BYTES = 128 * 2**20  # about the memory of an API process itself; holds 1000 long conversations of 100 KB
 MAX_AGE = 24 * 3600.0  # seconds; a conversation can go on the next morning
 _PREFIX = "resp"
-_INDEXED = 200  # bytes that finding an item by its id takes
+_INDEXED = 200  # bytes of one entry in the index of item ids
 
 
 @dataclass(eq=False)
 class Stored:
-    """One response, as JSON, and what was said before it: a conversation goes on from both."""
+    """One response and the items before it, as JSON; a conversation continues from both."""
 
     id: str
-    owner: str  # whose key made it; no other finds it
+    owner: str  # identifies the API key that created it; other keys cannot find it
     items: bytes  # JSON
     response: bytes = b""  # JSON; empty while it runs
     run: Run | None = None  # of a background response; its events stay, so that they can be read again
-    since: float = 0.0  # when it was kept, or ended
-    item_ids: tuple[str, ...] = ()  # of the items that came with it: what was new of its input, and its answer
+    since: float = 0.0  # when it was stored, or ended
+    item_ids: tuple[str, ...] = ()  # new items of its input, and its output items
 
     @property
     def running(self) -> bool:
         return self.run is not None and not self.run.over
 
     def says(self, item_id: str) -> bool:
-        """Whether the item is one that is being made."""
+        """True if the item belongs to this running response."""
         return self.run is not None and self.running and item_id in self.run.reply.item_ids
 
     @property
@@ -42,7 +42,7 @@ class Stored:
 
 
 class Store:
-    """Of one API process, whose name is in the ids that it gives: no other process knows its responses."""
+    """Responses of one API process. Their ids contain its name: other processes do not have them."""
 
     def __init__(
         self,
@@ -65,15 +65,15 @@ class Store:
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Bytes in the store."""
         return self._ended_size + sum(stored.size for stored in self._running.values())
 
     def new_id(self) -> str:
-        """One that cannot be guessed: among callers of one key, it alone lets them read the response."""
+        """Returns an unguessable response id: clients that share an API key can read each response by its id."""
         return f"{_PREFIX}_{self._process}_{new_id()}"
 
     def put(self, stored: Stored) -> None:
-        """Keeps it, at the cost of the oldest. One that ran comes once more when it has ended."""
+        """Stores the response and evicts the oldest ones. A background response is put again when it has ended."""
         if stored.running:
             self._running[stored.id] = stored
         else:
@@ -86,7 +86,7 @@ class Store:
         self._trim()
 
     def get(self, response_id: str, owner: str) -> Stored:
-        """Raises ApiError 404 that says why it is not here."""
+        """Returns a response. Raises ApiError 404 with the possible reasons."""
         self._trim()
         stored = self._running.get(response_id) or self._ended.get(response_id)
         if stored is None or stored.owner != owner:
@@ -94,7 +94,7 @@ class Store:
         return stored
 
     def holder(self, item_id: str, owner: str) -> Stored | None:
-        """The response that an item came with; it goes with that response, though later ones may repeat it."""
+        """Returns the response that an item first came with. Both are deleted together, even if it was repeated."""
         self._trim()
         stored = self._holders.get(item_id) or next(
             filter(lambda each: each.says(item_id), self._running.values()), None
@@ -113,7 +113,7 @@ class Store:
         return stored.id in self._running or stored.id in self._ended
 
     def _trim(self) -> None:
-        """What still runs stays: the gate bounds it."""
+        """Evicts ended responses. Running ones stay: the gate limits their number."""
         born = self._clock() - self._max_age
         while self._ended:
             oldest = next(iter(self._ended.values()))

@@ -1,16 +1,16 @@
-"""Items of an input that tell of calls, of what came of them, and of thoughts."""
+"""Reads input items of calls, call outputs, mcp calls, tool lists and reasoning."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
-from quintet.engine.tools import MAX_NAME
+from quintet.chat.tool_choice import MAX_NAME
+from quintet.chat.validation import kind_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.seal import unseal
-from quintet.server.http.responses.shapes import Item
+from quintet.server.http.responses.encrypted_content import unseal
+from quintet.server.http.responses.protocol import Item
 
 _CALL = ("type", "id", "call_id", "name", "arguments", "status", "caller", "async")
 _OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
@@ -21,7 +21,7 @@ _STATUS = ("in_progress", "completed", "incomplete")
 
 
 def read_call(item: Mapping[str, Any], where: str) -> Item:
-    """Raises ParameterError, as the others do. Of a call that was cut off, the arguments may be anything."""
+    """Reads a function_call; does not check arguments of an incomplete one. Raises ParameterError, as the others do."""
     check_fields(item, where, _CALL)
     name, status = text_of(item.get("name"), f"{where}.name"), _status(item, where)
     if not 1 <= len(name) <= MAX_NAME:
@@ -41,7 +41,7 @@ def read_call(item: Mapping[str, Any], where: str) -> Item:
 
 
 def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], Any]) -> Item:
-    """`part` reads a part of its content."""
+    """Reads a function_call_output. `part` reads one part of its content."""
     check_fields(item, where, _OUTPUT)
     output = item.get("output")
     if isinstance(output, list):
@@ -78,7 +78,7 @@ def read_thought(item: Mapping[str, Any], where: str) -> Item:
 
 
 def read_served_call(item: Mapping[str, Any], where: str) -> Item:
-    """A call that a tool server has carried out; what came of it may be anything that the client makes of it."""
+    """Reads an mcp_call. Its output is what the client sends, and is not verified."""
     check_fields(item, where, _SERVED)
     status = item.get("status")
     status = "completed" if status is None else one_of(status, f"{where}.status", (*_STATUS, "failed", "calling"))
@@ -103,14 +103,14 @@ def read_served_call(item: Mapping[str, Any], where: str) -> Item:
 
 
 def read_list(item: Mapping[str, Any], where: str) -> Item:
-    """Says that the client knows the server's tools; which there are, the server says anew."""
+    """Reads an mcp_list_tools item: the client knows the server's tools. The tools themselves are listed again."""
     check_fields(item, where, _LIST)
     label = text_of(item.get("server_label"), f"{where}.server_label")
     return {"id": f"mcpl_{new_id()}", "type": "mcp_list_tools", "server_label": label, "tools": [], "error": None}
 
 
 def check_outputs(earlier: Iterable[Item], new: Iterable[Item]) -> None:
-    """Whether each output has its call before it, one that was made to its end. `new` are those of the input."""
+    """Checks that each function_call_output follows its complete function_call. `new`: items of the input."""
     calls = {item["call_id"] for item in earlier if _is_made(item)}
     for place, item in enumerate(new):
         if _is_made(item):
@@ -128,7 +128,7 @@ def _is_made(item: Item) -> bool:
 
 
 def check_fields(item: Mapping[str, Any], where: str, known: tuple[str, ...]) -> None:
-    """Clients may write out what is not there: null asks for nothing."""
+    """Refuses unknown fields, unless null: clients may send null for an absent field."""
     if item.get("namespace") is not None:
         raise ParameterError(f"{where}.namespace", "is not served: functions have names alone; leave it out")
     refuse_fields({name: value for name, value in item.items() if value is not None}, known, where)
@@ -140,7 +140,7 @@ def _status(item: Mapping[str, Any], where: str) -> str:
 
 
 def check_arguments(arguments: str, where: str) -> None:
-    """Empty is taken for no arguments."""
+    """Checks that the text is a JSON object; empty text means no arguments."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
@@ -150,7 +150,7 @@ def check_arguments(arguments: str, where: str) -> None:
 
 
 def _texts(item: Mapping[str, Any], key: str, kind: str, where: str) -> list[dict[str, Any]]:
-    """The parts of a thought."""
+    """Reads the parts of a reasoning item."""
     given = item.get(key)
     if given is None:
         return []

@@ -1,22 +1,22 @@
-"""The tools of the Responses API, which are flat, and how much is thought: as templates and the splitter take them."""
+"""Converts flat tools and reasoning effort of the Responses API for chat templates and output parsers."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from quintet.engine.checks import kind_of, one_of, refuse_fields, text_of
-from quintet.engine.thinking import variables
-from quintet.engine.tools import Wanted, allowed, distinct, name_of, of_mode, tool_of
+from quintet.chat.reasoning_effort import variables
+from quintet.chat.tool_choice import ToolChoice, allowed, distinct, name_of, of_mode, tool_of
+from quintet.chat.validation import kind_of, one_of, refuse_fields, text_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
+from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.prompts import template_text
-from quintet.server.http.protocol.chat import TemplateFields
+from quintet.server.http.inputs.prompts import template_text
+from quintet.server.http.inputs.response_format import shape
+from quintet.server.http.openai.chat_protocol import TemplateFields
 from quintet.server.http.responses.request import CountInput, CreateResponse
-from quintet.server.http.service import Service
-from quintet.server.http.shape import shape
 
 _FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
-_LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function, and what asks for nothing
+_LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function -> accepted no-op values
     "defer_loading": (None, False),
     "async": (None, False),
     "allowed_callers": (None, ["direct"]),
@@ -47,8 +47,8 @@ _BUILT_IN = {
 }
 
 
-def read_tools(tools: Any, choice: Any) -> Wanted:
-    """Of `tools` and `tool_choice`. Raises ParameterError that names the place."""
+def read_tools(tools: Any, choice: Any) -> ToolChoice:
+    """Reads `tools` and `tool_choice`. Raises ParameterError with the field."""
     known = distinct(_tool(each, f"tools[{place}]") for place, each in enumerate(tools or ()))
     if not isinstance(choice, dict):
         return of_mode(known, choice)
@@ -56,18 +56,18 @@ def read_tools(tools: Any, choice: Any) -> Wanted:
     if kind == "allowed_tools":
         refuse_fields(choice, ("type", "mode", "tools"), "tool_choice")
         return allowed(known, choice, "tool_choice", _name)
-    return Wanted(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
+    return ToolChoice(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
 
 
 def shown(tools: Any) -> list[dict[str, Any]]:
-    """The tools as a response repeats them: clients want each of these fields."""
+    """Returns the tools for the response object: clients require each of these fields."""
     return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
 
 
 def template_fields(
-    service: Service, body: CreateResponse | CountInput, tools: Sequence[Mapping[str, Any]] | None
+    service: AppState, body: CreateResponse | CountInput, tools: Sequence[Mapping[str, Any]] | None
 ) -> TemplateFields:
-    """What the chat template gets besides the messages; `tools` are functions."""
+    """Returns the chat template's variables besides the messages; `tools` are functions."""
     if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
         tools = None
     effort = (body.reasoning or {}).get("effort")
@@ -80,9 +80,9 @@ def template_fields(
     )
 
 
-async def blamed(service: Service, wanted: Wanted, places: Mapping[str, int], error: ApiError) -> ApiError:
-    """The error of calls or shapes that cannot be held to, with the name that the field has here, or a better one: of
-    the first tool whose parameters are the reason. `places` says where a tool stands in the request.
+async def blamed(service: AppState, wanted: ToolChoice, places: Mapping[str, int], error: ApiError) -> ApiError:
+    """Returns a grammar error with this API's field name, or the error of the first tool with parameters that do not
+    compile. `places`: index of each tool in the request.
     """
     if error.param == "response_format":
         said = "text.format" + error.message.removeprefix("response_format")
@@ -98,7 +98,7 @@ async def blamed(service: Service, wanted: Wanted, places: Mapping[str, int], er
 
 
 def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """As in chats, which is what templates know."""
+    """Nests a tool as in Chat Completions, the form that templates read."""
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
@@ -119,7 +119,7 @@ def _tool(given: Any, where: str) -> Tool:
 
 
 def _name(given: Any, where: str, there: Collection[str]) -> str:
-    """Of {"type": "function", "name": ...}."""
+    """Returns the name in {"type": "function", "name": ...}."""
     if isinstance(given, dict):
         _check_type(given.get("type"), f"{where}.type", ("function",))
         refuse_fields(given, ("type", "name"), where)

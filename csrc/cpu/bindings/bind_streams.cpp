@@ -1,0 +1,104 @@
+// What Gemma 3n computes around its layers, for Python.
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <nanobind/stl/vector.h>
+
+#include "cpu/elementwise/streams.h"
+#include "cpu/bindings/bind.h"
+#include "cpu/graph.h"
+
+namespace nb = nanobind;
+
+namespace quintet::cpu {
+
+namespace {
+
+template <typename T = void>
+T* at(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+void within(const char* name, long value, long least, long most) {
+    if (value < least || value > most) {
+        throw std::invalid_argument(std::string(name) + " must be " + std::to_string(least) + " to " +
+                                    std::to_string(most) + ", not " + std::to_string(value));
+    }
+}
+
+FloatType type_of(int kind) {
+    within("kind (0: float32, 1: bfloat16, 2: float16)", kind, 0, kFloatTypes - 1);
+    return static_cast<FloatType>(kind);
+}
+
+// With `made`, correct_streams(): what is scaled is the last of `out`.
+void streams(int kind, const std::vector<uintptr_t>& out, const std::vector<uintptr_t>& in, uintptr_t coefs, uintptr_t made,
+             uintptr_t weight, long tokens, long width, long coef_stride, long active) {
+    StreamsCall call{};
+    call.type = type_of(kind);
+    const long count = static_cast<long>(in.size());
+    within("streams", count, 1, kMostStreams);
+    if (out.size() != in.size() + (made ? 1 : 0)) throw std::invalid_argument("as many streams come out as go in");
+    within("tokens", tokens, 0, INT32_MAX);
+    within("width", width, 1, INT32_MAX);
+    within("active", active, 0, count - 1);
+    for (long i = 0; i < count; ++i) {
+        call.out[i] = at(out[static_cast<size_t>(i)]);
+        call.in[i] = at<const void>(in[static_cast<size_t>(i)]);
+    }
+    call.coefs = at(coefs);
+    call.made = at(made);
+    call.weight = at(weight);
+    call.scaled = made ? at(out.back()) : nullptr;
+    call.tokens = tokens;
+    call.width = width;
+    call.count = count;
+    call.coef_stride = coef_stride;
+    call.active = active;
+    const nb::gil_scoped_release released;
+    submit(made ? correct_streams : predict_streams, call);
+}
+
+// With `like`, as_large().
+void sized(int kind, uintptr_t out, uintptr_t x, uintptr_t like, long tokens, long width, long stride, float deviations) {
+    const FloatType type = type_of(kind);
+    within("tokens", tokens, 0, INT32_MAX);
+    within("width", width, 1, INT32_MAX / 2);
+    const nb::gil_scoped_release released;
+    submit(like ? as_large : keep_above, {at(out), at(x), at(like), tokens, width, stride, deviations, type});
+}
+
+void scale(int kind, uintptr_t out, uintptr_t x, uintptr_t factors, long tokens, long width, long stride) {
+    const FloatType type = type_of(kind);
+    within("tokens", tokens, 0, INT32_MAX);
+    within("width", width, 1, INT32_MAX);
+    const nb::gil_scoped_release released;
+    submit(scale_rows, {at(out), at(x), at<const float>(factors), tokens, width, stride, type});
+}
+
+void known(uintptr_t out, uintptr_t ids, long tokens, long count) {
+    within("tokens", tokens, 0, INT32_MAX);
+    within("count", count, 1, INT32_MAX);
+    const nb::gil_scoped_release released;
+    submit(known_ids, {at<int32_t>(out), at<const int32_t>(ids), tokens, count});
+}
+
+}  // namespace
+
+void bind_streams(nb::module_& m) {
+    m.def("streams", &streams, nb::arg("kind"), nb::arg("out"), nb::arg("in"), nb::arg("coefs"), nb::arg("made"),
+          nb::arg("weight"), nb::arg("tokens"), nb::arg("width"), nb::arg("coef_stride"), nb::arg("active"),
+          "Streams [tokens, width] each plus sums of all by coefs [tokens, n n]; with `made` [tokens, width], plus what it is "
+          "above the active one, by coefs [tokens, n] + 1, and behind them the active one times the weight [width].");
+    m.def("sized", &sized, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("like"), nb::arg("tokens"),
+          nb::arg("width"), nb::arg("stride"), nb::arg("deviations"),
+          "x [tokens, width], each row as large as that of `like`. Without, x [tokens, 2 width]: what the first half of a row "
+          "has above its mean and so many deviations, and the second as it is.");
+    m.def("scale_rows", &scale, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("factors"), nb::arg("tokens"),
+          nb::arg("width"), nb::arg("stride"), "Rows of x [tokens, width], each times its float32 factor.");
+    m.def("known_ids", &known, nb::arg("out"), nb::arg("ids"), nb::arg("tokens"), nb::arg("count"),
+          "int32 ids, 0 in the place of those that are not below the count.");
+}
+
+}  // namespace quintet::cpu

@@ -1,0 +1,116 @@
+#include "cpu/states/states.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+
+#include "cpu/rows.h"
+
+namespace quintet::cpu {
+
+namespace {
+
+// A kernel reads and writes where the table says: looked at once, before it runs.
+void check(const StateRows& rows) {
+    for (long r = 0; r < rows.requests; ++r) {
+        const int* const units = rows.table + r * rows.columns;
+        for (long side = 0; side < 2; ++side) {
+            if (units[side] < 0 || units[side] >= rows.units) throw std::invalid_argument("a state lies in no unit that is there");
+        }
+        if (units[0] == units[1] && units[0]) throw std::invalid_argument("a step writes a state where it reads it");
+        if (rows.starts[r] > rows.starts[r + 1]) throw std::invalid_argument("a request ends before it begins");
+    }
+}
+
+float number(const void* x, long at, FloatType type) {
+    if (type == FloatType::float32) return static_cast<const float*>(x)[at];
+    const std::uint32_t bits = static_cast<const std::uint16_t*>(x)[at];
+    if (type == FloatType::bfloat16) return std::bit_cast<float>(bits << 16);
+    const std::uint32_t size = (bits & 0x7FFF) << 13, sign = (bits & 0x8000) << 16;
+    const std::uint32_t special = (bits & 0x7C00) == 0x7C00 ? 0x7F800000U : 0U;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(std::bit_cast<float>(size) * 0x1p112F) | special | sign);
+}
+
+float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
+
+// each(token, head, place) for all tokens and heads.
+template <typename Each>
+void for_heads(long tokens, long heads, const Each& each) {
+    for_rows(tokens, heads * 256, [&](long first, long last) {  // an exponential is worth some 64 numbers
+        for (long t = first; t < last; ++t) {
+            for (long h = 0; h < heads; ++h) each(t, h, t * heads + h);
+        }
+    });
+}
+
+constexpr long kPastCaches = 1L << 20;  // bytes of one layer's states: those of all layers are in no cache by the next step
+
+// One token each, and many bytes: a state that comes back to its cache line only to be written costs the bandwidth twice.
+// A head that fills no whole cache lines is written as usual.
+bool past_caches(const SpaceCall& c) {
+    const long size = c.dim * c.width * 4, line = 64;
+    const bool lines = c.width * 4 % line == 0 && reinterpret_cast<std::uintptr_t>(c.state) % line == 0;
+    return lines && c.tokens <= c.rows.requests && c.rows.requests * c.heads * size >= kPastCaches;
+}
+
+long bytes(const StateRows& rows, long tokens, long each) {
+    return each * 4 * (1 + tokens / (rows.requests > 0 ? rows.requests : 1));
+}
+
+}  // namespace
+
+void short_conv(const ConvCall& c) {
+    check(c.rows);
+    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock, tokens = c.rows.starts[c.rows.requests];
+    const auto kernel = QUINTET_KERNELS(kStates).conv[c.type];
+    for_rows(c.rows.requests * blocks, bytes(c.rows, tokens, kConvBlock * c.taps),
+             [&](long first, long last) { kernel(c, first, last); });
+}
+
+void state_space(const SpaceCall& call) {
+    check(call.rows);
+    SpaceCall c = call;
+    c.past_caches = past_caches(c);
+    const auto& kernels = QUINTET_KERNELS(kStates);
+    const auto moves = kernels.moves[c.type], space = kernels.space[c.type];
+    for_rows(c.tokens, (c.heads * 8 + c.groups * c.width) * 4, [&](long first, long last) { moves(c, first, last); });
+    for_rows(c.rows.requests * c.heads, bytes(c.rows, c.tokens, c.dim * c.width),
+             [&](long first, long last) { space(c, first, last); });
+}
+
+void selective_scan(const SelectiveCall& c) {
+    check(c.rows);
+    const auto& kernels = QUINTET_KERNELS(kStates);
+    const auto sides = kernels.sides[c.type], selective = kernels.selective[c.type];
+    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock;
+    for_rows(c.tokens, c.width * 4, [&](long first, long last) { sides(c, first, last); });
+    for_rows(c.rows.requests * blocks, bytes(c.rows, c.tokens, kConvBlock * c.width * 4),
+             [&](long first, long last) { selective(c, first, last); });
+}
+
+void delta_rule(const DeltaCall& c) {
+    check(c.rows);
+    float* const kept = c.steps + c.tokens * c.heads;
+    for_heads(c.tokens, c.heads, [&](long t, long h, long at) {
+        c.steps[at] = 1.0F / (1.0F + std::exp(-number(c.learn, t * c.learn_stride + h, c.type)));
+        const float step = softplus(number(c.forget, t * c.forget_stride + h, c.type) + c.dt_bias[h]);
+        kept[at] = std::exp(-std::exp(c.a_log[h]) * step);
+    });
+    const auto unit = QUINTET_KERNELS(kStates).unit[c.type], kernel = QUINTET_KERNELS(kStates).delta[c.type];
+    for_rows(c.tokens * c.groups, c.width * 16, [&](long first, long last) { unit(c, first, last); });
+    for_rows(c.rows.requests * c.heads, bytes(c.rows, c.tokens, 2 * c.values * c.width),
+             [&](long first, long last) { kernel(c, first, last); });
+}
+
+void gated_norm(const GatedNormCall& c) {
+    const auto kernel = QUINTET_KERNELS(kStates).norm[c.type];
+    for_rows(c.tokens * c.pieces, c.width * 16, [&](long first, long last) { kernel(c, first, last); });
+}
+
+void sigmoid_gate(const SigmoidCall& c) {
+    const auto kernel = QUINTET_KERNELS(kStates).sigmoid[c.type];
+    for_rows(c.rows, c.width * 8, [&](long first, long last) { kernel(c, first, last); });
+}
+
+}  // namespace quintet::cpu

@@ -1,0 +1,1 @@
+"""Python API: LLM, AsyncLLM, LLMEngine, EngineArgs, beam search, offline pooling."""

@@ -1,0 +1,55 @@
+"""Reports what would run a model here, and what was rejected, without reading a weight."""
+
+from dataclasses import dataclass
+
+from quintet.config import EngineConfig
+from quintet.engine.executor.shape_buckets import describe
+from quintet.engine.startup import prepare
+from quintet.ops import Choice
+from quintet.platforms import Found, discover
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every choice with its reason. `str()` is the page that `quintet explain` prints."""
+
+    model: str
+    family: str
+    platform: str
+    detail: str
+    reasons: tuple[str, ...]
+    rejected: tuple[Found, ...]  # platforms that are not available
+    ops: tuple[Choice, ...]
+    memory: str
+    compiled: str  # empty where shapes are free
+
+    def __str__(self) -> str:
+        lines = [f"model     {self.model} ({self.family})", f"platform  {self.platform}: {self.detail}"]
+        lines += [f"          {reason}" for reason in self.reasons]
+        lines += [f"          not {found.name}: {found.result}" for found in self.rejected]
+        lines.append(f"memory    {self.memory}")
+        lines += [f"compiled  {self.compiled}"] if self.compiled else []
+        lines.append("ops")
+        width = max(len(choice.op) for choice in self.ops)
+        for choice in self.ops:
+            lines.append(f"  {choice.op:<{width}}  {choice.provider:<10} {choice.reason}")
+            lines += [f"  {'':<{width}}  not {provider}: {why}" for provider, why in choice.rejected]
+        return "\n".join(lines)
+
+
+def explain(config: EngineConfig) -> Explanation:
+    """ValueError and OSError say why the model would not run at all."""
+    prepared = prepare(config, met=False)
+    prepared.ranks.close()
+    unavailable = [found for found in discover() if not found.available]
+    return Explanation(
+        model=prepared.config.model,
+        family=prepared.hf_config.model_type,
+        platform=prepared.platform.name,
+        detail=prepared.capabilities.detail,
+        reasons=(*prepared.reasons, *filter(None, [prepared.doubts])),
+        rejected=tuple(unavailable),
+        ops=prepared.ranks.workers[0].ops.choices,
+        memory=str(prepared.plan),
+        compiled=describe(prepared.fixed) if prepared.fixed else "",
+    )

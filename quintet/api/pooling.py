@@ -1,0 +1,244 @@
+"""The calls of LLM that give numbers: encode, embed, classify, reward."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from quintet.api.thread_sharing import SharedClient
+from quintet.chat.prompts import Prompt, PromptType
+from quintet.config.schema.unsupported import without_lacking
+from quintet.engine.client import EngineClient
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.scoring import Cuts, Pair, PairTemplate, cosine, max_sim, pairs
+from quintet.outputs import RequestOutput
+from quintet.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    answered,
+    scored,
+)
+from quintet.pooling_params import PoolingParams
+
+Prompts = PromptType | Sequence[PromptType]
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class Encoding:
+    """Methods of LLM for pooling models. Each call takes one prompt or a list, and answers in its order.
+
+    If any prompt or parameter is wrong, ValueError says which, and nothing is run. A text that fails later raises
+    Unanswered: its numbers are not there.
+    """
+
+    _client: EngineClient
+    _shared: SharedClient
+
+    @without_lacking
+    def encode(
+        self,
+        prompts: Prompts,
+        pooling_params: Params = None,
+        *,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Returns the numbers of each text for any task; the default is the model's first task."""
+        params = self._pooling(prompts, pooling_params, pooling_task, truncate_prompt_tokens)
+        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, priority)]
+
+    @without_lacking
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each text. `prompt_name`: of the model's prompts (config_sentence_transformers.json), which is
+        put before each; its default if none is named, "" for none."""
+        params = self._pooling(prompts, pooling_params, "embed", truncate_prompt_tokens)
+        named = _prompted(prompts, self._bounds, prompt_name)
+        return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm)]
+
+    @without_lacking
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Returns how likely each class of the model is for each text."""
+        params = self._pooling(prompts, pooling_params, "classify", truncate_prompt_tokens)
+        return [answered(each, ClassificationOutput) for each in self._encode(prompts, params, use_tqdm)]
+
+    @without_lacking
+    def reward(
+        self,
+        prompts: Prompts,
+        *,
+        pooling_params: Params = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Returns a reward model's numbers for each token of each text: [tokens, numbers]."""
+        params = self._pooling(prompts, pooling_params, "reward", truncate_prompt_tokens)
+        return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm)]
+
+    @without_lacking
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        pooling_params: PoolingParams | None = None,
+        score_template: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """Returns scores of pairs of texts: one text with each of several, or each with the one in its place.
+
+        A cross-encoder reads both at once, as its tokenizer or `score_template` joins them: Jinja, over messages of the
+        roles query and document. Of an embedding model it is the cosine; where each token has a vector, the sum of the
+        best products (MaxSim).
+        """
+        texts = pairs(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
+        task = next((each for each in ("score", "embed", "token_embed") if each in self._bounds.tasks), "score")
+        params = self._bounds.params(pooling_params, task)
+        if truncate_prompt_tokens is not None:
+            params.truncate_prompt_tokens = truncate_prompt_tokens
+            params = self._bounds.params(params)
+        if task == "score":
+            if self._client.tokenizer is None:
+                raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
+            template = PairTemplate(self._client.tokenizer, score_template, self._bounds.separated, self._bounds.lower)
+            return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
+        if score_template is not None:
+            raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
+        return self._compared(texts, params, use_tqdm)
+
+    def _cuts(self, params: PoolingParams) -> Cuts:
+        keep = params.truncate_prompt_tokens
+        return Cuts(pair=self._bounds.max_model_len if keep == -1 else keep)
+
+    def _crossed(self, joined: Sequence[Pair], params: PoolingParams, use_tqdm: bool) -> list[ScoringRequestOutput]:
+        prompts = [Prompt(each.token_ids, types=each.types) for each in joined]
+        outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
+        return [answered(each, lambda data: ScoringOutput(float(data.reshape(-1)[0]))) for each in outputs]
+
+    def _compared(
+        self, texts: Sequence[tuple[str, str]], params: PoolingParams, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        """Each text is embedded once, however many it is compared with."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
+        prompts = self._client.parse(_prompted(list(places), self._bounds, None))
+        outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
+        vectors = [answered(each, PoolingOutput) for each in outputs]
+        compare = cosine if params.task == "embed" else max_sim
+        found = []
+        for first, second in ((vectors[places[a]], vectors[places[b]]) for a, b in texts):
+            ids = [*first.prompt_token_ids, *second.prompt_token_ids]
+            score = compare(first.outputs.data, second.outputs.data)
+            found.append(scored(f"{first.request_id}_{second.request_id}", score, ids, first.num_cached_tokens))
+        return found
+
+    @property
+    def pooling_bounds(self) -> PoolingBounds:
+        """Limits of requests: tasks, max_model_len, width of an embedding. ValueError if it generates text."""
+        return self._bounds
+
+    @property
+    def _bounds(self) -> PoolingBounds:
+        return self._client.admission.pooling_bounds
+
+    def _pooling(self, prompts: Prompts, params: Params, task: str | None, keep: int | None) -> list[PoolingParams]:
+        """Settled, one for each prompt."""
+        bounds, count = self._bounds, _count(prompts)
+        given = [params] * count if isinstance(params, PoolingParams) or params is None else list(params)
+        if len(given) != count:
+            raise ValueError(f"pooling_params has {len(given)} entries for {count} prompts; give one, or one for each")
+        settled: dict[int, PoolingParams] = {}
+        for each in given:
+            if id(each) not in settled:
+                if each is not None and not isinstance(each, PoolingParams):
+                    raise ValueError(f"pooling_params is a PoolingParams or a list of them, not {type(each).__name__}")
+                own = bounds.params(each, task)
+                if keep is not None:
+                    own.truncate_prompt_tokens = keep
+                    own = bounds.params(own)
+                settled[id(each)] = own
+        return [settled[id(each)] for each in given]
+
+    def _encode(
+        self, prompts: Prompts, params: Sequence[PoolingParams], use_tqdm: bool, priority: Sequence[int] | None = None
+    ) -> list[RequestOutput]:
+        return self._run_pooled(self._client.parse(prompts), params, use_tqdm, priority)
+
+    def _run_pooled(
+        self,
+        parsed: Sequence[Prompt],
+        params: Sequence[PoolingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        ranks = [0] * len(parsed) if priority is None else list(priority)
+        if len(ranks) != len(parsed):
+            raise ValueError(f"priority has {len(ranks)} entries for {len(parsed)} prompts; give one for each")
+        ids = [self._client.next_id() for _ in parsed]
+        open_ids, finished = set(ids), dict[str, RequestOutput]()
+
+        def add() -> None:
+            for request in zip(ids, parsed, params, ranks, strict=True):
+                self._client.add(*request, settled=True)
+
+        try:
+            self._shared.call(add)
+            with tqdm(total=len(ids), desc="Encoding", unit="text", disable=not use_tqdm, dynamic_ncols=True) as bar:
+                while open_ids:
+                    for output in self._shared.receive(open_ids):
+                        open_ids.remove(output.request_id)
+                        finished[output.request_id] = output
+                        bar.update()
+        finally:
+            if open_ids:  # refused or interrupted: no caller waits for them any more
+                self._shared.abort(open_ids)
+        return [finished[request_id] for request_id in ids]
+
+
+def _count(prompts: Any) -> int:
+    several = isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
+    return len(prompts) if several else 1
+
+
+def _prompted(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
+    """Texts with the model's prompt before them; token ids stay as they are."""
+    name = bounds.default_prompt if name is None else name
+    if not name and not bounds.lower:
+        return prompts
+    if name and name not in bounds.prompts:
+        known = ", ".join(bounds.prompts) or "none"
+        raise ValueError(f"prompt_name {name!r} is not among the model's prompts: {known}")
+    before = bounds.prompts.get(name or "", "")
+
+    def prompted(prompt: Any) -> Any:
+        if isinstance(prompt, str):
+            return before + (prompt.lower() if bounds.lower else prompt)
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
+            return {**prompt, "prompt": prompted(prompt["prompt"])}
+        return prompt
+
+    several = isinstance(prompts, (list, tuple))
+    return [prompted(each) for each in prompts] if several else prompted(prompts)

@@ -1,0 +1,284 @@
+"""Conversations to prompts: messages are checked, then written out by the model's chat template."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from quintet.chat.lazy_template import render_template, template_variables
+from quintet.chat.prompts import Prompt
+from quintet.common.suggestions import refuse_unknown, unknown
+from quintet.common.unknown_fields import left_out
+from quintet.sampling_params import ParameterError
+from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # and those that the template itself names
+KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "reasoning_content")
+# What clients copy from an answer into the next request, and what repeats or marks the content: left out.
+COPIED = (
+    "annotations",
+    "cache_control",
+    "id",
+    "parsed",
+    "provider_specific_fields",
+    "reasoning_details",
+    "thinking_blocks",
+)
+REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names; templates read either
+MAX_MESSAGES = 10_000
+MAX_PATH = 4096  # characters; a longer chat_template is certainly text
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks where the last message ends; transformers' own, so that spaces come alike
+_PROBE = "quintet probe"
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Options of a chat template besides the messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, as OpenAI's API takes them
+    chat_template: str | Path | None = None  # Jinja text or a file's path, instead of the tokenizer's own
+    chat_template_kwargs: Mapping[str, Any] | None = None  # variables that the template reads
+    documents: Sequence[Mapping[str, Any]] | None = None  # for a template that reads them
+    add_generation_prompt: bool = True  # end with the beginning of the next message
+    continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
+
+
+def render_chats(tokenizer: Tokenizer, messages: Any, *, read_files: bool = True, **options: Any) -> list[Prompt]:
+    """One conversation (a list of messages) or a list of them; `options` are the fields of ChatOptions.
+
+    A server sets read_files=False: a caller's chat_template is then Jinja text, never the name of a file here.
+    """
+    refuse_unknown("chat option", options, [field.name for field in fields(ChatOptions)])
+    given = ChatOptions(**options)
+    if given.chat_template is not None:
+        given = ChatOptions(**{**options, "chat_template": load_chat_template(given.chat_template, read_files)})
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(
+            'messages must be a list such as [{"role": "user", "content": "Hello"}], or a list of such lists, '
+            f"not {type(messages).__name__} {str(messages)[:40]!r}"
+        )
+    if isinstance(messages[0], Mapping):
+        return [render_chat(tokenizer, messages, given)]
+    return [render_chat(tokenizer, each, given) for each in messages]
+
+
+def load_chat_template(given: str | Path, read_files: bool = True) -> str:
+    """Jinja text as it is; the content of a file that is named."""
+    if isinstance(given, str) and (not read_files or "\n" in given or "{" in given or len(given) > MAX_PATH):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"chat_template {str(given)!r} is neither Jinja text nor a readable file: {error}") from None
+
+
+def render_chat(tokenizer: Tokenizer, messages: Sequence[Any], options: ChatOptions) -> Prompt:
+    """The prompt that asks for the next message; its ids are what transformers' apply_chat_template gives.
+
+    options.chat_template is Jinja text here.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f"a conversation is a list of messages, not {type(messages).__name__}")
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise ValueError(f"a conversation has 1 to {MAX_MESSAGES} messages, not {len(messages)}")
+    tools = _tools(options.tools)
+    template = _template(tokenizer, options.chat_template, tools is not None)
+    checked = [_check(message, place, template) for place, message in enumerate(messages)]
+    if options.continue_final_message:
+        checked[-1] = _mark(checked[-1])
+    variables = {
+        **tokenizer.special_tokens,
+        "documents": _documents(options.documents, template),
+        **_extra(template, options.chat_template_kwargs),
+        "messages": checked,
+        "tools": tools,
+        "add_generation_prompt": options.add_generation_prompt and not options.continue_final_message,
+    }
+    text = render_template(template, variables)
+    if options.continue_final_message:
+        text = _until_mark(text)
+    refuse_surrogates(text, "the rendered chat")
+    return Prompt(tokenizer.encode(text, add_special_tokens=False), text)
+
+
+def _check(message: Any, place: int, template: str) -> Message:
+    """A message as templates want it."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
+        wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
+        raise ValueError(f"message {place} has {wrong}")
+    message = _without_copied(message, place, template)
+    content = message.get("content")
+    if content is None and role != "assistant":
+        raise ValueError(f"message {place} ({role}) has no content; give text")
+    # Templates take a missing key for None better than None itself.
+    checked: Message = {
+        key: _plain(f"message {place}: {key}", value)
+        for key, value in message.items()
+        if value is not None and key != "content"
+    }
+    if content is not None:
+        checked["content"] = _content(content, place, template)
+    if "tool_calls" in checked:
+        checked["tool_calls"] = _tool_calls(checked["tool_calls"], place)
+    reasoning = next((checked[key] for key in REASONING if key in checked), None)
+    return checked if reasoning is None else {"thinking": reasoning, **checked, "reasoning_content": reasoning}
+
+
+def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Message:
+    """The keys that count. Others that hold nothing, or are of an answer, go; the rest is refused, or gathered."""
+    known = dict.fromkeys((*KEYS, *REASONING))
+    kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
+    wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
+    if not left_out(f"messages[{place}]", [str(key) for key in wrong], known):
+        refuse_unknown(f"key of message {place}", map(str, wrong), known)
+    return kept
+
+
+def _names(template: str, word: str) -> bool:
+    return f"'{word}'" in template or f'"{word}"' in template
+
+
+def _content(content: Any, place: int, template: str) -> Any:
+    """One text: parts are joined by line breaks, but for a template that writes parts itself."""
+    if isinstance(content, str):
+        refuse_surrogates(content, f"the content of message {place}")
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise ValueError(f"message {place}: content must be text or a list of parts, not {type(content).__name__}")
+    parts = [_part(part, place) for part in content]
+    if len(parts) > 1 and _takes_parts(template):
+        return [{"type": "text", "text": part} for part in parts]
+    return "\n".join(parts)
+
+
+def _part(part: Any, place: int) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if kind == "str" or not isinstance(part, Mapping):
+        part = {"type": "text", "text": part} if isinstance(part, str) else {}
+    elif kind not in ("text", "input_text", "output_text", "refusal"):
+        part = {}
+    if not part:
+        raise ValueError(f"message {place}: content parts of type {kind!r} are not supported; models here take text")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise ValueError(f"message {place}: a part of type {kind!r} must hold text, not {type(text).__name__}")
+    refuse_surrogates(text, f"the content of message {place}")
+    return text
+
+
+@functools.lru_cache(maxsize=64)
+def _takes_parts(template: str) -> bool:
+    """Returns whether the template renders a list of text parts as it renders the text itself: tried, not guessed."""
+
+    def render(content: Any) -> str:
+        messages = [{"role": "user", "content": content}]
+        return render_template(template, {"messages": messages, "tools": None, "add_generation_prompt": False})
+
+    try:
+        text = render(_PROBE)
+        return _PROBE in text and render([{"type": "text", "text": _PROBE}]) == text
+    except ValueError:
+        return False
+
+
+def _tool_calls(calls: Any, place: int) -> Any:
+    """Templates want a call's arguments as an object; OpenAI's API has them as JSON text."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError(f"message {place}: tool_calls must be a list of dicts")
+    for number, call in enumerate(calls):
+        function = call.get("function", call)
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            where = f"messages[{place}].tool_calls[{number}].function.arguments"
+            function["arguments"] = _arguments(function["arguments"], where)
+    return calls
+
+
+def _arguments(text: str, where: str) -> Any:
+    """Parses a call's arguments; those of a call that was cut off are the beginning of an object."""
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(
+            where, f"is no JSON ({error}); leave out a call that was cut off, or ask again with more max_tokens"
+        ) from None
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    if not tools:
+        return None
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError('tools must be a list of dicts such as {"type": "function", "function": {"name": ...}}')
+    plain: list[Any] = _plain("tools", list(tools))
+    return plain
+
+
+def _documents(given: Any, template: str) -> Any:
+    """Refused where the template reads none: the answer would not be made of them."""
+    if not given:
+        return None
+    if "documents" not in template_variables(template):
+        raise ParameterError("documents", "are not read by this chat template; put them into the messages")
+    return _plain("documents", list(given))
+
+
+def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Variables for the template, refused where it reads none of that name, or gathered."""
+    if not given:
+        return {}
+    known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
+    if left_out("chat_template_kwargs", [str(name) for name in given if name not in known], known):
+        given = {name: value for name, value in given.items() if name in known}
+    refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
+    plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))
+    return plain
+
+
+def _plain(what: str, value: Any) -> Any:
+    """Plain data alone reaches a template: a copy by way of JSON, so no object's methods can be called."""
+    try:
+        return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} must be plain data (text, numbers, lists, dicts): {error}") from None
+
+
+def _template(tokenizer: Tokenizer, given: str | Path | None, with_tools: bool) -> str:
+    if given is not None:
+        return str(given)
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("tool_use" if with_tools and "tool_use" in own else "default")
+    if own is None:
+        raise ValueError(
+            "the model's tokenizer has no chat template, so it was likely not trained to chat; "
+            "give chat_template, or use generate() with plain text"
+        )
+    return own
+
+
+def _mark(message: Message) -> Message:
+    """Ends the message's text with the tag."""
+    content = message.get("content")
+    if isinstance(content, list):
+        last = {**content[-1], "text": content[-1]["text"] + _TAG}
+        return {**message, "content": [*content[:-1], last]}
+    if not content:
+        raise ValueError("continue_final_message needs a last message with text to go on from")
+    return {**message, "content": content + _TAG}
+
+
+def _until_mark(text: str) -> str:
+    """Cuts the tag and what the template writes after it. A template that trims the text trims the result as well."""
+    at = text.rfind(_TAG.strip())
+    if at < 0:
+        raise ValueError(
+            "continue_final_message: the chat template leaves out the last message or changes its text; "
+            "end with an assistant message, or use another template"
+        )
+    return text[:at] if text.startswith(_TAG, at) else text[:at].rstrip()

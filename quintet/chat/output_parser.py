@@ -1,0 +1,143 @@
+"""Splits a model's answer into reasoning, content and tool calls, with the parsers that fit its chat template."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Protocol
+
+from quintet.chat.reasoning_tokens import OUTSIDE, Marks, Walk, find_parser
+from quintet.parsers import (
+    TOOL_PARSERS,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Reasoning,
+    ReasoningParser,
+    StreamParser,
+    Tool,
+    ToolParser,
+    detect,
+)
+from quintet.tokenizers.tokenizer import Tokenizer
+
+
+class Named(Protocol):
+    """Names of the wanted parsers: "none" is none; for None, the parsers that fit the model are used."""
+
+    @property
+    def tool_call_parser(self) -> str | None: ...
+
+    @property
+    def reasoning_parser(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """Parsers of a model; None where it has no calls or reasoning, or writes them in an unknown format."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+    @classmethod
+    def of(cls, named: "Named", tokenizer: Tokenizer | None, template: str | None, family: str = "") -> "Parsers":
+        """Returns the named parsers, or those that fit the chat template and the model's family.
+
+        ValueError if there is none of such a name.
+        """
+        own = "" if tokenizer is None else tokenizer.templates
+        tool = named.tool_call_parser or detect(template or own, family)[0]
+        added = () if tokenizer is None else tokenizer.added
+        return cls(
+            None if tool in (None, "none") else TOOL_PARSERS.get(tool),
+            find_parser(named.reasoning_parser, template or own, family, added),
+        )
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """Settings to parse the answers of one request."""
+
+    tool: ToolParser | None = None  # None: calls are not looked for
+    reasoning: ReasoningParser | None = None
+    tools: Sequence[Tool] = ()
+    inside: bool = False  # whether the prompt has begun a thought
+    parallel: bool = True  # False: only the first call is returned
+    earlier: int = 0  # calls that the conversation has already
+    tell_thoughts: bool = True
+    marks: Marks | None = None  # of thoughts, where they can be counted
+    begun: int = OUTSIDE  # tokens of the thought that the prompt has begun
+
+    @property
+    def plain(self) -> bool:
+        """True if all of an answer is its content."""
+        return self.tool is None and self.reasoning is None
+
+
+def marker_ids(listening: OutputFormat, tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that markers have, which must be in the text."""
+    written = "\0".join(text for parser in (listening.tool, listening.reasoning) for text in _texts(parser))
+    special = ((text, each) for text, each in tokenizer.added.items() if each in tokenizer.special_ids)
+    return sorted(each for text, each in special if text in written)
+
+
+def _texts(part: Any) -> Iterator[str]:
+    """Yields all texts of a parser's declaration."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _texts(each)
+    elif is_dataclass(part):
+        for each in fields(part):
+            if each.name not in ("aliases", "models", "shape", "signs", "families"):
+                yield from _texts(getattr(part, each.name))
+
+
+@dataclass
+class OutputParser:
+    """One answer, as it comes."""
+
+    listening: OutputFormat
+    calls: int = 0  # that it has made, and are whole
+    _splitter: StreamParser = field(init=False)
+    _walk: Walk | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        to = self.listening
+        self._walk = None if to.marks is None else Walk(to.marks, to.begun)
+        self._splitter = StreamParser(to.tool, to.reasoning, to.tools, to.inside)
+
+    def count(self, token_ids: Sequence[int]) -> None:
+        """The answer's next tokens."""
+        if self._walk is not None:
+            self._walk.take(token_ids)
+
+    @property
+    def thought(self) -> int | None:
+        """Tokens of thought so far, markers left out; None where they cannot be counted."""
+        if self.listening.reasoning is None:
+            return 0
+        return None if self._walk is None else self._walk.said
+
+    def hear(self, text: str, ended: bool) -> list[Event]:
+        """Returns the events that the answer's next text, or its last, makes certain; every call has an id."""
+        found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
+        return [self._named(event) for event in found if self._told(event)]
+
+    def reason(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
+        """Returns the finish reason for clients: `called` in place of "stop" if the answer has calls."""
+        return called if finish_reason == "stop" and self.calls else finish_reason
+
+    def _told(self, event: Event) -> bool:
+        if isinstance(event, Reasoning):
+            return self.listening.tell_thoughts
+        return isinstance(event, Content) or event.index == 0 or self.listening.parallel
+
+    def _named(self, event: Event) -> Event:
+        if isinstance(event, CallEnd) and event.complete:
+            self.calls += 1
+        if not isinstance(event, CallBegin):
+            return event
+        parser = self.listening.tool
+        assert parser is not None
+        return replace(event, id=event.id or parser.call_id(event.name, self.listening.earlier + event.index))

@@ -1,0 +1,179 @@
+"""The forms in which a caller may give prompts, brought to one: token ids, with the text where there was one."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, TypedDict
+
+from quintet.chat.prompt_embeds import embeds_bytes
+from quintet.common.suggestions import refuse_unknown
+from quintet.config.schema.unsupported import PROMPT_KEYS
+from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
+
+_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
+_TOGETHER = 1024  # texts that are encoded at once
+SEGMENTS = 2**15  # far more than any model tells apart
+_FORMS = "a prompt is text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'prompt_embeds'"
+
+
+class _Salted(TypedDict, total=False):
+    cache_salt: str  # requests share cached pages only with the same salt
+
+
+class TextPrompt(_Salted):
+    """A prompt as text, in a dict."""
+
+    prompt: str
+
+
+class TokensPrompt(_Salted):
+    """A prompt as token ids, in a dict."""
+
+    prompt_token_ids: list[int]
+
+
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+"""What a caller may give as one prompt: text, token ids, or a dict with either or {"prompt_embeds": tensor}."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, ready for the engine."""
+
+    token_ids: list[int]  # never empty, each in 0 .. vocab_size - 1; of a prompt of embeddings, 0s that hold places
+    text: str | None = None  # None if it was given as token ids
+    cache_salt: str | None = None  # requests share cached pages only with the same salt
+    embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
+    types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
+
+
+def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:
+    """One prompt or a list of them. `vocab_size` is the model's; so is `width`, of embeddings that prompts may be, or 0
+    where they may not. Raises ValueError that says which prompt and why."""
+    if not isinstance(prompts, (list, tuple)) or (prompts and _is_number(prompts[0])):
+        return [parse_prompt(prompts, tokenizer, vocab_size, width=width)]
+    parsed: list[Prompt] = []
+    for first in range(0, len(prompts), _TOGETHER):
+        named = [(each, f"prompt {first + i}") for i, each in enumerate(prompts[first : first + _TOGETHER])]
+        if tokenizer is not None and len(named) > 1 and all(isinstance(each, str) for each, _ in named):
+            parsed += _texts(named, tokenizer, vocab_size)
+        else:
+            parsed += [parse_prompt(each, tokenizer, vocab_size, name, width) for each, name in named]
+    return parsed
+
+
+def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
+    """Texts and their names, encoded together."""
+    for text, name in named:
+        refuse_surrogates(text, name)
+    encoded = tokenizer.encode_all([text for text, _ in named])
+    return [Prompt(_known(ids, vocab_size, name), text) for ids, (text, name) in zip(encoded, named, strict=True)]
+
+
+def parse_prompt(
+    prompt: Any, tokenizer: Tokenizer | None, vocab_size: int, name: str = "the prompt", width: int = 0
+) -> Prompt:
+    """One prompt; `name` is what a message calls it."""
+    if isinstance(prompt, str):
+        return Prompt(_encode(prompt, tokenizer, vocab_size, name), prompt)
+    if isinstance(prompt, (list, tuple)):
+        return Prompt(_check_ids(prompt, vocab_size, name))
+    if isinstance(prompt, Mapping):
+        return _parse_dict(prompt, tokenizer, vocab_size, name, width)
+    raise ValueError(f"{name} is of type {type(prompt).__name__}; {_FORMS}")
+
+
+def _parse_dict(
+    prompt: Mapping[Any, Any], tokenizer: Tokenizer | None, vocab_size: int, name: str, width: int
+) -> Prompt:
+    refuse_unknown("prompt key", map(str, prompt), _KEYS, PROMPT_KEYS)
+    text, ids, embeds, salt, types = (prompt.get(key) for key in _KEYS)
+    if types is not None and ids is None:
+        raise ValueError(f"{name}: 'token_type_ids' are of 'prompt_token_ids'; give both, or neither")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"{name}: 'prompt' must be text, not {type(text).__name__}")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"{name}: 'cache_salt' must be text that is not empty, not {salt!r}")
+    if salt is not None:
+        refuse_surrogates(salt, f"{name}: 'cache_salt'")
+    if embeds is not None:
+        if ids is not None or text is not None:
+            raise ValueError(f"{name}: 'prompt_embeds' are the whole prompt; leave out 'prompt' and 'prompt_token_ids'")
+        return embedded(embeds, width, name, salt)
+    if ids is None and text is None:
+        raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids' nor 'prompt_embeds'")
+    if ids is None:
+        return Prompt(_encode(str(text), tokenizer, vocab_size, name), text, salt)
+    if not isinstance(ids, (list, tuple)):
+        raise ValueError(f"{name}: 'prompt_token_ids' must be a list of ints, not {type(ids).__name__}")
+    segments = b"" if types is None else _segments(types, len(ids), name)
+    # given both, the ids are run and the text is shown
+    return Prompt(_check_ids(ids, vocab_size, name), text, salt, types=segments)
+
+
+def _segments(types: Any, count: int, name: str) -> bytes:
+    """Returns the checked token types as int32 bytes."""
+    if not isinstance(types, (list, tuple)) or len(types) != count:
+        raise ValueError(f"{name}: 'token_type_ids' must be a list of {count} ints, one for each token")
+    for index, each in enumerate(types):
+        if not _is_number(each) or not 0 <= each < SEGMENTS:
+            raise ValueError(f"{name}: 'token_type_ids' has {_short(each)} at entry {index}, not a segment's number")
+    return array("i", types).tobytes()
+
+
+def embedded(embeds: Any, width: int, name: str, salt: str | None = None) -> Prompt:
+    """The prompt that is these embeddings."""
+    check_enabled(width, name)
+    given = embeds_bytes(embeds, width, name)
+    return Prompt([0] * (len(given) // (4 * width)), None, salt, given)
+
+
+def check_enabled(width: int, name: str) -> None:
+    """ValueError where prompts may not be embeddings."""
+    if not width:
+        raise ValueError(
+            f"{name}: 'prompt_embeds' are not taken here; start with enable_prompt_embeds=True (--enable-prompt-embeds)"
+        )
+
+
+def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) -> list[int]:
+    if tokenizer is None:
+        raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
+    refuse_surrogates(text, name)
+    return _known(tokenizer.encode(text), vocab_size, name)
+
+
+def _known(ids: list[int], vocab_size: int, name: str) -> list[int]:
+    """Returns a tokenizer's ids, if the model's vocabulary has them all."""
+    if not ids:
+        raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+    if max(ids) >= vocab_size:
+        raise ValueError(
+            f"{name}: the tokenizer gives token {max(ids)}, but the model's vocabulary has {vocab_size}: "
+            "tokenizer and model do not belong together"
+        )
+    return ids
+
+
+def _check_ids(ids: Sequence[Any], vocab_size: int, name: str) -> list[int]:
+    if not ids:
+        raise ValueError(f"{name} is empty: it has no tokens; give at least one")
+    if {*map(type, ids)} == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return list(ids)
+    for index, token_id in enumerate(ids):
+        if not _is_number(token_id):
+            raise ValueError(f"{name}: entry {index} is {_short(token_id)}, not a token id (an int); {_FORMS}")
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"{name}: token id {token_id} at entry {index} is not in 0 .. {vocab_size - 1}")
+    return [int(token_id) for token_id in ids]
+
+
+def _is_number(value: Any) -> bool:
+    """bool is no number here, numpy's integers are."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def _short(value: Any) -> str:
+    shown = repr(value) if isinstance(value, (str, bytes, int, float, bool, type(None))) else ""
+    return f"{shown[:40]} of type {type(value).__name__}".strip()

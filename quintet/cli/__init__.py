@@ -1,0 +1,1 @@
+"""Command line: `quintet` and its configuration file; `commands/` has one module for each command."""

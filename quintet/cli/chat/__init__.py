@@ -1,0 +1,1 @@
+"""Terminal conversation of `quintet chat`, and the tools that it runs."""

@@ -1,0 +1,90 @@
+"""Shared parts of the commands that run a model: the engine's flags, sampling flags, opening and timing."""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.clients.token_speed import Speed as Speed
+from quintet.common.terminal import say as say
+from quintet.config import EngineConfig, read_environment
+from quintet.config.schema import flags
+from quintet.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quintet import LLM
+
+# Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
+_NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
+
+
+def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
+    """The engine's flags; `defaults` are those of the command, for the help."""
+    flags.add_arguments(parser, EngineConfig, ("skip_tokenizer_init", *exclude), defaults=defaults)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
+    """The sampling flags. A command that has them leaves out the engine's own --seed: one is enough."""
+    flags.add_arguments(parser, SamplingParams, (*_NOT_ON_A_COMMAND_LINE, *exclude), "this request", defaults)
+
+
+def given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings that the user gave."""
+    return flags.given(arguments, EngineConfig)
+
+
+def config(kwargs: dict[str, Any]) -> EngineConfig:
+    """Checked, with what the environment settles."""
+    return read_environment().apply(EngineConfig.from_kwargs(**kwargs))
+
+
+def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
+    """Loads the model. Wrong settings are refused before anything slow is imported."""
+    kwargs = given(arguments)
+    config(kwargs)
+
+    from quintet import LLM
+
+    return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
+
+
+def sampling(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> SamplingParams:
+    """The model's own defaults, then the command's where the model has none, then what the user gave."""
+    params = llm.get_default_sampling_params()
+    plain = SamplingParams()
+    for name, value in {**defaults, **wanted}.items():
+        if name in wanted or getattr(params, name) == getattr(plain, name):
+            setattr(params, name, value)
+    return SamplingParams(**{each.name: getattr(params, each.name) for each in dataclasses.fields(SamplingParams)})
+
+
+def prompt_from_stdin(command: str) -> str:
+    """All of standard input as one prompt."""
+    if sys.stdin.isatty():
+        raise ValueError(f'no prompt: give one (`quintet {command} "Once upon a time"`), or pipe text in')
+    text = as_text(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    if not text:
+        raise ValueError("standard input held no prompt")
+    return text
+
+
+def prompts_of(file: str) -> list[str]:
+    """A prompt on each line of a file, or of standard input (-); empty lines are none."""
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    prompts = [line for line in as_text(raw, "standard input" if file == "-" else file).splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError(f"{file} holds no prompts; put one on each line")
+    return prompts
+
+
+def as_text(raw: bytes, where: str) -> str:
+    """ValueError if it is no UTF-8: a prompt with wrong letters would be answered all the same."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} is no UTF-8 text (byte {error.start} is {raw[error.start]:#04x}); convert it first, as with "
+            "`iconv -f latin1 -t utf-8`"
+        ) from None

@@ -1,0 +1,136 @@
+"""A server of our own for the length of one command: private, and gone with it."""
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quintet.cli.commands import _engine as engine
+from quintet.clients.errors import ServerError
+from quintet.clients.remote_engine import connect
+from quintet.clients.server_address import Target
+from quintet.common.subprocess_python import running
+from quintet.config import EngineConfig
+from quintet.config.schema.typed_flags import as_typed
+from quintet.server.socket_folder import PrivateFolder
+
+SERVE = (*running("quintet.cli.main"), "serve")
+START_SECONDS = 3600.0  # a large model may have to be downloaded first
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.05  # between two looks at /ready
+_LAST_WORDS = 40  # lines of the log that are shown when it fails
+
+
+@contextlib.contextmanager
+def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
+    """`quintet serve` with the engine flags of this command, on a socket that no other user can open.
+
+    ValueError with the server's last words where it does not become ready.
+    """
+    with PrivateFolder() as folder:
+        server = Target(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
+        command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
+        log = folder / "log"
+        # A session of its own: Ctrl-C is for this command, which then ends the server.
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_bound(),
+            ) as process,
+        ):
+            try:
+                _wait(server, process, log)
+                yield server
+                if process.poll() is not None:  # what is left unanswered has its reason here
+                    engine.say(f"the server ended with code {process.returncode}; its log ends:\n{_last_words(log)}")
+            finally:
+                _stop(process)
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """The engine flags that were given, once more as words."""
+    words, typed = [], getattr(arguments, "typed", {})
+    for name, value in engine.given(arguments).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flag = as_typed(typed, f"{EngineConfig.__name__}.{name}", flag)  # the server's refusals are to name it
+            words += [f"{flag}={_word(each)}" for each in (value if isinstance(value, list | tuple) else [value])]
+    return words
+
+
+def _word(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while not _is_ready(server):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(_LOOK_SECONDS)
+            raise ValueError(
+                _refusal(log) or f"the server ended with code {code} before it was ready; its log:\n{_last_words(log)}"
+            )
+        if time.monotonic() > end:
+            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log ends:\n{_last_words(log)}")
+
+
+def _is_ready(server: Target) -> bool:
+    try:
+        with contextlib.closing(connect(server, 5.0)) as connection:
+            connection.request("GET", "/ready", headers=server.headers())
+            return connection.getresponse().status == 200
+    except (ServerError, OSError, http.client.HTTPException):  # not yet
+        return False
+
+
+def _refusal(log: Path) -> str | None:
+    """Returns the error in the server's log that the user can fix; None if there is none."""
+    found = re.search(r"^quintet serve: error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.M)
+    return found and found[1]
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-_LAST_WORDS:]) or "(nothing)"
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _bound() -> Callable[[], object] | None:
+    """Returns the child's first call: on Linux it asks for SIGTERM when this process dies, however it dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    libc, set_death_signal, parent = ctypes.CDLL(None), 1, os.getpid()
+
+    def bind() -> None:
+        libc.prctl(set_death_signal, int(signal.SIGTERM))
+        if os.getppid() != parent:  # the parent died before the request took effect
+            os._exit(1)
+
+    return bind

@@ -1,0 +1,331 @@
+"""Put a load on an OpenAI-compatible server, ours or another's, and time its streamed answers."""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.cli.commands import _engine as engine
+from quintet.cli.tables import table
+from quintet.clients import server_address as target
+from quintet.common.value_parsers import count, integer, json_object, one_of, optional, text, truth
+from quintet.config import option
+from quintet.config.schema import flags
+
+if TYPE_CHECKING:
+    from quintet.clients.http_client import HttpClient
+    from quintet.clients.latency import Outcome, Seen
+    from quintet.clients.load_generator import Call, Sender
+    from quintet.clients.request_traces import Entry
+
+_NUM_PROMPTS = 100
+_GOODPUT = ("ttft", "tpot", "e2el")
+_OUTPUT_LEN = 128
+
+
+def rate(value: Any) -> float:
+    """A number over 0."""
+    try:
+        found = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = float("nan")
+    if not found > 0:
+        raise ValueError(f"must be requests per second, over 0, or inf, not {value!r}")
+    return found
+
+
+def _load(default: Any, parse: Any, help: str, **more: Any) -> Any:
+    return option(default, parse, help, group="load", **more)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that are sent, and their rate. vLLM's names where the meaning is the same."""
+
+    model: str | None = _load(
+        None, optional(text), "which of the server's models; its first if not given", flags=("-m",)
+    )
+    endpoint: str | None = _load(
+        None, optional(one_of("completions", "chat", **{"/v1/completions": "completions",
+                                                        "/v1/chat/completions": "chat"})),
+        "completions, or chat; completions if not given and the dataset holds no messages",
+        choices=("completions", "chat"),
+    )  # fmt: skip
+    request_rate: float = _load(
+        math.inf, rate, "requests per second, at times drawn from a Poisson process; inf: all at once", metavar="R"
+    )
+    max_concurrency: int | None = _load(None, optional(count()), "most requests at once; others wait untimed")
+    num_prompts: int | None = _load(
+        None, optional(count()), f"requests; {_NUM_PROMPTS} if not given, or the whole dataset"
+    )
+    warmup: int = _load(
+        1, count(0), "requests before them that are not timed; the first must succeed", aliases=("num_warmups",)
+    )
+    input_len: int = _load(128, count(), "tokens of each random prompt", aliases=("random_input_len",))
+    output_len: int = _load(_OUTPUT_LEN, count(), "most tokens of each output", aliases=("random_output_len",))
+    ignore_eos: bool = _load(False, truth, "go on after the end-of-text token: outputs are as long as they may be")
+    prompts: str = _load(
+        "ids",
+        one_of("ids", "text"),
+        "random prompts are token ids or words; a chat's are words",
+        choices=("ids", "text"),
+    )
+    vocab_size: int = _load(1000, count(), "token ids are drawn from those below this")
+    dataset: str | None = _load(
+        None, optional(text), 'prompts from a file with a line for each: {"prompt": ..., "output_len": ...} or '
+        '{"messages": [...]}', aliases=("dataset_path",), metavar="FILE",
+    )  # fmt: skip
+    trace: str | None = _load(
+        None, optional(text), "requests from a file with a line for each, such as {\"arrival\": 0.5, \"input_length\": "
+        "600, \"output_length\": 80}, sent at their times as token ids; outputs are as long as it says", metavar="FILE",
+    )  # fmt: skip
+    trace_speed: float = _load(1.0, rate, "send a trace so many times as fast", metavar="X")
+    save_trace: str | None = _load(
+        None, optional(text), "write what was sent as such a trace, for `quintet bench simulate`", metavar="FILE"
+    )
+    extra_body: dict[str, Any] | None = _load(
+        None, optional(json_object), 'fields for every request, such as {"temperature": 0.7}'
+    )
+    seed: int = _load(0, integer, "of random prompts and arrivals")
+    profile: bool = _load(
+        False, truth, "have the server trace the timed requests (it must run with --profiler-config); they take longer"
+    )
+    timeout: int = _load(600, count(), "seconds of silence that end a request", metavar="SECONDS")
+    output_json: str | None = _load(
+        None, optional(text), "write the figures to this file too", flags=("--json",), metavar="FILE"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    target.add_arguments(parser)
+    flags.add_arguments(parser, Load)
+    parser.add_argument_group("report").add_argument(
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=limit_of,
+        help="count requests that stay within these, such as ttft:500 tpot:50 (milliseconds); also e2el",
+    )  # fmt: skip
+
+
+def limit_of(word: str) -> tuple[str, float]:
+    name, _, milliseconds = word.partition(":")
+    try:
+        return one_of(*_GOODPUT, e2e="e2el")(name), rate(milliseconds) / 1e3
+    except ValueError:
+        names = ", ".join(_GOODPUT)
+        raise argparse.ArgumentTypeError(
+            f"must be METRIC:MILLISECONDS such as ttft:500, METRIC one of {names}, not {word!r}"
+        ) from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a table of figures. 1 if any request failed: the figures are then of the others alone."""
+    server, load = target.target(arguments), flags.from_arguments(arguments, Load)
+
+    from quintet.clients.http_client import run as run_loop
+    from quintet.clients.remote_engine import Remote
+
+    model = Remote(server, load.model).model
+    _check(load, arguments)
+    warmup, calls, endpoint = _calls(load, model)
+    _open_files(len(calls))
+    seen = run_loop(_measure(server, load, endpoint, (warmup, calls)))
+    if load.save_trace:
+        _save_trace(load.save_trace, seen)
+    figures = {**_what(server, load, model, endpoint), **seen.figures(dict(arguments.goodput))}
+    if load.output_json:
+        Path(load.output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    _print(figures)
+    for kind, message in {each.failure.kind: str(each.failure) for each in seen.outcomes if each.failure}.items():
+        engine.say(f"{figures['failures'][kind]} failed ({kind}), one of them: {message}")
+    return 1 if figures["failed"] else 0
+
+
+def _check(load: Load, arguments: argparse.Namespace) -> None:
+    """ValueError where flags say what a trace says, or belong to one."""
+    settled = ("dataset", "request_rate", "input_len", "output_len", "ignore_eos", "prompts", "max_concurrency")
+    beside = [name for name in settled if f"Load.{name}" in vars(arguments)]
+    if load.trace is not None and beside:
+        raise ValueError(f"{beside[0]} is settled by trace, which says what is sent when; leave one of them out")
+    if load.trace is not None and load.endpoint == "chat":
+        raise ValueError("endpoint=chat takes words, and trace has numbers of tokens; leave the endpoint out")
+    if load.trace is None and load.trace_speed != 1:
+        raise ValueError("trace_speed is of a trace; for random requests give request_rate")
+
+
+def _save_trace(file: str, seen: "Seen") -> None:
+    from quintet.clients.request_traces import Entry, write_trace
+
+    whole = [each for each in seen.outcomes if each.failure is None and each.prompt_tokens]
+    first = min((each.started for each in whole), default=0.0)
+    write_trace(file, [Entry(each.started - first, each.prompt_tokens, each.output_tokens) for each in whole])
+
+
+def _traced_calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
+    from quintet.clients.load_generator import Drawn, Source
+
+    source = Source(model, "completions", True, load.extra_body)
+    calls = [
+        source.call(
+            {"prompt": each.prompt(number, load.vocab_size), **({"priority": each.priority} if each.priority else {})},
+            each.output_length,
+            each.input_length,
+        )
+        for number, each in enumerate(_entries(load))
+    ]
+    warm = Drawn(load.input_len, load.output_len, load.vocab_size, False, load.seed)
+    return warm.calls(source, load.warmup), calls, "completions"
+
+
+def _entries(load: Load) -> "list[Entry]":
+    from quintet.clients.request_traces import faster, read_trace
+
+    assert load.trace is not None
+    return faster(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
+
+
+def _calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
+    """Warm-up requests, timed requests and the endpoint."""
+    from quintet.clients.load_generator import Drawn, Source, dataset_calls, read_dataset
+
+    if load.trace is not None:
+        return _traced_calls(load, model)
+    if load.dataset is None:
+        source = Source(model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
+        drawn = Drawn(load.input_len, load.output_len, load.vocab_size, load.prompts == "text", load.seed)
+        calls = drawn.calls(source, load.warmup + (load.num_prompts or _NUM_PROMPTS))
+        return calls[: load.warmup], calls[load.warmup :], source.endpoint
+    entries = read_dataset(load.dataset)
+    if (load.num_prompts or 0) > len(entries):
+        raise ValueError(
+            f"--num-prompts {load.num_prompts}, but {load.dataset} holds {len(entries)}: a prompt that is sent again "
+            "would be answered from the server's prefix cache; ask for fewer"
+        )
+    endpoint = load.endpoint or ("chat" if any("messages" in entry for entry in entries) else "completions")
+    source = Source(model, endpoint, load.ignore_eos, load.extra_body)
+    calls = dataset_calls(entries[: load.num_prompts], source, load.output_len)
+    words = Drawn(load.input_len, load.output_len, load.vocab_size, True, load.seed)
+    return words.calls(source, load.warmup), calls, endpoint
+
+
+def _open_files(num_connections: int) -> None:
+    """Each connection is an open file, and the usual limit is 1024."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+        )
+
+
+async def _measure(
+    server: target.Target, load: Load, endpoint: str, calls: "tuple[Sequence[Call], Sequence[Call]]"
+) -> "Seen":
+    from tqdm import tqdm
+
+    from quintet.clients.http_client import HttpClient
+    from quintet.clients.latency import Seen
+    from quintet.clients.load_generator import Sender, arrivals
+
+    warmup, timed = calls
+    connections = HttpClient(server.address, server.headers(), load.timeout)
+    sender = Sender(connections, server.where, endpoint)
+    try:
+        await _warm(sender, warmup, load.max_concurrency)
+        if load.profile:
+            await _trace(connections, server, "/start_profile")
+        times = arrivals(len(timed), load.request_rate, load.seed)
+        if load.trace is not None:
+            times = iter([each.arrival for each in _entries(load)])
+        with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
+            started, busy = time.perf_counter(), time.process_time()
+            outcomes = await sender.drive(timed, times, load.max_concurrency, bar.update)
+            seen = Seen(outcomes, _last(outcomes) - started, time.process_time() - busy)
+        if load.profile:
+            engine.say(f"traced: {(await _trace(connections, server, '/stop_profile')).decode()}")
+        return seen
+    finally:
+        connections.close()
+
+
+async def _trace(connections: "HttpClient", server: target.Target, path: str) -> bytes:
+    """Starts or stops the server's trace; returns the body of its answer."""
+    from quintet.clients import errors
+
+    answer = await connections.request("POST", path, b"{}")
+    if answer.status != 200:
+        said = errors.said_by(answer.body)
+        raise ValueError(f"{server.where} answered {answer.status} to {path}: {said}; run it with --profiler-config")
+    return answer.body
+
+
+async def _warm(sender: "Sender", calls: "Sequence[Call]", most: int | None) -> None:
+    """The first alone: if it fails, so would the others."""
+    if calls:
+        first = await sender.send(calls[0])
+        if first.failure is not None:
+            raise first.failure
+    if calls[1:]:
+        await sender.drive(calls[1:], iter([0.0] * len(calls[1:])), most or 1, lambda: None)
+
+
+def _last(outcomes: "Sequence[Outcome]") -> float:
+    """Returns the time of the last token; now if there was none."""
+    return max((each.times[-1] for each in outcomes if each.times), default=time.perf_counter())
+
+
+def _what(server: target.Target, load: Load, model: str, endpoint: str) -> dict[str, Any]:
+    return {
+        "server": server.where,
+        "model": model,
+        "endpoint": endpoint,
+        "request_rate": load.request_rate if math.isfinite(load.request_rate) else "inf",
+        "max_concurrency": load.max_concurrency,
+        "dataset": load.dataset,
+        **({} if load.trace is None else {"trace": load.trace, "trace_speed": load.trace_speed}),
+        "seed": load.seed,
+    }
+
+
+LINES = {
+    "completed": "requests answered",
+    "failed": "requests failed",
+    "duration": "seconds",
+    "total_input_tokens": "tokens of prompts",
+    "total_output_tokens": "tokens of output",
+    "request_throughput": "requests/s",
+    "request_goodput": "requests/s within the limits",
+    "output_throughput": "output tokens/s",
+    "total_token_throughput": "all tokens/s",
+    "client_cpu_us_per_chunk": "client's CPU, µs per chunk",
+}
+
+
+def _print(figures: Mapping[str, Any]) -> None:
+    rows = [(name, number(figures[key])) for key, name in LINES.items() if figures.get(key) is not None]
+    counts = " and ".join(f"{by} in {num} answers" for by, num in figures["token_counts"].items())
+    print(f"{figures['model']} at {figures['server']}, /v1 {figures['endpoint']}")
+    print(table(("figure", ""), [*rows, ("tokens counted by", counts or "neither side")]))
+    print("\n" + table_of_times(figures))
+
+
+def table_of_times(figures: Mapping[str, Any]) -> str:
+    """Milliseconds of each metric."""
+    from quintet.clients.latency import METRICS
+
+    columns = ("mean", "median", "p90", "p95", "p99")
+    rows_of_times = [
+        (title, *(number(figures[f"{column}_{metric}_ms"]) for column in columns))
+        for metric, title in METRICS.items()
+        if f"mean_{metric}_ms" in figures
+    ]
+    return table(("milliseconds", *columns), rows_of_times)
+
+
+def number(value: float) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,160 @@
+"""Talk with a model, here or on a server. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from quintet.cli.chat.conversation import Extras, Talk
+from quintet.cli.commands import _engine as engine
+from quintet.clients import server_address as target
+from quintet.config.schema import flags
+from quintet.sampling_params import SamplingParams
+
+_PROMPT = "> "
+_PARSERS = ("tool_call_parser", "reasoning_parser")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("conversation")
+    group.add_argument("--system", metavar="TEXT", help="the system message")
+    group.add_argument("--quiet", "-q", action="store_true", help="print no figures after an answer")
+    group.add_argument(
+        "--chat-template-kwargs", metavar="JSON", help="variables for the chat template: '{\"enable_thinking\": true}'"
+    )
+    _add_tool_arguments(parser.add_argument_group("tools"))
+    target.add_arguments(parser)
+    engine.add_sampling_arguments(
+        parser, exclude=("n", "logprobs", "prompt_logprobs", "logprob_token_ids", "structured_outputs"), max_tokens=None
+    )
+    engine.add_arguments(parser, exclude=("seed",))
+
+
+def _add_tool_arguments(group: Any) -> None:
+    group.add_argument(
+        "--tools", metavar="FILE",
+        help="what the model may call: the functions of a .py file, or the programs that a .json, .yaml or .toml file "
+        "names; each call is shown, and asked about before it runs",
+    )  # fmt: skip
+    group.add_argument(
+        "--allow-tool", metavar="NAME", action="append", default=[], help="run this one unasked; may be repeated"
+    )
+    group.add_argument(
+        "--max-tool-rounds", type=int, default=8, metavar="N", help="calls and results in a row, at most (%(default)s)"
+    )
+    group.add_argument("--tool-call-parser", metavar="NAME", help="how a model here writes calls, if it is not found")
+    group.add_argument("--reasoning-parser", metavar="NAME", help="how it writes thoughts, if it is not found")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Reads messages until the input ends."""
+    wanted = flags.given(arguments, SamplingParams)
+    SamplingParams(**{"max_tokens": None, **wanted})  # refuses before the model is loaded
+    server = target.target(arguments)
+    return _remote(server, wanted, arguments) if server.given else _local(wanted, arguments)
+
+
+def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
+    extras = _extras(arguments)  # a wrong file is refused before the model is loaded
+    extras.template |= _parsers(arguments)
+    llm = engine.open_engine(arguments, arguments.quiet)
+    try:
+        talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), arguments.quiet, extras=extras)
+        return _converse(talk, llm.config.model, arguments.system)
+    finally:
+        llm.close()
+
+
+def _parsers(arguments: argparse.Namespace) -> dict[str, str]:
+    """Returns the parsers that are named; ValueError if one does not exist."""
+    from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS
+
+    named = {name: getattr(arguments, name) for name in _PARSERS if getattr(arguments, name) is not None}
+    for registry, name in ((TOOL_PARSERS, "tool_call_parser"), (REASONING_PARSERS, "reasoning_parser")):
+        if named.get(name, "none") != "none":
+            registry.get(named[name])
+    return named
+
+
+def _remote(server: target.Target, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
+    target.refuse_engine_flags(arguments, but=("model",))
+    for name in _PARSERS:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect with a server, which has its own; leave it out")
+
+    from quintet.clients.remote_engine import Remote, Speed
+
+    remote = Remote(server, engine.given(arguments).get("model"))
+    talk = Talk(remote, wanted, arguments.quiet, Speed, _extras(arguments))
+    return _converse(talk, f"{remote.model} at {server.where}", arguments.system)
+
+
+def _extras(arguments: argparse.Namespace) -> Extras:
+    extras = Extras(rounds=arguments.max_tool_rounds)
+    if extras.rounds < 1:
+        raise ValueError(f"--max-tool-rounds must be 1 or more, not {extras.rounds}")
+    if arguments.chat_template_kwargs is not None:
+        with contextlib.suppress(ValueError):
+            extras.template["chat_template_kwargs"] = json.loads(arguments.chat_template_kwargs)
+        if not isinstance(extras.template.get("chat_template_kwargs"), dict):
+            raise ValueError("--chat-template-kwargs must be a JSON object")
+    if arguments.tools is None:
+        if arguments.allow_tool:
+            raise ValueError("--allow-tool has no effect without --tools; leave it out")
+        return extras
+
+    from quintet.cli.chat.permission import Toolbox
+    from quintet.cli.chat.tool_files import read_tools
+
+    ask = _ask if sys.stdin.isatty() else None
+    extras.tools = Toolbox(read_tools(arguments.tools), arguments.allow_tool, engine.say, ask)
+    extras.template["tools"] = extras.tools.specs
+    return extras
+
+
+def _ask(question: str) -> str:
+    """Returns what the user types; Ctrl-D means no."""
+    try:
+        return input(question)
+    except EOFError:
+        engine.say("")
+        return "no"
+
+
+def _converse(talk: Talk, name: str, system: str | None) -> int:
+    talk.begin(system)
+    if talk.interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  line editing and history for input()
+        engine.say(f"{name}: type a message, or /help")
+    for line in _lines(talk.interactive):
+        if not talk.hear(line):
+            break
+    return 1 if talk.failed and not talk.interactive else 0
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """Yields what the user types, line by line. Ctrl-C at the prompt clears the line."""
+    held = ""
+    while True:
+        try:
+            line = input(("... " if held else _PROMPT) if interactive else "")
+        except EOFError:
+            if held:
+                yield held
+            if interactive:
+                engine.say("")
+            return
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            held = ""
+            engine.say("\n(/exit or Ctrl-D leaves)")
+            continue
+        if line.endswith("\\"):
+            held += line[:-1] + "\n"
+            continue
+        yield held + line
+        held = ""

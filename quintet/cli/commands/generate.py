@@ -1,0 +1,134 @@
+"""Continue prompts, given as arguments or, as one prompt, on standard input. The text goes to standard output."""
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quintet.cli.commands import _engine as engine
+from quintet.config.schema import flags
+from quintet.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quintet import LLM, RequestOutput
+    from quintet.outputs import LogprobsAt
+
+_MAX_TOKENS = 256  # a base model may never end by itself
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("PROMPT", nargs="*", default=[], help="text to continue; standard input if there is none")
+    group = parser.add_argument_group("input and output")
+    group.add_argument("--chat", action="store_true", help="send each prompt as a user's message, in the chat template")
+    group.add_argument("--system", metavar="TEXT", help="a system message before it; means --chat")
+    group.add_argument("--prompts-file", metavar="FILE", help="a prompt on each line of this file; -: standard input")
+    group.add_argument("--json", action="store_true", help="print one JSON object per prompt, with token ids")
+    group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
+    engine.add_sampling_arguments(parser, max_tokens=_MAX_TOKENS)
+    engine.add_arguments(parser, exclude=("seed",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Streams one answer, or prints several in order."""
+    prompts = _prompts(arguments)
+    wanted = flags.given(arguments, SamplingParams)
+    SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
+    llm = engine.open_engine(arguments, arguments.quiet)
+    try:
+        params = engine.sampling(llm, wanted, max_tokens=_MAX_TOKENS)
+        one = len(prompts) == 1 and params.n == 1 and params.num_logprobs is None and not arguments.json
+        return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
+    finally:
+        llm.close()
+
+
+def _prompts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.prompts_file is None:
+        return arguments.PROMPT or [engine.prompt_from_stdin("generate")]
+    if arguments.PROMPT:
+        raise ValueError(f"--prompts-file is given and the prompt {arguments.PROMPT[0][:40]!r}, too; give one of them")
+    return engine.prompts_of(arguments.prompts_file)
+
+
+def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def _stream(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
+    speed, failed = engine.Speed(), None
+    if arguments.chat or arguments.system:
+        outputs = llm.stream_chat(_messages(prompt, arguments), params)
+    else:
+        outputs = llm.stream(prompt, params)
+    for output in speed.watch(outputs):
+        sys.stdout.write(output.outputs[0].text)
+        sys.stdout.flush()
+        failed = failed or output.outputs[0].error
+    print()
+    return _finish(str(speed), [failed] if failed else [], arguments)
+
+
+def _all(llm: "LLM", prompts: list[str], params: SamplingParams, arguments: argparse.Namespace) -> int:
+    started, bar = time.perf_counter(), sys.stderr.isatty() and not arguments.quiet
+    if arguments.chat or arguments.system:
+        outputs = llm.chat([_messages(prompt, arguments) for prompt in prompts], params, use_tqdm=bar)
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=bar)
+    seconds = time.perf_counter() - started
+    for prompt, output in zip(prompts, outputs, strict=True):
+        print(json.dumps(_plain(prompt, output), ensure_ascii=False) if arguments.json else _text(prompt, output))
+    total = sum(len(each.token_ids) for output in outputs for each in output.outputs)
+    errors = [each.error for output in outputs for each in output.outputs if each.error]
+    return _finish(f"{total} tokens of output in {seconds:.2f} s, {total / seconds:.1f} tokens/s", errors, arguments)
+
+
+def _finish(figures: str, errors: list[str], arguments: argparse.Namespace) -> int:
+    if not arguments.quiet:
+        engine.say(figures)
+    for error in errors:
+        engine.say(f"error: {error}")
+    return 1 if errors else 0
+
+
+def _text(prompt: str, output: "RequestOutput") -> str:
+    """The prompt after a mark, then each completion, with a line for each of its tokens where those are wanted."""
+    lines = [f"> {prompt}"]
+    for each in output.outputs:
+        lines += [each.text, *map(_likely, each.token_ids, each.logprobs or ())]
+    return "\n".join([*lines, ""])
+
+
+def _likely(token_id: int, at: "LogprobsAt") -> str:
+    """The token that was drawn, and the likeliest others."""
+    others = [f"{each.decoded_token!r} {each.logprob:.3f}" for other, each in at.items() if other != token_id]
+    own = f"{at[token_id].logprob:10.3f}  {at[token_id].decoded_token!r}"
+    return f"{own}  ({', '.join(others)})" if others else own
+
+
+def _plain(prompt: str, output: "RequestOutput") -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "num_prompt_tokens": len(output.prompt_token_ids),
+        "num_cached_tokens": output.num_cached_tokens,
+        "prompt_logprobs": _logprobs(output.prompt_logprobs),
+        "outputs": [
+            {
+                "text": each.text,
+                "token_ids": list(each.token_ids),
+                "logprobs": _logprobs(each.logprobs),
+                "finish_reason": each.finish_reason,
+                "stop_reason": each.stop_reason,
+            }
+            for each in output.outputs
+        ],
+    }
+
+
+def _logprobs(positions: Any) -> list[dict[int, Any] | None] | None:
+    if positions is None:
+        return None
+    return [at and {token: msgspec.structs.asdict(each) for token, each in at.items()} for at in positions]

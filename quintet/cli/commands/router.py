@@ -1,0 +1,49 @@
+"""Stand before several servers as one: requests go to who has their beginning cached and has least to do."""
+
+import argparse
+import dataclasses
+import logging
+
+from quintet.common.logging_setup import install_for_server
+from quintet.config import read_environment
+from quintet.config.schema import flags
+from quintet.router.config import NOT_OF_THE_DOOR, PORT, RouterConfig
+from quintet.server.config import ServerConfig
+from quintet.server.file_limits import fit_files
+from quintet.server.hosts import is_loopback
+from quintet.server.listen import check_certificate, listen
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    flags.add_arguments(parser, RouterConfig)
+    flags.add_arguments(parser, ServerConfig, exclude=NOT_OF_THE_DOOR, defaults={"port": PORT})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Routes until SIGTERM or Ctrl-C."""
+    config, door = flags.from_arguments(arguments, RouterConfig), _door(arguments)
+    install_for_server(dataclasses.asdict(door))
+    if not (door.uds or door.api_key or is_loopback(door.host)):
+        logger.warning("other machines can use this router without a key; give --api-key, or keep --host 127.0.0.1")
+    twice = dataclasses.replace(door, max_connections=2 * door.max_connections)  # each has one to a server
+    door = dataclasses.replace(door, max_connections=max(1, fit_files(twice).max_connections // 2))
+    check_certificate(door)
+    listener = listen(door)
+    from quintet.router.server import RouterServer
+    from quintet.server.uvicorn_server import run_loop
+
+    run_loop(RouterServer(config, door).run(listener))
+    return 0
+
+
+def _door(arguments: argparse.Namespace) -> ServerConfig:
+    """Flags come before the environment."""
+    given = {"port": PORT, **flags.given(arguments, ServerConfig)}
+    environment = read_environment()
+    if environment.api_key is not None:
+        given["api_key"] = (*given.get("api_key", ()), environment.api_key)
+    if environment.admin_api_key is not None:
+        given.setdefault("admin_api_key", environment.admin_api_key)
+    return ServerConfig(**given)

@@ -1,0 +1,66 @@
+"""`--config FILE`: flags in a YAML file, with or without dashes in their names."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.common.suggestions import refuse_unknown
+from quintet.config import EngineConfig, dotted, lacking, settings
+from quintet.config.schema.error_names import NameTranslation, Spelling
+from quintet.server.config import ServerConfig
+
+_MOST = 2**20  # bytes; such a file has a page
+
+
+class ConfigFile(NamedTuple):
+    """Settings of the file, by field of ServerConfig or EngineConfig or an entry of one ("x_config.entry")."""
+
+    given: dict[str, Any]
+    spelled: dict[str, Spelling]  # as it is written there
+
+
+def read_config_file(path: str) -> ConfigFile:
+    """ValueError says what is wrong in the file."""
+    import yaml
+
+    try:
+        text = Path(path).read_bytes()
+        if len(text) > _MOST:
+            raise ValueError(f"has {len(text)} bytes, and {_MOST} is the most")
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        raise ValueError(f"--config {path}: the file cannot be read: {' '.join(str(error).split())}") from None
+    if found is None:
+        return ConfigFile({}, {})
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ValueError(f"--config {path}: the file must be a mapping such as `port: 8080`")
+    return _by_field(found, path)
+
+
+def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
+    names = {
+        alias: each.name
+        for cls in (ServerConfig, EngineConfig)
+        for each in settings(cls)
+        for alias in (each.name, *each.metadata.get("aliases", ()))
+    }
+    given: dict[str, Any] = {}
+    keys: dict[str, str] = {}
+    for key, value in found.items():
+        plain = key.lstrip("-").replace("-", "_")
+        if plain not in names and (reason := lacking(plain)):
+            raise ValueError(f"{path}: there is no {key}: {reason}")
+        field, dot, entry = plain.partition(".")
+        refuse_unknown(f"setting in {path}", [field], names)
+        name = f"{names[field]}{dot}{entry}"
+        if name in given:
+            raise ValueError(f"{path}: {key} is given twice")
+        given[name], keys[name] = value, key
+    try:
+        flat = dotted(EngineConfig, given)
+    except ValueError as error:
+        said = NameTranslation({name: Spelling(key) for name, key in keys.items()})(str(error))
+        raise ValueError(f"{path}: {said}") from None
+    for name in flat.keys() - keys.keys():  # an entry of a mapping
+        field, _, entry = name.partition(".")
+        keys[name] = f"{keys[field]}.{entry}"
+    return ConfigFile(flat, {name: Spelling(key, path) for name, key in keys.items()})

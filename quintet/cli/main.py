@@ -1,0 +1,157 @@
+"""The `quintet` command: finds the sub-command, loads it alone, and turns failures into messages and exit codes."""
+
+import atexit
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.common.subprocess_python import leave_working_directory
+
+EXIT_USER, EXIT_USAGE, EXIT_INTERRUPT = 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """Command's module, and its help in the list. The module is imported when the command is called, not before."""
+
+    module: str
+    help: str
+    log_level: str = "WARNING"  # unless QUINTET_LOG_LEVEL says otherwise
+
+
+_HOME = "quintet.cli.commands."
+COMMANDS = {
+    "serve": Command(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
+    "router": Command(_HOME + "router", "stand before several servers as one", "INFO"),
+    "generate": Command(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
+    "chat": Command(_HOME + "chat", "talk with a model, here or on a server"),
+    "complete": Command(_HOME + "complete", "continue a prompt on a server"),
+    "embed": Command(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
+    "rerank": Command(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
+    "run-batch": Command(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
+    "platforms": Command(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
+    "explain": Command(_HOME + "explain", "show what would run a model here, and what was rejected"),
+    "conformance": Command(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
+    "new-platform": Command(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
+    "quantize": Command(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),
+    "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
+    "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
+    "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),
+    "bench simulate": Command(_HOME + "bench_simulate", "play a load on engines that are not there"),
+    "collect-env": Command(_HOME + "collect_env", "print what a bug report needs"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. 0: done, 1: it failed, 2: it was called wrongly, 130: interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)  # the interpreter's last look for garbage would walk all of torch, for 0.1 s
+    try:
+        name = _name(words)
+        return _usage(words) if name is None else _run(name, words[len(name.split()) :])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPT
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_USER
+
+
+def _name(words: list[str]) -> str | None:
+    """The longest command that the words begin with."""
+    for length in (2, 1):
+        if " ".join(words[:length]) in COMMANDS and len(words) >= length:
+            return " ".join(words[:length])
+    return None
+
+
+def _usage(words: list[str]) -> int:
+    from quintet import __version__
+
+    group = words[0] if words and any(name.startswith(words[0] + " ") for name in COMMANDS) else ""
+    rest = words[1:] if group else words
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        print(_listing(group))
+        return 0 if rest or not words else EXIT_USAGE
+    if rest[0] in ("-V", "--version", "version"):
+        print(f"quintet {__version__}")
+        return 0
+    return _unknown(group, rest[0])
+
+
+def _unknown(group: str, word: str) -> int:
+    from quintet.common.suggestions import unknown
+
+    names = {name.removeprefix(group).split()[0] for name in COMMANDS if name.startswith(group)}
+    if word.startswith("-"):
+        message = unknown("flag", word, ["--help", "--version"])
+    else:
+        message = unknown("command", word, names)
+    print(f"quintet: error: {message}\n`{f'quintet {group}'.strip()} --help` lists what there is.", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _listing(group: str) -> str:
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, shown))
+    lines = [f"  {name:{width}}  {command.help}" for name, command in shown.items()]
+    return "\n".join(
+        [
+            f"usage: quintet {group or 'COMMAND'} [--help] ...",
+            "" if group else "\nRuns language models on any accelerator.\n",
+            *lines,
+            *([] if group else _variables()),
+            "",
+            "`quintet COMMAND --help` lists its flags; `quintet --version` prints the version.",
+        ]
+    )
+
+
+def _variables() -> list[str]:
+    from quintet.config import Environment
+
+    return [
+        "\nenvironment variables, for what no flag says:",
+        *(f"  {name:17}  {help}" for name, help in Environment.documented().items()),
+    ]
+
+
+def _run(name: str, words: list[str]) -> int:
+    from argparse import Namespace
+
+    from quintet.common.logging_setup import install
+    from quintet.config import read_environment
+    from quintet.config.schema.error_names import NameTranslation
+    from quintet.config.schema.flags import Parser
+
+    command = COMMANDS[name]
+    debug, arguments = False, Namespace(wording=NameTranslation())
+    try:
+        environment = read_environment()
+        debug = environment.log_level == "DEBUG"
+        install(environment.log_level or command.log_level)
+        module: Any = importlib.import_module(command.module)
+        parser = Parser(prog=f"quintet {name}", description=module.__doc__)
+        module.add_arguments(parser)
+        arguments = parser.parse(words)
+        return int(module.run(arguments))
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, MemoryError) as error:  # what the user can mend; anything else is our bug
+        if debug:
+            raise
+        print(f"quintet {name}: error: {arguments.wording(_message(error))}", file=sys.stderr)
+        return EXIT_USER
+
+
+def _message(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    leave_working_directory()
+    sys.exit(main())

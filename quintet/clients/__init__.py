@@ -1,0 +1,1 @@
+"""HTTP clients that commands use: load generator, batch files, remote engine."""

@@ -1,0 +1,8 @@
+"""Messages to the terminal, apart from the output of a command."""
+
+import sys
+
+
+def say(text: str) -> None:
+    """Prints a line to standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,47 @@
+"""User settings: the engine's configuration by concern, and the environment."""
+
+from quintet.config.device import AUTO
+from quintet.config.engine import EngineConfig
+from quintet.config.expert_parallel import EPLBConfig
+from quintet.config.kv_events import KVEventsConfig
+from quintet.config.kv_transfer import KVTransferConfig
+from quintet.config.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
+from quintet.config.pooler import PoolerConfig
+from quintet.config.profiler import ProfilerConfig
+from quintet.config.reasoning import ReasoningConfig
+from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
+from quintet.config.schema.fields import dotted, gathered, option, settings, settle
+from quintet.config.schema.unsupported import LACKING, lacking
+from quintet.config.speculative import SpeculativeConfig
+from quintet.config.structured_outputs import StructuredOutputsConfig
+
+__all__ = [
+    "AUTO",
+    "BUNDLED",
+    "BUNDLED_EMBED",
+    "GENERATION_DEFAULTS",
+    "INSIDE",
+    "LACKING",
+    "ONLINE",
+    "SCHEMES",
+    "WRITTEN",
+    "EPLBConfig",
+    "EngineConfig",
+    "Environment",
+    "KVEventsConfig",
+    "KVTransferConfig",
+    "PoolerConfig",
+    "ProfilerConfig",
+    "ReasoningConfig",
+    "SpeculativeConfig",
+    "StructuredOutputsConfig",
+    "all_variables",
+    "dotted",
+    "gathered",
+    "lacking",
+    "option",
+    "read_environment",
+    "settings",
+    "settle",
+    "unchanged_environment",
+]

@@ -1,0 +1,1 @@
+"""Metadata of configuration fields, and what is generated from it: flags, environment variables, help, error names."""

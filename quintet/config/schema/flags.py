@@ -1,0 +1,309 @@
+"""Command line flags generated from dataclasses, and a parser that answers a typo with the nearest flag."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass
+from typing import Any, NoReturn, TypeVar
+
+from quintet.common.suggestions import nearest
+from quintet.common.value_parsers import integer
+from quintet.config import dotted, gathered, lacking, settings
+from quintet.config.schema.error_names import NameTranslation
+from quintet.config.schema.typed_flags import typed, wording
+
+T = TypeVar("T")
+Read = Callable[[str], Any]
+Group = argparse._ArgumentGroup
+
+
+class Parser(argparse.ArgumentParser):
+    """No abbreviations; `--max_tokens` is `--max-tokens`; an unknown flag is an error that names the nearest."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _Help)
+        super().__init__(allow_abbrev=False, **options)
+        self.typed: dict[str, str] = {}  # destination -> flag
+        self._own_usage = options.get("usage") is None
+
+    def format_help(self) -> str:
+        """Positionals alone: fifty flags in a usage line are no help."""
+        if self._own_usage:
+            names = [
+                f"[{each.metavar or each.dest}{' ...' * (each.nargs == '*')}]"
+                for each in self._positionals._group_actions
+                if not each.option_strings
+            ]
+            self.usage = " ".join(["%(prog)s", *names, "[--flags]"])
+        return super().format_help()
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
+        words = with_dashes(argv)
+        self.typed = typed(self._option_string_actions, argv, words)
+        end = words.index("--") if "--" in words else len(words)
+        namespace, extra = self.parse_known_intermixed_args(words[:end])
+        flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
+        if flags:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            self.error("\n".join(_refusal(flag, known) for flag in flags))
+        for word in extra + words[end + 1 :]:
+            self._place(namespace, word)
+        namespace.typed, namespace.wording = self.typed, self.wording(namespace)
+        return namespace
+
+    def wording(self, given: argparse.Namespace | None = None) -> NameTranslation:
+        """Returns the wording of error messages about typed flags."""
+        return wording(self._option_string_actions, self.typed, given)
+
+    def _place(self, namespace: argparse.Namespace, word: str) -> None:
+        """Gives a word from behind "--" to the positional that has room for it; argparse loses these."""
+        for action in self._get_positional_actions():
+            if action.nargs == "*":
+                setattr(namespace, action.dest, [*getattr(namespace, action.dest), word])
+                return
+            if getattr(namespace, action.dest) is None:
+                setattr(namespace, action.dest, word)
+                return
+        self.error(f"unexpected argument {word!r}")
+
+    def _as_typed(self, message: str) -> str:
+        """argparse names all the flags that set the same."""
+        for dest, flag in self.typed.items():
+            names = next("/".join(a.option_strings) for a in self._option_string_actions.values() if a.dest == dest)
+            message = message.replace(f"argument {names}: ", f"argument {flag}: ", 1)
+        return message
+
+    def error(self, message: str) -> NoReturn:
+        message = self._as_typed(self.wording()(message))
+        print(f"{self.prog}: error: {message}\n`{self.prog} --help` lists what there is.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class _Help(argparse.HelpFormatter):
+    """Flags on the left, what they do on the right."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Both spellings of a switch as one word."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return ", ".join(flag.replace("--", "--[no-]", 1) for flag in action.option_strings if "--no-" not in flag)
+        return super()._format_action_invocation(action)
+
+
+# vLLM's short ways to the entries of a configuration
+_STEMS = {
+    "-O.": "--compilation-config.",
+    "-cc.": "--compilation-config.",
+    "-ac.": "--attention-config.",
+    "-sc.": "--speculative-config.",
+}
+
+
+def with_dashes(argv: Sequence[str]) -> list[str]:
+    """Underscores in a flag's name become dashes, short stems long; what follows "=" or "--" stays as it is."""
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    return [_dashes(word) if at < end else word for at, word in enumerate(argv)]
+
+
+def _dashes(word: str) -> str:
+    stem = next((stem for stem in _STEMS if word.startswith(stem)), None)
+    if stem:
+        word = _STEMS[stem] + word[len(stem) :]
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _refusal(flag: str, known: Collection[str]) -> str:
+    advice = lacking(flag.lstrip("-").rstrip("+").replace("-", "_"))
+    if advice:
+        return f"there is no {flag}: {advice}"
+    match = nearest(flag, known)
+    return f"unknown flag {flag!r}" + (f"; did you mean {match!r}?" if match else "")
+
+
+# ------------------------------------------------------------------------------------------------ dataclass to flags
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Parsing of a field from the command line."""
+
+    read: Read
+    metavar: str = "TEXT"
+    many: bool = False  # the flag may be repeated, each adds one
+    truth: bool = False  # --x and --no-x
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser | Group,
+    cls: type,
+    exclude: Collection[str] = (),
+    group: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """A flag for each field. What is not given stays out of the namespace.
+
+    A field's metadata may hold help, group, aliases, flags, choices, metavar, parse; its type settles the rest.
+    `defaults` are those of the command where they are not the dataclass's: the help shows them.
+    """
+    hints = typing.get_type_hints(cls)
+    groups: dict[str, Any] = {}
+    for each in _fields(cls):
+        if each.name in exclude:
+            continue
+        title = group or each.metadata.get("group", "options")
+        if title not in groups:
+            groups[title] = parser if isinstance(parser, Group) else parser.add_argument_group(title)
+        default = (defaults or {}).get(each.name, _default(each))
+        _add(groups[title], cls, each, (_shape(hints[each.name]), default))
+
+
+def _fields(cls: type) -> list[Field[Any]]:
+    return [each for each in settings(cls) if each.init and each.metadata.get("cli", True)]
+
+
+def flags_of(each: Field[Any]) -> list[str]:
+    """A field's flags: its name, its aliases, and the short ones it lists."""
+    names = (each.name, *each.metadata.get("aliases", ()))
+    return [*each.metadata.get("flags", ()), *("--" + name.replace("_", "-") for name in names)]
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> None:
+    shape, default = how
+    if "nested" in each.metadata:
+        _add_nested(target, cls, each)
+        return
+    text = _help(each, shape, default)
+    options: dict[str, Any] = {"dest": _dest(cls, each.name), "default": argparse.SUPPRESS, "help": text}
+    if shape.truth:
+        target.add_argument(*flags_of(each), action=argparse.BooleanOptionalAction, **options)
+        return
+    choices = each.metadata.get("choices")
+    metavar = each.metadata.get("metavar") or ("{" + ",".join(map(str, choices)) + "}" if choices else shape.metavar)
+    if nargs := each.metadata.get("nargs"):
+        options |= {"action": "extend", "nargs": nargs}
+    elif shape.many:
+        options["action"] = "append"
+    target.add_argument(*flags_of(each), type=_checked(each, shape), metavar=metavar, **options)
+
+
+def _add_nested(target: Any, cls: type, each: Field[Any]) -> None:
+    """`--x-config JSON`, and a flag for each entry, `--x-config.entry`: one line of help names them all."""
+    names, dest, holds = flags_of(each), _dest(cls, each.name), each.metadata["nested"]
+    entries = dataclasses.fields(holds)
+    said = f"{each.metadata['help']}; each entry has a flag: .{', .'.join(entry.name for entry in entries)}"
+    unset: dict[str, Any] = {"default": argparse.SUPPRESS}
+    target.add_argument(*names, type=_read(holds.entries), metavar="JSON", dest=dest, help=said, **unset)
+    for entry in entries:
+        # a switch may stand alone, or bring its word
+        alone = {"nargs": "?", "const": True} if isinstance(entry.default, bool) else {}
+        words = [f"{name}.{entry.name.replace('_', '-')}" for name in names if name.startswith("--")]
+        options = {"type": _read(entry.metadata["parse"]), "dest": f"{dest}.{entry.name}", **alone, **unset}
+        target.add_argument(*words, help=argparse.SUPPRESS, **options)
+
+
+def _dest(cls: type, name: str) -> str:
+    return f"{cls.__name__}.{name}"  # two dataclasses may share a name
+
+
+def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
+    text = str(each.metadata.get("help", "")) + (
+        "; may be repeated" if shape.many and not each.metadata.get("nargs") else ""
+    )
+    if isinstance(default, bool):
+        text += " (default: yes)" if default else ""
+    elif default not in (None, MISSING, (), [], ""):
+        text += f" (default: {default})"
+    return text.replace("%", "%%")
+
+
+def _checked(each: Field[Any], shape: _Shape) -> Read:
+    """Reads the word by the field's type, then by the field's own check; argparse shows what either says.
+
+    One entry of a list is checked when the dataclass is made, for the check is the list's.
+    """
+    check = each.metadata.get("parse") if not shape.many else None
+    if each.metadata.get("words"):  # the check reads the word itself
+        return _read(check or shape.read)
+    return _read(lambda word: check(shape.read(word)) if check else shape.read(word))
+
+
+def _read(read: Read) -> Read:
+    """Such that argparse shows what it says."""
+
+    def parse(word: str) -> Any:
+        try:
+            return read(word)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+def _shape(hint: Any) -> _Shape:
+    """Returns the parsing of a type: bool, int, float, str, mapping, list, and unions. Any is text, one or several."""
+    if hint is Any:
+        return _Shape(str, many=True)
+    kinds = {typing.get_origin(each) or each: each for each in _members(hint)}
+    for kind in (list, tuple):
+        if kind in kinds:
+            element = typing.get_args(kinds[kind])[0]
+            return _Shape(integer, "N", many=True) if element is int else _Shape(str, many=True)
+    if dict in kinds or any(map(dataclasses.is_dataclass, kinds)):
+        return _Shape(_json, "JSON")
+    if str in kinds:  # whatever else it may be, the field's own check reads the word
+        return _Shape(str)
+    if bool in kinds:
+        return _Shape(str, truth=True)
+    if float in kinds:
+        return _Shape(_number, "X")
+    return _Shape(integer, "N")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    hint = hint.type if isinstance(hint, dataclasses.InitVar) else hint
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"must be a number, not {word!r}") from None
+
+
+def _json(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"must be a JSON object such as '{{\"key\": 1}}': {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------ flags to dataclass
+
+
+def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """The fields that the user set, by name; entries of a configuration within by theirs, "x_config.entry"."""
+    prefix = _dest(cls, "")
+    return dotted(
+        cls, {name[len(prefix) :]: value for name, value in vars(namespace).items() if name.startswith(prefix)}
+    )
+
+
+def from_arguments(namespace: argparse.Namespace, cls: type[T], **defaults: Any) -> T:
+    """The dataclass, checked by itself; `defaults` stand in for flags that were not given."""
+    return cls(**gathered({**defaults, **given(namespace, cls)}))

@@ -1,0 +1,57 @@
+"""Options of speculative decoding."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quintet.common.value_parsers import Parse, count, one_of, optional
+from quintet.config.schema.fields import Nested, option
+
+_DRAFTERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
+
+
+def _given(parse: Parse) -> Parse:
+    """Such a value, and never none at all."""
+
+    def parse_given(value: Any) -> Any:
+        if value is None:
+            raise ValueError("must be given")
+        return parse(value)
+
+    return parse_given
+
+
+def _method(value: Any) -> str:
+    if value in _DRAFTERS or (isinstance(value, str) and value.endswith("_mtp")):
+        raise ValueError(f"{value!r} is not there yet; use 'ngram', which guesses from the text so far")
+    return str(one_of("ngram", **{"[ngram]": "ngram"})(value))
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig(Nested):
+    """Tokens that are guessed, and checked by the model in one step; vLLM's names and defaults."""
+
+    name: ClassVar[str] = "speculative_config"
+
+    method: str = option(None, _given(_method), "who guesses: ngram", group="scheduling", choices=("ngram",))
+    num_speculative_tokens: int = option(None, _given(count()), "most tokens guessed at once", group="scheduling")
+    prompt_lookup_max: int = option(
+        None, optional(count()), "most of the last tokens to look for in the text so far; 5 if neither is given, or "
+        "prompt_lookup_min", group="scheduling", metavar="TOKENS",
+    )  # fmt: skip
+    prompt_lookup_min: int = option(
+        None, optional(count()), "fewest of them; prompt_lookup_max if not given", group="scheduling", metavar="TOKENS"
+    )
+    disable_by_batch_size: int | None = option(
+        None, optional(count(2)), "guess nothing in steps of more requests", group="scheduling", metavar="REQUESTS"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.prompt_lookup_max or self.prompt_lookup_min or 5
+        object.__setattr__(self, "prompt_lookup_max", most)
+        object.__setattr__(self, "prompt_lookup_min", self.prompt_lookup_min or most)
+        if self.prompt_lookup_min > most:
+            raise ValueError(
+                f"{self.name}.prompt_lookup_min={self.prompt_lookup_min} is over {self.name}.prompt_lookup_max="
+                f"{most}; lower it"
+            )

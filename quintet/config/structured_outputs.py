@@ -1,0 +1,40 @@
+"""Options of structured output."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quintet.common.value_parsers import one_of, optional, text, truth
+from quintet.config.schema.fields import Nested, option
+
+
+def _backend(value: Any) -> str:
+    if value in ("xgrammar", "outlines", "lm-format-enforcer"):
+        raise ValueError(f"{value!r} is not there; leave it out: guidance takes EBNF and structural tags as well")
+    return str(one_of("auto", "guidance")(value))
+
+
+@dataclass(frozen=True)
+class StructuredOutputsConfig(Nested):
+    """Structured output: answers that follow a schema or a grammar; vLLM's names."""
+
+    name: ClassVar[str] = "structured_outputs_config"
+
+    backend: str = option(
+        "auto", _backend, "who compiles schemas and grammars; auto: guidance", group="sampling",
+        choices=("auto", "guidance"),
+    )  # fmt: skip
+    disable_any_whitespace: bool = option(False, truth, "no whitespace between the parts of JSON", group="sampling")
+    disable_additional_properties: bool = option(
+        False, truth, "objects have the properties that their schema names, and no more", group="sampling"
+    )
+    enable_in_reasoning: bool = option(
+        False, truth, "the shape holds from the first token on, and not behind what the model thinks", group="sampling"
+    )
+    reasoning_parser: str | None = option(
+        None, optional(text), "how the model marks its thoughts, where --reasoning-parser does not say it",
+        group="sampling", metavar="NAME",
+    )  # fmt: skip
+    reasoning_parser_plugin: str | None = option(
+        None, optional(text), "Python file that registers reasoning parsers, if --reasoning-parser-plugin names none",
+        group="sampling", metavar="FILE",
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Small random checkpoints of every model family, for the conformance kit and tests."""

@@ -1,0 +1,1 @@
+"""Drives a platform for the conformance kit: workers, batches, engines, traffic, fault injection."""

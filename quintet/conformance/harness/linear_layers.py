@@ -1,0 +1,362 @@
+"""Products as layers make them: checkpoint tensors through place(), by every scheme, against the specification."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from quintet.conformance.cases.linear import long_sums, untied
+from quintet.conformance.cases.model_ops import CASES
+from quintet.conformance.cases.random_arguments import randn
+from quintet.conformance.check import Lacking, require
+from quintet.conformance.close import require_close
+from quintet.conformance.harness.calls import Call, results, send
+from quintet.conformance.harness.subject import Subject
+from quintet.interface.platform import Alone
+from quintet.interface.types import AttentionSpec, StateSpec
+from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.layers.build import BuildContext, Layer, replacements, whole
+from quintet.layers.embedding import Embedding
+from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, columns, rows
+from quintet.layers.moe.moe import DOWN, GATE, UP, Experts
+from quintet.layers.quantization import QuantizationPlan, fitting
+from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
+from quintet.layers.quantization.group_scales import fitted
+from quintet.ops import Op
+from quintet.ops.quantize import attributes, quantize
+from quintet.ops.quantized import dequantized
+
+L = TypeVar("L", bound=Layer)
+
+# a product may turn activations that a scheme leaves as they are into whole numbers of 16 bits, group by group
+SIXTEEN_BITS = 2**-13
+IN_BYTES = 2**-7  # a table may be held in bytes, which only whole multiples of a step lose nothing by
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sizes of one layer, and how a checkpoint keeps it."""
+
+    rows: int
+    inputs: int
+    widths: tuple[int, ...]
+    bias: bool = False
+    stored: CheckpointLayout = CheckpointLayout()
+    by_inputs: bool = False
+
+    def __str__(self) -> str:
+        kept = "fused " * bool(self.stored.fused) + "transposed " * self.stored.transposed
+        cut = ", cut by inputs" if self.by_inputs else ""
+        return f"{self.rows}x{self.inputs} by {kept}{'+'.join(map(str, self.widths))}, bias {self.bias}{cut}"
+
+    def layer(self, build: BuildContext) -> ColumnParallelLinear:
+        outputs = {f"/part{i}": whole(width, 1) for i, width in enumerate(self.widths)}
+        if self.by_inputs:
+            return rows(build, whole(self.inputs, 1), ("/part0", self.widths[0]), self.bias, self.stored)
+        return columns(build, self.inputs, outputs, self.bias, self.stored)
+
+    def checkpoint(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+        """The same numbers by the names, and in the order, that the layer asks for."""
+        found = {}
+        for name, piece in self._cut(weight):
+            found[f"{name[1:]}.weight"] = piece.t().contiguous() if self.stored.transposed else piece.clone()
+        return found | self._biases(bias)
+
+    def held(self, matrix: Matrix, bias: Tensor | None) -> dict[str, Tensor]:
+        """The same of a canonical matrix, see Canonical."""
+        found: dict[str, Tensor] = {}
+        by_output = {"": matrix.values, ".scales": matrix.scales, ".zeros": matrix.zeros, ".mins": matrix.mins}
+        for suffix, each in by_output.items():
+            if each is not None:
+                found |= {f"{name[1:]}.weight{suffix}": piece for name, piece in self._cut(each)}
+        if matrix.order is not None:
+            found |= {f"{name[1:]}.weight.order": matrix.order.clone() for name, _ in self._cut(matrix.values)}
+        return found | self._biases(bias)
+
+    def _biases(self, bias: Tensor | None) -> dict[str, Tensor]:
+        return {} if bias is None else {f"{name[1:]}.bias": piece for name, piece in self._cut(bias)}
+
+    def _cut(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Splits a tensor with an entry for every output, by the names that the layer asks for."""
+        names = [self.stored.fused] if self.stored.fused else [f"/part{i}" for i in range(len(self.widths))]
+        cuts = [sum(self.widths)] if self.stored.fused else list(self.widths)
+        return zip(names, x.split(cuts), strict=True)
+
+
+FUSED = CheckpointLayout(fused="/all")
+PRODUCTS = (
+    Product(1, 256, (64, 32, 32)),
+    Product(3, 96, (7, 5, 3), bias=True),
+    Product(33, 32, (40,), bias=True),
+    Product(65, 1024, (24,)),
+    Product(5, 128, (48, 16, 16), bias=True, stored=FUSED),
+    Product(2, 64, (77,), bias=True, stored=CheckpointLayout(transposed=True)),
+    Product(4, 64, (20, 10, 10), stored=CheckpointLayout(fused="/all", transposed=True)),
+    Product(8, 160, (50,), bias=True, by_inputs=True),
+)
+
+
+def tried(subject: Subject, scheme: Form | None, dtype: torch.dtype, most: int) -> None:
+    """Each of the products on the platform, in one type; `most` of them."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    build = _build(there, QuantizationPlan(scheme), dtype)
+    calls, wants = [], []
+    for product in PRODUCTS[:most]:
+        x, weight, bias = _numbers(product, scheme, dtype)
+        layer = _loaded(there, product.layer(build), product.checkpoint(weight, bias))
+        calls.append(Call(str(product), layer, (send(there, x),)))
+        wants.append(_specified(x, weight, bias, scheme))
+    if scheme is not None and scheme.kind == "w8a8":
+        x, weight = long_sums(dtype)
+        product = Product(1, weight.shape[1], (1,))
+        layer = _loaded(there, product.layer(build), product.checkpoint(weight, None))
+        calls.append(Call("sums beyond 2**24", layer, (send(there, x),)))
+        wants.append(torch.ones(1, 1))
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want, _least(scheme))
+
+
+def poisoned(subject: Subject, scheme: Form, dtype: torch.dtype, values: Sequence[float]) -> None:
+    """One row of x holds such a value: the others' products are what they are without it."""
+    there, product, row = subject.fresh() if subject.facts.opaque else subject, PRODUCTS[2], 1
+    x, weight, bias = _numbers(product, scheme, dtype)
+    layer = _loaded(
+        there, product.layer(_build(there, QuantizationPlan(scheme), dtype)), product.checkpoint(weight, bias)
+    )
+    calls, kept, want = [], torch.arange(len(x)) != row, _specified(x, weight, bias, scheme)
+    for value in values:
+        x[row, ::11] = value
+        calls.append(Call(f"{product}, {value} in row {row}", layer, (send(there, x),)))
+    for call, (got,) in zip(calls, results(there, calls), strict=True):
+        require_close(call.what, got[kept], want[kept], _least(scheme))
+
+
+def tied(subject: Subject, dtype: torch.dtype) -> None:
+    """One table that a look-up and a product share, as in a model with a tied head."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    table, x = randn(40, 64, dtype=dtype), randn(5, 64, dtype=dtype)
+    ids = torch.tensor([0, 39, 7, 7, 16], dtype=torch.int32)
+    kept = there.place_shared(table, ("embedding", "linear"))
+    calls = [
+        Call("look-up", there.ops.embedding, (send(there, ids), kept[0], 0, False)),
+        Call("product", there.ops.linear, (send(there, x), Matrix(kept[1]), None, (40,))),
+    ]
+    wants = [table.float()[ids.long()], x.float() @ table.float().t()]
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require_close(f"{call.what} in a table that both share", got, want)
+
+
+def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, Form]]) -> None:
+    """Rows of tables that a checkpoint holds quantized, in their form or in floats, and a head that is tied to each."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
+    for what, form in forms:
+        reader = Canonical(form.exact)
+        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
+        build = _build(there, QuantizationPlan(checkpoint=quantized, kept=there.facts.quant), dtype)
+        table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
+        _tied(there, (table, head), matrix)
+        for each, layer, given in (("rows", table, ids), ("a head", head, x)):
+            calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))
+        known = dequantized(matrix)
+        wants += [(known[ids.long()], form), (x.float() @ known.t(), form)]
+    for call, (got,), (want, form) in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want, _least(form.exact))
+
+
+def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
+    """All of them on one matrix, as the loader places it."""
+    named = attributes(matrix).items()
+    tensors = {"layer.weight" if name == "weight" else f"layer.weight.{name}": each.clone() for name, each in named}
+    for layer in layers:
+        layer.settle("layer")
+    weights = [weight for layer in layers for weight in layer.weights("layer")]
+    shared = len({weight.form for weight in weights}) == 1
+    for layer, weight in zip(layers, weights, strict=True):
+        given = {name: tensors[name] for name in weight.stored}
+        layer.assign(subject.platform.place(replace(weight, shared=shared), given))
+
+
+def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:
+    """Experts as layers make them of a checkpoint with a tensor for each expert."""
+    there = subject.fresh() if subject.facts.opaque else subject
+    build, calls, wants = _build(there, QuantizationPlan(), dtype), [], []
+    for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
+        names = [f"experts.{expert}" for expert in range(len(down))]
+        layer = _loaded(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
+        calls.append(Call(what, layer, tuple(send(there, each) for each in (x, *chosen))))
+        raised = [each.float() for each in (x, gate_up, down)]
+        wants.append(Op.registry["experts"].reference(*raised, *chosen, kind))
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want)
+
+
+def _one_by_one(names: Sequence[str], gate_up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """The stacks as a checkpoint keeps them."""
+    found: dict[str, Tensor] = {}
+    for name, first, second in zip(names, gate_up, down, strict=True):
+        pieces = (*first.chunk(2), second)
+        found |= {f"{name}.{each}.weight": piece.clone() for each, piece in zip((GATE, UP, DOWN), pieces, strict=True)}
+    return found
+
+
+def _build(subject: Subject, forms: QuantizationPlan, dtype: torch.dtype) -> BuildContext:
+    layers = replacements(subject.platform.layers)
+    return BuildContext(subject.ops, _no_attention, Alone(), dtype, 16, 128, forms, layers=layers)
+
+
+def _least(scheme: Form | None) -> float:
+    if scheme is not None and any(8 * each % 1 for each in scheme.table):
+        return IN_BYTES
+    return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
+
+
+def _no_attention(spec: AttentionSpec | StateSpec) -> Any:
+    raise AssertionError("a product attends to nothing")
+
+
+def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
+    layer.settle("layer")
+    before = {name: each.clone() for name, each in tensors.items()}
+    for weight in layer.weights("layer"):
+        layer.assign(subject.platform.place(weight, {name: tensors[name] for name in weight.stored}))
+    for name, each in tensors.items():
+        same = torch.equal(each.view(torch.uint8), before[name].view(torch.uint8))
+        require(same, f"place() wrote into the checkpoint's tensor {name}, which is a view of its file")
+    return layer
+
+
+def _numbers(product: Product, scheme: Form | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x, a weight that the scheme holds exactly, and a bias."""
+    inputs, outputs = product.inputs, sum(product.widths)
+    x = randn(product.rows, inputs, dtype=dtype)
+    bias = randn(outputs, dtype=dtype) if product.bias else None
+    fits = fitting(scheme, inputs)
+    if fits.plain:
+        return x, randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5), bias
+    if fits.activations == 8:
+        x = _untied(x, fits)
+    return x, _on_grid(outputs, inputs, fits).to(dtype), bias
+
+
+def _untied(x: Tensor, form: Form) -> Tensor:
+    """Without what lies between two numbers of the activations' type."""
+    if form.dtype is None:
+        return untied(x, form.group, 127.0, torch.round)
+    return untied(x, form.group, torch.finfo(form.dtype).max, lambda v: v.to(E4M3).float())
+
+
+def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
+    """Whole multiples of a power of two in each group, the largest of which is where the scheme's numbers end."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    group = scheme.group or inputs
+    first, last = (-127, 127) if scheme.bits == 8 else (-8, 7)
+    shape = outputs, inputs // group, group
+    if scheme.dtype is None:
+        whole = torch.randint(first, last + 1, shape, generator=generator).float()
+    else:
+        first = -int(torch.finfo(scheme.dtype).max)
+        whole = (torch.randn(shape, generator=generator) * 100).to(scheme.dtype).float().clamp(first, -first)
+    ends = torch.randint(group, (*shape[:2], 1), generator=generator)
+    whole.scatter_(-1, ends, float(first))
+    powers = torch.randint(5, 9, (*shape[:2], 1), generator=generator)
+    return (whole * 2.0**-powers).reshape(outputs, inputs)
+
+
+def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Form | None) -> Tensor:
+    """In float32; by the scheme that the layer has settled on."""
+    x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+    fits = fitting(scheme, x.shape[1])
+    matrix = Matrix(weight) if fits.plain else quantize(weight, fits)
+    want: Tensor = Op.registry["linear"].reference(x, matrix, bias, (len(weight),))
+    return want
+
+
+# ------------------------------------------------------------------------------------------- of quantized checkpoints
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """Reads a checkpoint with matrices that are canonical already."""
+
+    of: Form
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        assert not part.transposed, "a quantized matrix lies by its outputs"
+        (outputs, inputs), form = part.stored_shape, self._fitted(part.shape[1])
+        found = {part.source: OnFile((outputs, inputs * form.bits // 8), (form.dtype or torch.int8, torch.uint8))}
+        found[f"{part.source}.scales"] = OnFile((outputs, form.groups(inputs)), FLOATS)
+        if form.zeros:
+            found[f"{part.source}.zeros"] = OnFile((outputs, form.groups(inputs)), (torch.uint8,))
+        if form.mins:
+            found[f"{part.source}.mins"] = OnFile((outputs, form.groups(inputs)), FLOATS)
+        if form.ordered:
+            found[f"{part.source}.order"] = OnFile((inputs,), (torch.int32,))
+        return found
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(self.of, cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        found = {name.removeprefix(part.source): tensors[name] for name in self.stored(part)}
+        values, scales, zeros, mins = (
+            None if each is None else each[slice(*cut.outputs)]
+            for each in map(found.get, ("", ".scales", ".zeros", ".mins"))
+        )
+        assert values is not None
+        return Matrix(values, scales, zeros, found.get(".order"), self.form(cut), mins)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return dequantized(self.matrix(part, cut, tensors))
+
+    def _fitted(self, inputs: int) -> Form:
+        return self.form(Cut((0, 1), (0, inputs)))
+
+    def made(self, outputs: int, inputs: int) -> Matrix:
+        """Any such matrix."""
+        form, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
+        scales = torch.rand((outputs, form.groups(inputs)), generator=generator) * 0.01 + 0.005
+        zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8) if form.zeros else None
+        mins = (torch.randn(scales.shape, generator=generator) * 0.05).half().float() if form.mins else None
+        order = torch.randperm(inputs, generator=generator).int() if form.ordered else None
+        if form.dtype is not None:
+            values = torch.randn((outputs, inputs), generator=generator).to(form.dtype)
+        elif form.table and form.bits == 8:
+            values = torch.randint(len(form.table), (outputs, inputs), generator=generator, dtype=torch.uint8)
+        elif form.bits == 8:
+            values = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+            scales = scales / 16
+        else:
+            values = torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8)
+        return Matrix(values, scales.half().float(), zeros, order, form, mins)  # such scales as any platform can keep
+
+
+def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
+    """Each of the products, `most` of them, from a checkpoint that holds the form."""
+    if not form.needs <= subject.facts.quant:
+        raise Lacking("held in another form, or in floats")
+    there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
+    build = _build(there, QuantizationPlan(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
+    calls, wants = [], []
+    usual = [each for each in PRODUCTS if not each.stored.transposed]
+    for product in [each for each in usual if not form.ordered or len(each.widths) == 1][:most]:  # an order is of one
+        matrix, bias = reader.made(sum(product.widths), product.inputs), None
+        x = randn(product.rows, product.inputs, dtype=dtype)
+        if form.activations == 8:
+            x = _untied(x, matrix.form)
+        if product.bias:
+            bias = randn(sum(product.widths), dtype=dtype)
+        layer = _loaded(there, product.layer(build), product.held(matrix, bias))
+        calls.append(Call(str(product), layer, (send(there, x),)))
+        wants.append(Op.registry["linear"].reference(x.float(), matrix, None if bias is None else bias.float(), (0,)))
+    for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
+        require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
+        require_close(call.what, got, want, _least(form))

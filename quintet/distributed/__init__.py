@@ -1,0 +1,1 @@
+"""Rendezvous and authenticated TCP connections between ranks of several machines."""

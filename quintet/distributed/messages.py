@@ -1,0 +1,159 @@
+"""Messages between ranks over the network, and detection of ranks that are gone."""
+
+import contextlib
+import hmac
+import logging
+import queue
+import select
+import struct
+import threading
+import time
+import weakref
+from typing import Protocol
+
+from quintet.distributed.connection import MOST, AuthenticationFailed, Connection
+from quintet.interface.platform import Channel, DeviceLost
+from quintet.interface.types import Place
+
+logger = logging.getLogger(__name__)
+
+LETTER, STOP = 4, 5  # kinds of frames
+SEAL = 16  # bytes by which each note is signed
+LOOK = 0.5  # seconds between two looks at whether this rank has stopped
+HASTE = 1.0  # seconds to send another rank the reason to stop
+LATE = 0.2  # seconds for what an ended rank has sent by other connections, and for a rank that knows why it ended
+MOST_REASON = 4096
+
+
+class Meshed(Protocol):
+    """Mesh that carries notes and parts of sums: compiled."""
+
+    def exchange(self, note: bytes) -> list[bytes]: ...
+
+    def stop(self, why: str) -> None: ...
+
+    def stopped(self) -> str: ...
+
+
+class RankMessages(Channel):
+    """Channel of ranks: rank 0 has a wire to each of the others, and each of these one to rank 0; a thread listens on
+    all of them. A connection that ends is a rank that is gone: rank 0 sends the others the reason."""
+
+    def __init__(  # what a meeting gives
+        self,
+        mesh: Meshed,
+        place: Place,
+        wires: dict[int, Connection],
+        seal: bytes,
+        seconds: float,
+        lost: type[Exception],
+    ) -> None:
+        """`seal`: the key that signs notes; `lost`: what the mesh raises where a rank is gone."""
+        self._mesh, self._rank, self._size, self._wires = mesh, place.rank, place.size, wires
+        self._key, self._seconds, self._raised, self._exchanged = seal, seconds, lost, 0
+        self._heard: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the channel has stopped
+        self._passed_on = threading.Lock()  # held once the others were sent the reason to stop
+        threading.Thread(target=_listen, args=(weakref.ref(self),), name="quintet-ranks", daemon=True).start()
+
+    def tell(self, letter: bytes) -> None:
+        self._check()
+        until = time.monotonic() + self._seconds
+        for rank, wire in self._wires.items():
+            try:
+                wire.send(LETTER, letter, until, lambda: not self.stopped)
+            except OSError as error:
+                self._lost(rank, error)
+
+    def hear(self) -> bytes:
+        letter = self._heard.get()
+        if letter is None:
+            self._heard.put(None)  # for the next call
+            raise DeviceLost(self.stopped)
+        return letter
+
+    def exchange(self, note: bytes) -> list[bytes]:
+        self._exchanged += 1
+        try:
+            notes = self._mesh.exchange(note + self._seal(self._rank, note))
+        except self._raised as error:
+            self._pass_on()
+            raise DeviceLost(str(error)) from None
+        found = []
+        for rank, each in enumerate(notes):
+            text, seal = each[:-SEAL], each[-SEAL:]
+            if not hmac.compare_digest(seal, self._seal(rank, text)):
+                self._lost(rank, AuthenticationFailed("a note that it did not sign"))
+            found.append(text)
+        return found
+
+    def stop(self, why: str) -> None:
+        self._mesh.stop(why)
+        self._pass_on()
+
+    @property
+    def stopped(self) -> str:
+        return self._mesh.stopped()
+
+    def _seal(self, rank: int, note: bytes) -> bytes:
+        head = struct.pack(">HQ", rank, self._exchanged)
+        return hmac.new(self._key, head + note, "sha256").digest()[:SEAL]
+
+    def _check(self) -> None:
+        if self.stopped:
+            raise DeviceLost(self.stopped)
+
+    def _lost(self, rank: int, error: Exception) -> None:
+        """Raises DeviceLost: with the reason that another rank has sent by now, or else with this one."""
+        if not self.stopped:
+            time.sleep(LOOK)
+        self.stop(self._gone(rank, error))
+        raise DeviceLost(self.stopped)
+
+    def _gone(self, rank: int, error: Exception) -> str:
+        why = str(error) or f"it took nothing for {self._seconds:g} s"
+        return f"rank {rank} of {self._size} is lost: {why}"
+
+    def _pass_on(self) -> None:
+        """Sends all connected ranks, once, the reason to stop."""
+        if not self._passed_on.acquire(blocking=False):
+            return
+        self._heard.put(None)
+        said = self.stopped.encode()[:MOST_REASON]
+        for wire in self._wires.values():
+            with contextlib.suppress(OSError):
+                wire.send(STOP, said, time.monotonic() + HASTE)
+
+    def _listen_once(self) -> bool:
+        """Listens once; returns whether to go on."""
+        by_number = {wire.fileno(): (rank, wire) for rank, wire in self._wires.items() if wire.fileno() >= 0}
+        poll = select.poll()
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        for number, _ in poll.poll(LOOK * 1000):
+            rank, wire = by_number[number]
+            try:
+                frame = wire.receive(time.monotonic() + self._seconds, MOST, lambda: not self.stopped)
+            except OSError as error:
+                time.sleep(LATE)
+                self._mesh.stop(self._gone(rank, error))
+                break
+            if frame.kind == STOP:
+                self._mesh.stop(frame.payload[:MOST_REASON].decode(errors="replace"))
+            elif self._rank:
+                self._heard.put(frame.payload)
+        if self.stopped:
+            self._pass_on()
+        return not self.stopped
+
+    def close(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
+
+
+def _listen(letters: "weakref.ref[RankMessages]") -> None:
+    """Listens as long as the channel exists."""
+    while True:
+        mine = letters()
+        if mine is None or not mine._listen_once():
+            return
+        del mine

@@ -1,0 +1,81 @@
+"""Chooses the data-parallel engine of a request: one that has its prefix cached, unless it has more to do than
+others."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
+from quintet.engine.observability.stats import Stats
+
+AHEAD = 2  # requests that an engine may have more than the one with the fewest, and still get a prefix that it has
+KEPT = 1 << 16  # pages of prompts that are remembered of each engine
+MOST_PAGES = 1024  # pages of a prompt that are compared: what prompts share is at their start
+
+
+class _Open(NamedTuple):
+    """Engine and weight of a request that has not ended."""
+
+    engine: int
+    weight: int  # completions
+
+
+class LoadBalancer:
+    """Router of requests: knows which engine has each request, and the load that engines report from other senders."""
+
+    def __init__(self, count: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._open: dict[str, _Open] = {}
+        self._own, self._others = [0] * count, [0] * count  # requests that have not ended
+        self._pages = [PrefixIndex(KEPT) for _ in range(count)]
+        self._next = 0  # the first choice among equal engines
+
+    def choose(self, request_id: str, prompt_ids: Sequence[int], salt: bytes = b"", weight: int = 1) -> int:
+        """Returns the engine for a request, which is open from now on. `weight`: completions; `salt`: what keeps
+        prompts of the same tokens apart."""
+        chain, loads = self._chain(prompt_ids, salt), self.loads
+        count, least = len(loads), min(loads)
+        near = [each for each in range(count) if loads[each] <= least + AHEAD]
+        best = max(
+            near, key=lambda each: (self._pages[each].shared(chain), -loads[each], -((each - self._next) % count))
+        )
+        self._next = (best + 1) % count
+        self._open[request_id] = _Open(best, weight)
+        self._own[best] += weight
+        self._pages[best].remember(chain)
+        return best
+
+    def engine_of(self, request_id: str) -> int | None:
+        """Returns the engine of an open request; None if it is not open."""
+        found = self._open.get(request_id)
+        return None if found is None else found.engine
+
+    def close(self, request_id: str) -> int | None:
+        """Ends a request -> its engine; None if it was closed before."""
+        found = self._open.pop(request_id, None)
+        if found is None:
+            return None
+        self._own[found.engine] -= found.weight
+        return found.engine
+
+    def hear(self, engine: int, stats: Stats) -> None:
+        """Updates the load that an engine has from other senders."""
+        self._others[engine] = max(0, stats.num_running + stats.num_waiting - self._own[engine])
+
+    def forget(self) -> None:
+        """Clears the known prefixes, after the engines' prefix caches were emptied."""
+        for pages in self._pages:
+            pages.clear()
+
+    @property
+    def loads(self) -> list[int]:
+        """Returns the number of requests of each engine that have not ended."""
+        return [own + others for own, others in zip(self._own, self._others, strict=True)]
+
+    def _chain(self, prompt_ids: Sequence[int], salt: bytes) -> list[int]:
+        """Returns a number for each full page, which depends on its tokens and those before it. A wrong guess only
+        costs time."""
+        size, chain, last = self._page_size, list[int](), hash(salt)
+        for start in range(0, min(len(prompt_ids), size * MOST_PAGES) - size + 1, size):
+            last = hash((last, *prompt_ids[start : start + size]))
+            chain.append(last)
+        return chain

@@ -1,0 +1,1 @@
+"""Runs steps: worker, model runner, batch arrays, shape buckets, warm-up."""

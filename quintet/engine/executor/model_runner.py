@@ -1,0 +1,398 @@
+"""Runs a planned step on the workers, samples, and brings what came out to the host."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.executor.worker import PreviousTokens, Worker
+from quintet.engine.observability.spans import Spans
+from quintet.engine.request import PLACEHOLDER, Request
+from quintet.engine.sampling.logits_processors import ProcessorFailed
+from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, likeliest
+from quintet.engine.scheduler import StepPlan
+from quintet.interface.platform import Channel
+from quintet.interface.types import HostBatch, Outputs, Variant
+from quintet.model_loader.weight_files import Weights
+from quintet.outputs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from quintet.engine.pooling.heads import Numbers
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StepResult(NamedTuple):
+    """Result of a step: a token for each row that draws, and log-probabilities where they were asked for."""
+
+    rows: OutputRows  # those that draw
+    token_ids: list[int]  # by row
+    logprobs: list[TokenLogprobs] | None  # by row
+    prompt_logprobs: dict[Request, list[TokenLogprobs]]
+    failed: dict[Request, str]  # requests that cannot go on, and why
+    pooled: Mapping[Request, "Numbers | str"] = {}  # texts with complete numbers, or why they have none
+
+
+@dataclass
+class Forward:
+    """A step with a started model, and which of its rows are drawn or scored."""
+
+    rows: OutputRows
+    given: Tensor  # for each of them: logits, or hidden states
+    failed: dict[Request, str] = field(default_factory=dict)  # requests that nothing could be drawn for, and why
+
+
+class RemoteRanks(Protocol):
+    """The processes of the other ranks, where this one has started them."""
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def close(self) -> None: ...
+
+
+class WorkerGroup:
+    """The workers of one model in this process. More than one run side by side in threads, and meet in their
+    collectives; where ranks are processes, there is one here, and `others` are the rest."""
+
+    def __init__(self, size: int, make: Callable[[int], Worker], others: RemoteRanks | None = None) -> None:
+        self.others = others
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix="rank") if size > 1 else None
+        self.workers: list[Worker] = self._each([partial(make, rank) for rank in range(size)])
+
+    @property
+    def channel(self) -> Channel | None:
+        """Channel to the other ranks, where they are processes."""
+        return self.workers[0].comm.channel
+
+    def each(self, call: Callable[[Worker], T]) -> list[T]:
+        """The call on every worker, in rank order."""
+        return self._each([partial(call, worker) for worker in self.workers])
+
+    def _each(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        if self._pool is None:
+            return [call() for call in calls]
+        futures = [self._pool.submit(call) for call in calls]
+        return [future.result() for future in futures]
+
+    def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
+        """One step on all ranks -> what it gives, which every rank has alike."""
+        if self._pool is None:
+            return self.workers[0].run(host, carried)
+        return self.each(lambda worker: worker.run(host, carried))[0]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self.others is not None:
+            self.others.close()
+
+
+class SampledTokens:
+    """Tokens that the last step sampled, on the first rank's device, and their requests."""
+
+    def __init__(self, worker: Worker, size: int) -> None:
+        """`size`: as many tokens are kept, where shapes are fixed; else 0."""
+        self._worker, self._size = worker, size
+        self._wide: dict[int, tuple[Tensor, ...]] = {}  # so many tokens -> what they are brought to that size with
+        self._sampled: Tensor | None = None
+        self._requests: list[Request] = []
+
+    def keep(self, sampled: Tensor, requests: list[Request]) -> None:
+        """A step's tokens [R], int32. Where shapes are fixed they are brought to one size, or there would be a program
+        for each pair of sizes."""
+        if self._size:
+            count = sampled.shape[0]
+            if count not in self._wide:
+                rows = np.full(self._size, -1, np.int32)
+                rows[:count] = np.arange(count)
+                self._wide[count] = self._worker.upload(np.zeros(self._size, np.int32), rows)
+            nothing, places = self._wide[count]
+            sampled = self._worker.ops.place_tokens(nothing, sampled, places)
+        self._sampled, self._requests = sampled, requests
+
+    def carried(self, host: HostBatch, plan: StepPlan) -> PreviousTokens | None:
+        """Returns the rows of the last step that sampled this step's unknown tokens; None if there are none."""
+        unknown = np.flatnonzero(host.token_ids == PLACEHOLDER)
+        if self._sampled is None or not len(unknown):
+            return None
+        requests, places = list(plan.tokens), {request: row for row, request in enumerate(self._requests)}
+        rows = np.full(len(host.token_ids), -1, np.int32)
+        rows[unknown] = [places[requests[owner]] for owner in host.owners[unknown].tolist()]
+        return PreviousTokens(self._sampled, rows)
+
+    def none_of(self, tokens: int) -> PreviousTokens | None:
+        """Returns the input of a step of so many tokens that takes none of the kept ones."""
+        return None if self._sampled is None else PreviousTokens(self._sampled, np.full(tokens, -1, np.int32))
+
+
+class StepRunner:
+    """Base of the runners of a model: generation, pooling and pipeline stages.
+
+    A step has two halves, both called in torch's inference mode: forward() starts the model, draw() the rest.
+    """
+
+    # how a step ended on all ranks, where ranks are processes: see parallel/step_agreement.py
+    agreed: "Callable[[StepPlan, StepResult | Exception], StepResult | Exception] | None" = None
+    carries = False  # whether a step may be started before the host knows the results of the one before it
+    edited = False  # whether user code (logits processors) may change what is drawn
+
+    def __init__(
+        self, ranks: WorkerGroup, batches: BatchBuilder, fixed: Sequence[Variant], spans: Spans | None
+    ) -> None:
+        self.spans = spans or Spans()
+        self._ranks, self._batches, self._fixed = ranks, batches, fixed
+        self._device = ranks.workers[0].device
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Starts the model."""
+        raise NotImplementedError
+
+    def part(self, plan: StepPlan) -> None:
+        """Runs the model of a pipeline stage that is not the last: its outputs go to the next stage."""
+        host, _ = self._built(plan)
+        self._ranks.run(host)
+        if self.spans.events is not None:
+            self.spans.lap("start", plan)
+
+    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """Starts the work on the model's outputs (sampling or pooling); calling the result waits for it."""
+        raise NotImplementedError
+
+    def looks_back(self, forward: Forward) -> bool:
+        """True if the host must have the results of the step before to draw this one."""
+        return False
+
+    def warm_up(self, progress: bool) -> None:
+        """Runs an empty step of each size, to compile them now."""
+
+    def begin_again(self) -> None:
+        """Every request starts anew: nothing that was settled for a step holds."""
+
+    def renew_cache(self) -> None:
+        """Replaces a cache that a failed step may have destroyed."""
+        self._ranks.each(lambda worker: worker.renew_cache())
+
+    def sleep(self, level: int) -> int:
+        """Gives memory back on every rank -> bytes; all sleep, or none."""
+        try:
+            return sum(self._ranks.each(lambda worker: worker.sleep(level)))
+        except NotImplementedError:  # nothing was let go
+            raise
+        except BaseException:
+            self.wake()
+            raise
+
+    def wake(self) -> None:
+        """Restores memory and weights; after an error the call may be repeated."""
+        self._ranks.each(lambda worker: worker.wake())
+
+    def reload(self, folder: Path | Weights | None) -> None:
+        """Replaces the weights on every rank."""
+        self._ranks.each(lambda worker: worker.reload(folder))
+
+    def _built(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
+        """Builds the step's arrays, and the rows of its outputs."""
+        built = self._batches.build(plan)
+        if self.spans.events is not None:
+            self.spans.lap("build batch", plan)
+        return built
+
+
+class ModelRunner(StepRunner):
+    """Runs the model of a scheduler's plan, and samples. Sampling is done on the sampler's device: it may be the host.
+
+    With `overlap`, sampled tokens stay on the device for the next step, and its model may be started before the wait;
+    only a draw that looks back needs them on the host.
+    """
+
+    def __init__(
+        self,
+        ranks: WorkerGroup,
+        sampler: Sampler,
+        batches: BatchBuilder,
+        fixed: Sequence[Variant] = (),
+        overlap: bool = False,
+        spans: Spans | None = None,
+    ) -> None:
+        """`fixed`: the sizes of all steps, where shapes are fixed."""
+        super().__init__(ranks, batches, fixed, spans)
+        self._sampler, self._device = sampler, sampler.device
+        self._kept: SampledTokens | None = None
+        if overlap and sampler.device is ranks.workers[0].device:
+            self._kept = SampledTokens(ranks.workers[0], max((each.rows for each in fixed), default=0))
+
+    @property
+    def carries(self) -> bool:  # type: ignore[override]
+        """True if a step may be started before the host knows what the one before it draws."""
+        return self._kept is not None
+
+    @property
+    def edited(self) -> bool:  # type: ignore[override]
+        """True if user code (logits processors) may change what is drawn."""
+        return self._sampler.edited
+
+    def looks_back(self, forward: Forward) -> bool:
+        """True if the host must know all tokens before the step's rows before it draws them."""
+        return self._sampler.looks_back(forward.rows.sample)
+
+    @torch.inference_mode()
+    def warm_up(self, progress: bool) -> None:
+        """Runs an empty step of each size, and all that sampling can do with its logits, to compile them now."""
+        seen: set[int] = set()
+        shown = progress and bool(self._fixed)
+        # the first comes twice: the second time, as all that follow, it takes what the one before sampled
+        variants = [*self._fixed[:1], *self._fixed]
+        for variant in tqdm(variants, desc="Warming up", unit="size", disable=not shown, leave=False):
+            carried = None if self._kept is None else self._kept.none_of(variant.tokens)
+            logits = self._logits(variant.batch, carried)
+            if variant.rows not in seen:
+                seen.add(variant.rows)
+                self._sampler.warm_up(logits)
+                if self._kept is not None:
+                    self._kept.keep(self._sampler.settle(logits), [])
+            self._device.to_host(logits)()  # waits for the step
+
+    def forward(self, plan: StepPlan) -> Forward:
+        """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
+        host, rows = self._built(plan)
+        logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
+        if self.spans.events is not None:
+            self.spans.lap("start", plan)
+        return Forward(rows, logits)
+
+    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+        """Samples, and starts the copies of what comes out; calling the result waits for them.
+
+        Steps are drawn in the order in which they were started, each before the model of the next one is.
+        """
+        rows, logits, failed = forward.rows, forward.given, forward.failed
+        prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
+        sampled, rows = self._sample(logits, rows, failed)
+        if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
+            return self._settled(logits, lambda: StepResult(OutputRows([]), [], None, prompts(), failed))
+        requests = rows.drawn
+        if self._kept is not None:
+            self._kept.keep(sampled.token_ids, requests)
+        token_ids, count = self._device.to_host(sampled.token_ids), len(requests)
+        logprobs = None if sampled.logprobs is None else self._fetch(sampled.logprobs)
+
+        def wait() -> StepResult:
+            listed = None
+            if logprobs is not None:
+                found = logprobs()
+                listed = _listed(found, slice(count), _most(likeliest(r.params) for r in requests))
+                if found.named:
+                    listed = _with_named(listed, requests, [column[:, 0].tolist() for column in found.named])
+            return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
+
+        return wait
+
+    def _settled(self, logits: Tensor, result: Callable[[], StepResult]) -> Callable[[], StepResult]:
+        """The result, once the logits are there."""
+        if logits.shape[0]:
+            done = self._device.to_host(self._sampler.settle(logits))
+        elif self._kept is None:  # no logits were wanted (shapes are not fixed)
+            return result
+        else:  # what is uploaded now comes home when the step has run
+            done = self._device.to_host(self._device.to_device([np.zeros(1, np.int32)])[0])
+
+        def wait() -> StepResult:
+            done()
+            return result()
+
+        return wait
+
+    def begin_again(self) -> None:
+        """Every request starts anew: nothing that was settled for a step holds."""
+        self._sampler.begin_again()
+
+    def _logits(self, host: HostBatch, carried: PreviousTokens | None) -> Tensor:
+        """One step -> its logits, where they are sampled."""
+        logits, device = self._ranks.run(host, carried).logits, self._ranks.workers[0].device
+        assert logits is not None, "a model that gives no logits does not sample"
+        return logits if device is self._device else device.to_host(logits)()
+
+    def _sample(
+        self, logits: Tensor, rows: OutputRows, failed: dict[Request, str]
+    ) -> tuple[Sampled | None, OutputRows]:
+        """Samples; None if no row is left. If a request's logits processor fails, the request moves from the rows to
+        `failed`; if it fails after a draft, only the rows from there on go: perhaps that draft is not drawn."""
+        while rows.sample:
+            try:
+                return self._sampler(logits, rows.drawn, rows.positions), rows
+            except ProcessorFailed as error:
+                if error.row < len(rows.sample):
+                    whose = rows.sample[error.row]
+                    logger.error("request %s: %s", whose.request_id, error, exc_info=error)
+                    failed[whose] = str(error)
+                rows, kept = rows.without(error.row)
+                logits = torch.cat([logits[row : row + 1] for row in kept]) if kept else logits[:0]
+        return None, rows
+
+    def _prompt_logprobs(self, logits: Tensor, rows: OutputRows) -> Callable[[], dict[Request, list[TokenLogprobs]]]:
+        """The rows after those that sample belong to prompts."""
+        own, wanted = np.zeros((2, logits.shape[0]), np.int32)
+        start, places = len(rows.sample) + len(rows.verify), {}
+        for request, first, count in rows.score:
+            places[request] = slice(start, start + count)
+            own[places[request]] = request.token_ids[first + 1 : first + 1 + count]
+            wanted[places[request]] = 1
+            start += count
+        most = _most(request.params.prompt_logprobs for request in places)
+        fetched = self._fetch(self._sampler.prompt_logprobs(logits, own, wanted, most))
+
+        def wait() -> dict[Request, list[TokenLogprobs]]:
+            found = fetched()
+            return {request: _listed(found, at, request.params.prompt_logprobs) for request, at in places.items()}
+
+        return wait
+
+    def _fetch(self, tensors: LogprobTensors) -> Callable[[], LogprobTensors]:
+        """The same on the host. The copies are started together; calling the result waits for all."""
+        waiting = [self._device.to_host(tensor) for tensor in (*tensors[:3], *tensors.named)]
+
+        def wait() -> LogprobTensors:
+            ids, values, ranks, *named = [each() for each in waiting]
+            return LogprobTensors(ids, values, ranks, tuple(named))
+
+        return wait
+
+
+def _most(numbers: Iterable[int | None]) -> int:
+    """The largest number of log-probabilities that is asked for; -1 is all, None is not asked for."""
+    asked = {number for number in numbers if number is not None}
+    return -1 if -1 in asked else max(asked)
+
+
+def _listed(tensors: LogprobTensors, rows: slice, num: int | None) -> list[TokenLogprobs]:
+    """These rows of tensors on the host, with the `num` likeliest tokens of each; -1 is all that there are."""
+    columns = slice(None if num is None or num < 0 else num + 1)
+    ids, values, ranks = tensors.token_ids[rows, columns], tensors.logprobs[rows, columns], tensors.ranks[rows]
+    return [TokenLogprobs(*row) for row in zip(ids.tolist(), values.tolist(), ranks.tolist(), strict=True)]
+
+
+def _with_named(
+    listed: list[TokenLogprobs], requests: Sequence[Request], columns: Sequence[Sequence[float]]
+) -> list[TokenLogprobs]:
+    """Adds the tokens that a row's request names after its own; columns[k][row] is the log-probability of its k-th."""
+    found = []
+    for row, (each, request) in enumerate(zip(listed, requests, strict=True)):
+        named = request.params.logprob_token_ids
+        if named:
+            values = [columns[at][row] for at in range(len(named))]
+            each = TokenLogprobs([each.ids[0], *named], [each.values[0], *values], each.rank)
+        found.append(each)
+    return found

@@ -1,0 +1,55 @@
+"""The sizes that steps are padded to: planned once where a device wants fixed shapes, compiled once each."""
+
+from collections.abc import Sequence
+
+from quintet.interface.types import Variant
+
+LEAST = 16  # tokens of the smallest variant: fewer would save nothing that a device with fixed shapes could use
+
+
+def plan_variants(most: Variant) -> tuple[Variant, ...]:
+    """16, 32, 64, ... tokens up to the most, which comes last; the number of tokens settles the other sizes.
+
+    A step of T tokens has at most T requests and T rows of outputs, so one compilation per size serves prefill,
+    decode and every mix of them. Rows of outputs come in fewer sizes, 16, 64, 256, ...: all that sampling can do is
+    compiled for each. Tables are as wide as the longest request: kernels read only as far as a request goes.
+    """
+    sizes, rows = _powers(2, most.tokens), _powers(4, most.rows)
+    return tuple(
+        most._replace(
+            tokens=size,
+            requests=min(size, most.requests),
+            rows=next(r for r in rows if r >= min(size, most.rows)),
+        )
+        for size in sizes
+    )
+
+
+def _powers(step: int, most: int) -> list[int]:
+    """LEAST, step times that, ... and the most itself last."""
+    sizes = [LEAST]
+    while sizes[-1] < most:
+        sizes.append(min(sizes[-1] * step, most))
+    return [*sizes[:-1], most]
+
+
+def waste(variants: Sequence[Variant]) -> tuple[float, float]:
+    """Share of a step's tokens that is padding: (on average over all sizes of step, at worst)."""
+    padded = []
+    first = 1
+    for variant in variants:
+        padded += [1 - tokens / variant.tokens for tokens in range(first, variant.tokens + 1)]
+        first = variant.tokens + 1
+    return sum(padded) / len(padded), max(padded)
+
+
+def describe(variants: Sequence[Variant]) -> str:
+    """Describes what is compiled, and what it costs in padding."""
+    plain = [variant for variant in variants if variant.inputs == variants[0].inputs]  # the others have their sizes
+    average, worst = waste(plain)
+    sizes, last = ", ".join(str(variant.tokens) for variant in plain), plain[-1]
+    pages = " + ".join(map(str, last.pages)) or "no"
+    return (
+        f"{len(variants)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} "
+        f"rows of logits, {pages} pages each); padding {average:.0%} of a step on average, {worst:.0%} at worst"
+    )

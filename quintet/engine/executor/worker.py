@@ -1,0 +1,357 @@
+"""One rank: a device, its share of the model, the cache, and the step that runs them."""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
+from quintet.engine.kv_cache.state_slots import EACH
+from quintet.interface.platform import DROPPED, Mixer, Platform, State
+from quintet.interface.types import (
+    Array,
+    AttentionSpec,
+    Batch,
+    Estimate,
+    Extent,
+    HostBatch,
+    Layout,
+    Memory,
+    Outputs,
+    Place,
+    StateSpec,
+    Variant,
+    leaves,
+)
+from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, replacements, settle
+from quintet.layers.decoder import ModelBase
+from quintet.layers.layer_state import LayerMixer
+from quintet.layers.moe.expert_placement import ExpertPlacement
+from quintet.layers.pipeline import Stage, mixings_of, shared_out
+from quintet.layers.quantization import QuantizationPlan
+from quintet.model_loader.loader import ParameterLoad, declared, distinct, load, num_bytes
+from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weights_cache import CacheEntry
+from quintet.models import model_class
+from quintet.ops import bind
+from quintet.ops.registry import Timed
+
+logger = logging.getLogger(__name__)
+
+FIRST = Place()
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Settings that a worker builds its model with, beside the checkpoint's own configuration."""
+
+    dtype: torch.dtype
+    page_size: int
+    max_model_len: int
+    forms: QuantizationPlan = QuantizationPlan()  # of the weights of products
+    kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
+    kv_scales: KVScaling = field(default_factory=KVScaling)
+    wanted: RequestedOutputs = RequestedOutputs()
+    causal: bool = True  # False: tokens of a decoder see those after them
+    attention: str = "auto"  # the provider of paged attention that was asked for
+    backend: bool = False  # the model runs by transformers' own code
+    beside: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
+    dealing: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
+    weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
+
+
+class MemoryRoom(NamedTuple):
+    """Units of the cache; the first of each takes the writes of padding."""
+
+    pages: int
+    slots: int = 1 + EACH  # of states, where layers keep some
+
+
+class PreviousTokens(NamedTuple):
+    """Tokens of a step that the step before it samples: the host does not know them yet."""
+
+    sampled: Tensor  # [S] int32, on the first rank's device
+    rows: Array  # [T] int32: which of those each token is, -1 if the host knows it
+
+
+class Worker:
+    """Built empty, so that the memory plan can ask for sizes; load() then fills it."""
+
+    def __init__(
+        self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST, timed: Timed | None = None
+    ) -> None:
+        """`timed` wraps the ops."""
+        self.platform, self.place = platform, place
+        self.device = platform.open(place.rank)
+        self.comm = platform.connect(place)
+        asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
+        self.ops = bind(platform.op_priority, asked, timed)
+        if place.stages > 1 and place.endpoint and self.comm.pipe is None:
+            raise ValueError(
+                f"pipeline_parallel_size must be 1 on platform {platform.name}, whose communicator has no pipe between "
+                "stages; share each layer out (tensor_parallel_size)"
+            )
+        self.build(hf_config, sizes)
+        self._state: State = ()
+
+    def build(self, hf_config: Any, sizes: ModelSizes) -> None:
+        """Makes the model without its weights; again, if the plan settles on another length."""
+        mixings: list[LayerMixer] = []
+
+        def mixing(spec: AttentionSpec | StateSpec) -> LayerMixer:
+            if isinstance(spec, StateSpec) and not self.platform.states:
+                raise ValueError(
+                    f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
+                    f"state per request ({spec.op}); run this model on another platform"
+                )
+            self._heeded(spec, hf_config.model_type)
+            mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.place.rank)))
+            return mixings[-1]
+
+        build = BuildContext(
+            ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
+            max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
+            wanted=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing, stage=self._stage_of(hf_config),
+            layers=replacements(self.platform.layers),
+        )  # fmt: skip
+        self._cache, self._dtype = sizes.weights_cache, sizes.dtype
+        self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
+        self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
+        if not sizes.wanted.logits:
+            self.model.without_head()
+            self.model.ignored = (*self.model.ignored, *sizes.beside)
+        self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
+        settle(self.model)
+        self.stage = build.stage
+        here = self._keep(mixings) if self.place.stages > 1 else mixings
+        self.arrangement: KVCacheLayout = arrange(mixings, here)
+        self.kv_heads = _kv_heads(here, len(self.arrangement.layouts))  # on all ranks, of each layout of pages
+        self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
+        self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
+
+    def _stage_of(self, hf_config: Any) -> Stage:
+        """Returns the pipeline stage of this rank: its layers."""
+        stages = self.place.stages
+        if stages == 1:
+            return Stage()
+        return Stage(self.place.stage, shared_out(hf_config.num_hidden_layers, stages))
+
+    def _keep(self, mixings: Sequence[LayerMixer]) -> Collection[LayerMixer]:
+        """Leaves in the model what this stage has of it -> those of its layers' mixings."""
+        trunk, stage = self.model.stages(), self.stage
+        assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
+        assert mixings_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
+        self.model.elsewhere = frozenset(name for each in declared(self.model) for name in each.weight.everywhere)
+        if not stage.last and hasattr(self.model, "lm_head"):
+            self.model.without_head()
+        trunk.keep(stage)
+        self._reads = () if stage.first else self.model.reads(stage.start)
+        return mixings_of(trunk.blocks)
+
+    def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
+        """ValueError where a layer has what the platform's attention does not know of."""
+        if isinstance(spec, AttentionSpec) and spec.chunk is not None and "chunk" not in self.platform.heeds:
+            raise ValueError(
+                f"platform {self.platform.name} has no attention within chunks, and layers of {family} see chunks of "
+                f"{spec.chunk} tokens; run this model on another platform"
+            )
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """Layouts of the tensors of the state."""
+        return self.arrangement.layouts + self.arrangement.states
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, the same for every group."""
+        return self.arrangement.page_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        return num_bytes(self.model, self.platform)
+
+    def estimate(self, extent: Extent) -> Estimate:
+        """Estimates the memory that the model takes on this device."""
+        return self.platform.estimate(self.model, distinct(self.model), extent)
+
+    def memory(self) -> Memory:
+        return self.device.memory()
+
+    def load(
+        self,
+        folder: Path | Weights | None,
+        room: MemoryRoom | int,
+        variants: Sequence[Variant],
+        progress: bool,
+        ahead: Sequence[Variant] = (),
+    ) -> None:
+        """Reads the weights (random ones without a folder), makes the cache, compiles the step, and runs those of
+        `ahead` so that they are captured."""
+        self._room = room if isinstance(room, MemoryRoom) else MemoryRoom(room)
+        self._folder, self._variants, self._ahead = folder, variants, ahead
+        self._read(progress)
+        self._begin(progress)
+
+    def _read(self, progress: bool) -> None:
+        """The weights, from the checkpoint as it is now."""
+        load(self.model, self.platform, self._folder, progress, self.place.rank, self._cache)
+        self._empty = False
+
+    def _begin(self, progress: bool) -> None:
+        """Makes the cache, compiles the step, and captures."""
+        self.renew_cache()
+        shown, hidden = self._variants, not (progress and self._variants)
+        self._step = self._whole = self.platform.compile(
+            self.model, tqdm(shown, desc="Compiling", unit="size", disable=hidden, leave=False)
+        )
+        if self._ahead:
+            self._capture(progress)
+
+    @torch.inference_mode()
+    def _capture(self, progress: bool) -> None:
+        before, start = self.memory().free, time.perf_counter()
+        for variant in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
+            outputs = self.run(variant.batch)
+            for each in leaves(outputs):
+                self.device.to_host(each)()  # waits for it
+        took, seconds = max(0, before - self.memory().free), time.perf_counter() - start
+        logger.info("captured %d steps ahead in %.1f s: %.1f MiB", len(self._ahead), seconds, took / 2**20)
+
+    def sleep(self, level: int) -> int:
+        """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
+        freed = self.device.sleep(level)  # refuses before anything is let go
+        freed += sum(_storages(self._state).values())
+        self._step, self._whole, self._state = _asleep, _asleep, ()  # a recorded step holds addresses
+        if level == DROPPED:
+            freed += self._drop_weights()
+        return freed
+
+    def wake(self) -> None:
+        """Restores the state after load(); reads dropped weights again. After an error it may be repeated."""
+        self.device.wake()
+        if self._empty:
+            self._read(progress=False)
+        self._begin(progress=False)
+
+    def reload(self, folder: Path | Weights | None) -> None:
+        """Overwrites the weights with others of the same model: no step is compiled anew.
+
+        ValueError if they do not fit, and then nothing has changed. After a later error it may be repeated.
+        """
+        reading, step = ParameterLoad(self.model, folder), self._whole
+        self._step = _torn
+        reading.overwrite(self.platform)
+        self._step, self._folder = step, folder
+
+    def _drop_weights(self) -> int:
+        """-> the bytes that they still took."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        held = _storages(tensors)
+        for tensor in tensors:
+            tensor.data = tensor.new_empty(0)
+        self._empty = True
+        return sum(held.values())
+
+    def recorded(self, wanted: bool) -> None:
+        """Sets whether recorded or captured steps may run. A replayed step skips Python code, such as looking at
+        numbers, so code that needs it switches them off."""
+        self._step = self._whole if wanted else torch.inference_mode()(self.model)
+
+    def renew_cache(self) -> None:
+        """An empty cache, once the one before is let go."""
+        self._state = ()
+        made, arrangement = self._room, self.arrangement
+        self._state = self.device.allocate(arrangement.layouts, made.pages)
+        if arrangement.states:
+            self._state += self.device.allocate(arrangement.states, made.slots)
+
+    def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
+        """One step -> what it gives, on the device."""
+        if not self._state and self.layouts:  # an interruption came between the old cache and the new one
+            self.renew_cache()
+        if self._plans:
+            host = self._planned(host)
+        arrays = host.leaves()
+        if carried is not None:
+            rows = np.full(len(host.token_ids), -1, np.int32)  # the step may have been padded
+            rows[: len(carried.rows)] = carried.rows
+            arrays.append(rows)
+        tensors = self.device.to_device(arrays)
+        batch = host.on(tensors)
+        if carried is not None:
+            sampled = self._from_first(carried.sampled)
+            batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
+        if not self.stage.first:
+            handed, beside = self._handed(len(host.token_ids))
+            batch = batch._replace(inputs=batch.inputs._replace(handed=handed, beside=beside))
+        outputs, self._state = self._step(self._state, batch)
+        if not self.stage.last:
+            assert self.comm.pipe is not None
+            self.comm.pipe.hand_on(outputs.handed_on)
+        return outputs
+
+    def _handed(self, tokens: int) -> tuple[Tensor, Tensor | None]:
+        """Returns the outputs of the pipeline stage before, as [N, T, H] bytes, and the bytes of what is beside."""
+        assert self.comm.pipe is not None
+        given, size = self.comm.pipe.take_over(), self._dtype.itemsize
+        first = len(given) - tokens * sum(self._reads) * size
+        return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
+
+    def _planned(self, host: HostBatch) -> HostBatch:
+        """Returns the batch with the plan of each group's mixer."""
+        planned = zip(self._planners, host.groups, strict=True)
+        groups = tuple([group._replace(plan=mixer.plan(host, group)) for mixer, group in planned])
+        return host._replace(groups=groups)
+
+    def _from_first(self, x: Tensor) -> Tensor:
+        """The first rank's x [S], on every rank; what the other ranks bring follows it."""
+        if self.comm.size == 1:
+            return x
+        own = x if self.comm.rank == 0 else self.upload(np.zeros(x.shape[0], np.int32))[0]
+        return self.comm.all_gather(own, 0)
+
+    def upload(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
+        return self.device.to_device(arrays)
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Address -> bytes of each piece of memory, however many tensors lie on it."""
+    return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
+
+
+def _planner(mixings: Sequence[LayerMixer]) -> Mixer:
+    """Returns the mixer that plans for a group: any of them, since all are of one class."""
+    kinds = {type(mixing.mixer) for mixing in mixings}
+    if len(kinds) > 1:
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(
+            f"layers that keep alike are mixed by several classes here: {names}; one class plans for a group"
+        )
+    return mixings[0].mixer
+
+
+def _torn(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """Step of a worker after reload() failed and left its weights partly replaced."""
+    raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
+
+
+def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:
+    """The step of a worker that sleeps."""
+    raise RuntimeError("a step was asked of a worker that is asleep")
+
+
+def _kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, ...]:
+    """KV heads of each of the first `count` tensors of the state; None where layers have none, or differ."""
+    said: list[set[int | None]] = [set() for _ in range(count)]
+    for mixing in mixings:
+        for place in mixing.places:
+            if place < count:
+                said[place].add(mixing.kv_heads)
+    return tuple(each.pop() if len(each) == 1 else None for each in said)

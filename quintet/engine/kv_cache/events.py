@@ -1,0 +1,256 @@
+"""Publishes KV cache events (pages of the prefix cache) as vLLM does: msgpack over ZeroMQ, with a replay of the last.
+
+A message has three frames: the topic, a number that grows by one (8 bytes, the first first), and a batch of events. A
+subscriber that sees a number left out sends the first that it lacks to the replay's address, and gets all from there on
+as (number, batch), and at last the number -1. Subscribers can read the tokens of every prompt.
+"""
+
+import logging
+import re
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quintet.config import KVEventsConfig
+
+if TYPE_CHECKING:  # a journal alone needs it, and not every machine that runs a model has it
+    import zmq
+
+logger = logging.getLogger(__name__)
+
+MEDIUM = "GPU"  # vLLM's word for the cache itself, whatever device it lies on
+END = (-1).to_bytes(8, "big", signed=True)
+LINGER = 200  # milliseconds that a closed engine gives its last events
+HERE = re.compile(r"(ipc|inproc)://.*|tcp://(\*|127\.\d+\.\d+\.\d+|localhost|\[?::1?\]?|0\.0\.0\.0):(\d+|\*)")
+
+
+class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Pages of one group, one behind the other, can be found."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """Pages cannot be found any more."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """None can."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """Changes of one step, and their time (seconds of the Unix clock)."""
+
+    ts: float
+    events: list[Any]
+
+
+def number(digest: bytes) -> int:
+    """A page's hash as vLLM shows its own: the last 64 bits of the chain's, whichever group."""
+    return int.from_bytes(digest[8:16], "big")
+
+
+def group_of(digest: bytes) -> int | None:
+    """None: the first."""
+    return int.from_bytes(digest[16:], "little") or None
+
+
+class KVEventLog:
+    """Changes of the prefix cache since they were last published. The pool and its tables write to it."""
+
+    def __init__(self, publisher: "Publisher", page_size: int, layout: str) -> None:
+        self._publisher, self._page_size, self._as_array = publisher, page_size, layout == "array"
+        self._events: list[Event] = []
+
+    def stored(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+        """A page with its tokens; `parent` is the one before it. Pages that follow each other are one event."""
+        above, group, last = None if parent is None else number(parent), group_of(digest), self._last
+        if last is not None and (last.block_hashes[-1], last.group_idx) == (above, group):
+            last.block_hashes.append(number(digest))
+            last.token_ids += token_ids
+            return
+        hashes, tokens = [number(digest)], list(token_ids)
+        self._events.append(BlockStored(hashes, above, tokens, self._page_size, None, MEDIUM, None, group_idx=group))
+
+    @property
+    def _last(self) -> BlockStored | None:
+        last = self._events[-1] if self._events else None
+        return last if isinstance(last, BlockStored) else None
+
+    def removed(self, digest: bytes) -> None:
+        self._events.append(BlockRemoved([number(digest)], MEDIUM, group_idx=group_of(digest)))
+
+    def cleared(self) -> None:
+        self._events.append(AllBlocksCleared())
+
+    def publish(self) -> None:
+        """Publishes the collected events as one batch."""
+        if self._events:
+            events, self._events = self._events, []
+            batch: list[Any] = [_array(event) for event in events] if self._as_array else [*events]
+            self._publisher.send(EventBatch(time.time(), batch))
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+def journal_of(config: KVEventsConfig, page_size: int, engine: int) -> KVEventLog:
+    """Returns the journal of a data-parallel engine; addresses count up with the engine's number, as vLLM's do."""
+    replay = config.replay_endpoint
+    told = replace(
+        config, endpoint=_of(config.endpoint, engine), replay_endpoint=None if replay is None else _of(replay, engine)
+    )
+    return KVEventLog(Publisher(told), page_size, config.layout)
+
+
+def _of(endpoint: str, engine: int) -> str:
+    """Ports are counted up, but for one that the system chooses; other addresses have the number behind them."""
+    address, _, port = endpoint.rpartition(":")
+    if not engine or port == "*":
+        return endpoint
+    return f"{address}:{int(port) + engine}" if endpoint.startswith("tcp:") else f"{endpoint}_dp{engine}"
+
+
+def _array(event: Event) -> list[Any]:
+    """Encodes it as older vLLM versions: the type, and the fields up to the last that is not None."""
+    fields = [getattr(event, name) for name in event.__struct_fields__]
+    least = len(fields) - len(event.__struct_defaults__)
+    while len(fields) > least and fields[-1] is None:
+        fields.pop()
+    return [type(event).__name__, *fields]
+
+
+class Publisher:
+    """Sockets, in a thread of their own. The engine never waits for it: what it has no room for is left out, and its
+    number with it."""
+
+    def __init__(self, config: KVEventsConfig) -> None:
+        """ValueError where an address cannot be used."""
+        import zmq
+
+        self._context = zmq.Context(io_threads=1)
+        self._encoder, self._next, self._left_out = msgspec.msgpack.Encoder(), 0, 0
+        out, replay = self._context.socket(zmq.PUB), None
+        out.sndhwm, out.linger = config.hwm, LINGER
+        try:
+            self.endpoint = _join(out, "endpoint", config.endpoint)
+            self.replay_endpoint = ""
+            if config.replay_endpoint is not None:
+                replay = self._context.socket(zmq.ROUTER)
+                replay.sndhwm, replay.linger = 0, LINGER  # bounded by what is kept
+                self.replay_endpoint = _join(replay, "replay_endpoint", config.replay_endpoint)
+        except ValueError:
+            self._context.destroy(linger=0)
+            raise
+        name = f"inproc://events-{id(self)}"
+        inbox, self._outbox = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
+        inbox.rcvhwm = self._outbox.sndhwm = -(-config.max_queue_size // 2)  # the two together
+        inbox.bind(name)
+        self._outbox.connect(name)
+        kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
+        arguments = (inbox, out, replay, config.topic.encode(), kept)
+        self._thread = threading.Thread(target=_run, args=arguments, name="quintet-kv-events", daemon=True)
+        self._thread.start()
+        self.close = weakref.finalize(self, _close, self._context, self._outbox, self._thread)
+
+    def send(self, batch: EventBatch) -> None:
+        import zmq
+
+        seq, self._next = self._next, self._next + 1
+        try:
+            self._outbox.send_multipart((seq.to_bytes(8, "big"), self._encoder.encode(batch)), zmq.NOBLOCK)
+        except zmq.Again:
+            if not self._left_out:
+                logger.warning("kv_events_config: events are left out: more than max_queue_size wait to be sent")
+            self._left_out += 1
+
+
+def _join(socket: "zmq.Socket[bytes]", entry: str, endpoint: str) -> str:
+    """Listens there, if the address is this machine's -> the address with its port."""
+    import zmq
+
+    try:
+        if not HERE.fullmatch(endpoint):
+            socket.connect(endpoint)
+            return endpoint
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(f"kv_events_config.{entry}: {endpoint} cannot be used ({error}); give another") from None
+    if endpoint.startswith(("tcp://*", "tcp://0.0.0.0", "tcp://[::]", "tcp://:::")):
+        logger.warning("kv_events_config.%s: any host that reaches %s can read all prompt tokens", entry, endpoint)
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+
+def _run(
+    inbox: "zmq.Socket[bytes]",
+    out: "zmq.Socket[bytes]",
+    replay: "zmq.Socket[bytes] | None",
+    topic: bytes,
+    kept: deque[tuple[bytes, bytes]],
+) -> None:
+    """Until an empty message comes."""
+    import zmq
+
+    poller = zmq.Poller()
+    for socket in (inbox, *([] if replay is None else [replay])):
+        poller.register(socket, zmq.POLLIN)
+    going = True
+    while going:
+        ready = dict(poller.poll())
+        if inbox in ready:
+            message = inbox.recv_multipart()
+            going = len(message) == 2
+            if going:
+                kept.append((message[0], message[1]))
+                out.send_multipart((topic, *message))
+        if replay is not None and replay in ready:
+            _replay(replay, kept)
+    for socket in (inbox, out, *([] if replay is None else [replay])):
+        socket.close()
+
+
+def _replay(socket: "zmq.Socket[bytes]", kept: deque[tuple[bytes, bytes]]) -> None:
+    """All from the number on that was asked for."""
+    request = socket.recv_multipart()
+    if len(request) != 3 or request[1] or len(request[2]) != 8:
+        logger.info("kv_events_config: a replay was asked for in another form: three frames, the last of 8 bytes")
+        return
+    asker, first = request[0], request[2]
+    for seq, payload in kept:
+        if seq >= first:
+            socket.send_multipart((asker, b"", seq, payload))
+    socket.send_multipart((asker, b"", END, b""))
+
+
+def _close(context: "zmq.Context[zmq.Socket[bytes]]", outbox: "zmq.Socket[bytes]", thread: threading.Thread) -> None:
+    import zmq
+
+    try:
+        outbox.send(b"", zmq.NOBLOCK)
+    except zmq.Again:
+        logger.info("kv_events_config: the last events were not sent")
+    outbox.close(linger=LINGER)
+    thread.join(1)
+    if not thread.is_alive():
+        context.term()

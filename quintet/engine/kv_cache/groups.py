@@ -1,0 +1,121 @@
+"""Groups of layers that keep alike, and where each layer's tensors lie in the state.
+
+Pages come out of one pool, and a page of any group takes the same bytes: the groups have equally many layers, and the
+j-th layers of all groups share one tensor of the state, in which each page belongs to one group at a time (as in
+vLLM's hybrid cache). Layers with tensors of different shapes share none: each page then lies in all of them.
+
+Layers that keep a state per request, of whatever shape, make one group together, the last. Each has a tensor of its
+own, with a place for each slot; slots have a pool of their own.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from quintet.interface.types import Layout
+from quintet.layers.layer_state import LayerMixer
+
+ALIKE = 1.25  # the largest kind of layers has so many times the smallest at most, where all make one group each
+
+
+@dataclass(frozen=True)
+class KVCacheGroup:
+    """Positions of each request that one group of layers keeps pages for."""
+
+    window: int | None = None  # positions that later tokens can see; None: all
+    chunked: bool = False  # those from the last multiple of `window` on (Llama 4), and not the last so many
+
+    def first(self, computed: int) -> int:
+        """The first position that the token after `computed` of them can see."""
+        if self.chunked and self.window is not None:
+            return computed - computed % self.window
+        return 0 if self.window is None else max(0, computed - self.window + 1)
+
+    def pages(self, tokens: int, page_size: int, step: int) -> int:
+        """The most that a request of so many tokens holds, where it has `step` tokens in a step at most: behind a
+        window, what the step's first token sees and the step itself, a stretch that may begin within a page."""
+        whole = -(-tokens // page_size)
+        return whole if self.window is None else min(whole, -(-(self.window - 1 + step) // page_size) + 1)
+
+
+@dataclass(frozen=True)
+class KVCacheLayout:
+    """The groups of a model, and one layout for each tensor of its state."""
+
+    groups: tuple[KVCacheGroup, ...]  # of pages
+    layouts: tuple[Layout, ...]
+    states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
+    stateful: bool = False  # whether layers keep states, on whatever stage
+
+    @property
+    def indices(self) -> range:
+        """Indices of all groups: those of pages, and perhaps one of states."""
+        return range(len(self.groups) + self.stateful)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the state of one request, on one device."""
+        return sum(layout.nbytes for layout in self.states)
+
+    def widths(self, pages: int) -> tuple[int, ...]:
+        """Columns of each group's table, for requests of so many pages."""
+        return (pages,) * len(self.groups) + (2,) * self.stateful
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of one group, on one device."""
+        return sum(layout.nbytes for layout in self.layouts)
+
+    def pages(self, tokens: int, page_size: int, step: int) -> int:
+        """The most that a request of so many tokens holds, over all groups."""
+        return sum(kept.pages(tokens, page_size, step) for kept in self.groups)
+
+
+def arrange(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None = None) -> KVCacheLayout:
+    """Settles the group and the places of every mixing of a model. Groups are the model's; layouts, and places in them,
+    are of those that are `here`, on this stage."""
+    here = set(mixings) if here is None else here
+    keeping = [mixing for mixing in mixings if mixing.layouts]
+    stateful = [mixing for mixing in keeping if {layout.unit for layout in mixing.layouts} == {"request"}]
+    paged = _paged([mixing for mixing in keeping if mixing not in stateful], here)
+    states: list[Layout] = []
+    for mixing in stateful:
+        place = len(paged.layouts) + len(states)
+        mixing.group, mixing.places = len(paged.groups), range(place, place + len(mixing.layouts))
+        states += mixing.layouts if mixing in here else ()
+    return replace(paged, states=tuple(states), stateful=bool(stateful))
+
+
+def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCacheLayout:
+    """Returns the arrangement of the layers that keep pages."""
+    kinds: dict[KVCacheGroup, list[LayerMixer]] = {}
+    for mixing in mixings:
+        kinds.setdefault(_keeps(mixing), []).append(mixing)
+    if not kinds:
+        return KVCacheLayout((), ())
+    shapes = {tuple((each.dtype, each.shape, each.shares) for each in m.layouts) for ms in kinds.values() for m in ms}
+    groups = _cut(kinds) if len(shapes) == 1 else list(kinds.items())
+    layouts: list[Layout] = []
+    for index, (_, members) in enumerate(groups):
+        place = 0 if len(shapes) == 1 else len(layouts)
+        for mixing in members:
+            mixing.group, mixing.places = index, range(place, place + len(mixing.layouts))
+            if mixing not in here:
+                continue
+            place += len(mixing.layouts)
+            if place > len(layouts):
+                layouts += mixing.layouts
+    return KVCacheLayout(tuple(keeps for keeps, _ in groups), tuple(layouts))
+
+
+def _keeps(mixing: LayerMixer) -> KVCacheGroup:
+    keeps = {KVCacheGroup(layout.keeps, layout.chunked) for layout in mixing.layouts}
+    if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
+        raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
+    return next(iter(keeps))
+
+
+def _cut(kinds: dict[KVCacheGroup, list[LayerMixer]]) -> list[tuple[KVCacheGroup, list[LayerMixer]]]:
+    """Groups of equally many layers: as many as the rarest kind has, or the commonest where they are nearly as many."""
+    counts = [len(members) for members in kinds.values()]
+    size = max(counts) if max(counts) <= ALIKE * min(counts) else min(counts)
+    return [(keeps, ms[first : first + size]) for keeps, ms in kinds.items() for first in range(0, len(ms), size)]

@@ -1,0 +1,114 @@
+"""The states of requests: where each is read and written in a step, and which are kept for the prefix cache.
+
+A state is of fixed size and holds all tokens before some position; it lies in a slot, out of a pool of its own. A step
+reads one slot and writes another, so that it may be run again, taken back, or go on from what others keep:
+
+    before  <- drafts refused -  state  - the next step ->  following
+    num_before tokens            num_state tokens
+
+Slots 1..num_slots - 1 are given out; a request holds two at most, three while its drafts are checked. A slot that is
+kept in the prefix cache is never written while it is held.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from quintet.engine.kv_cache.page_pool import PagePool
+from quintet.engine.request import Request, StateSlots
+
+EACH = 2  # slots of a running request: one that the step reads, and one that it writes
+
+
+class StateSlotPool:
+    """The pool of one engine, counted and shared. Slot 0 stands for a beginning where it is read, and takes the writes
+    of padding."""
+
+    def __init__(self, num_slots: int, caching: bool = True) -> None:
+        self._pool = PagePool(num_slots, caching)
+        self.changes = 0  # how often what can be found has changed, beside losses
+
+    @property
+    def losses(self) -> int:
+        """Counts every change of what can be found."""
+        return self._pool.losses + self.changes
+
+    @property
+    def num_used(self) -> int:
+        return self._pool.num_used
+
+    def longest(self, digests: Sequence[bytes]) -> int:
+        """Number of pages of a chain that the longest kept state covers."""
+        return next((count for count in range(len(digests), 0, -1) if self._pool.has(digests[count - 1])), 0)
+
+    def begin(self, request: Request, digest: bytes | None) -> None:
+        """The request goes on from the state under this hash, which is there; None: it begins."""
+        if digest is not None:
+            request.slots.state, request.slots.num_state = self._pool.page(digest), request.num_computed
+            self._pool.hold([request.slots.state])
+
+    def follow(self, request: Request) -> None:
+        """A slot for the state after its next step. There is one: no more requests run than twice that have room."""
+        (request.slots.following,) = self._pool.take(1)
+
+    def advance(self, request: Request) -> None:
+        """The step was started, and its tokens count as computed. What it read is kept while drafts may be refused."""
+        slots = request.slots
+        if request.num_drafts:
+            slots.before, slots.num_before = slots.state, slots.num_state
+        else:
+            self._release(slots.state)
+        slots.state, slots.following, slots.num_state = slots.following, 0, request.num_computed
+
+    def settle(self, request: Request) -> None:
+        """Its drafts were checked, and what counts as computed is known: a state that holds more is given back, and its
+        accepted tokens are computed again from the one before."""
+        slots = request.slots
+        if request.num_computed == slots.num_state:
+            self._release(slots.before)
+        else:
+            self._release(slots.state)
+            slots.state, slots.num_state = slots.before, slots.num_before
+            request.num_computed = slots.num_state
+        slots.before = 0
+
+    def keep(self, request: Request, digest: bytes) -> None:
+        """Its state, which no later step changes, can be found from now on, by later steps. Of an output the latest is
+        kept alone: the next prompt of a conversation holds all of it."""
+        if self._pool.commit(request.slots.state, digest):
+            self.changes += 1
+            if request.num_computed > request.num_prompt:
+                if self._pool.has(request.slots.latest):
+                    self._pool.forget(self._pool.page(request.slots.latest))
+                request.slots.latest = digest
+
+    def release(self, request: Request) -> None:
+        """Releases its slots."""
+        for slot in request.slots.held:
+            self._release(slot)
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Drops its slots without releasing them."""
+        request.slots = StateSlots()
+
+    def reset(self) -> None:
+        """Empties the prefix cache of states."""
+        self._pool.reset_cache()
+
+    def clear(self) -> None:
+        self._pool.clear()
+
+    def _release(self, slot: int) -> None:
+        if slot:
+            self._pool.release([slot])
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Asserts that the counts agree with the slots that requests hold."""
+        held = []
+        for request in requests:
+            slots = request.slots
+            assert (slots.state != 0) == (request.num_computed > 0), request
+            assert slots.num_state == request.num_computed, request
+            assert not slots.following, "a slot was taken for a step that is not planned"
+            assert not slots.before or request.num_drafts, request
+            held.append(slots.held)
+        self._pool.check_integrity(held)

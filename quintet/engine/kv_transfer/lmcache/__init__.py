@@ -1,0 +1,1 @@
+"""KV connector for LMCache."""

@@ -1,0 +1,394 @@
+"""Scheduler side of a KV connector: tracks pages that are being loaded and pages that are being stored.
+
+A connector holds pages of the pool, as a request does. A request with a prefix in a KV connector waits while its pages
+are loaded, and other requests go ahead of it: free pages are taken for the missing ones, written between steps as they
+arrive, and entered into the prefix cache. Once all have arrived or failed, the pages are released, and the request
+finds them in the prefix cache as usual. A page that failed is computed as if it had never been stored.
+
+Pages that a step has computed are stored after that step has finished. A device works in order of submission: once the
+copy of a page is submitted, the next owner of the page writes to it after the copy.
+"""
+
+import enum
+import hashlib
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.common.interrupts import Uninterrupted
+from quintet.engine.kv_cache.manager import HASH, KVCacheManager, log_stored
+from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, Rows
+from quintet.engine.kv_transfer.multi_source import Source, either
+from quintet.engine.kv_transfer.p2p.transfers import Transfer
+from quintet.engine.kv_transfer.rank_agreement import RankAgreement
+from quintet.engine.request import Request
+from quintet.interface.platform import CacheLost, DeviceLost
+from quintet.model_loader.weight_files import Weights
+
+if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
+    from quintet.engine.kv_transfer.page_copier import PageCopier
+
+logger = logging.getLogger(__name__)
+
+WAIT = 0.02  # seconds that an idle engine waits
+Entered = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
+
+
+class Wait(enum.Enum):
+    """Reason why a request waits."""
+
+    NO = 0  # it does not wait
+    COMES = 1  # for its pages, or its turn to load them: other requests go ahead of it
+    ROOM = 2  # for room for them: no request goes ahead of it
+
+
+@dataclass(eq=False)
+class PendingLoad:
+    """Pages that are being loaded for a request."""
+
+    load: Load
+    held: list[int]  # pages of its prefix that were in the cache
+    pages: list[int]  # taken for the loaded pages, by place in the load
+    digests: list[bytes]  # of these
+    here: int  # tokens that were in the cache
+    heard: float = field(default_factory=time.monotonic)  # when a page last arrived, or the load started
+    failed: str = ""  # why some pages did not arrive
+
+
+@dataclass
+class TransferStats:
+    """Counters since the start."""
+
+    asked: int = 0  # tokens of prompts that were looked up in the KV connector
+    loaded: int = 0  # pages that were loaded
+    stored: int = 0  # pages that were stored
+    failures: int = 0  # pages that failed to load, though they were there
+
+
+class KVTransferManager:
+    """Loads and stores of one connector. The scheduler calls `ask()`; the rest is called between steps."""
+
+    def __init__(  # noqa: PLR0913  # the last are for engines with peers, or with rank processes
+        self,
+        connector: KVConnector,
+        copies: "PageCopier",
+        tables: KVCacheManager,
+        identity: bytes,
+        patience: float,
+        fails: bool,
+        transfer: Transfer | None = None,
+        council: RankAgreement | None = None,
+    ) -> None:
+        """identity: of all that a page's content depends on, besides its tokens. patience: seconds until pages that
+        have not arrived count as failed. fails: a request ends where pages failed, instead of computing them. council:
+        of rank processes."""
+        self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
+        self.transfer = transfer  # pages from other engines, and for them
+        self.council = council
+        self._found: dict[Request, set[bytes]] = {}  # of waiting requests: pages that a look-up found
+        self._lookups: dict[Request, tuple[Lookup, list[bytes]]] = {}  # look-ups in progress, and their pages
+        closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
+        self._close = weakref.finalize(self, closing)  # threads hold the connector, and nothing of the engine
+        self._identity, self._patience, self._fails = identity, patience, fails
+        self._root = _root(identity, b"")
+        self._arrivals: dict[Request, PendingLoad] = {}
+        self._queued: dict[Request, int] = {}  # requests that will load so many pages when there is room
+        self._copying: tuple[list[bytes], Callable[[], Rows]] | None = None
+        self._at_once = copies.at_once  # pages
+        self.counts = TransferStats()
+
+    @property
+    def held(self) -> list[list[int]]:
+        """Returns the pages that are held for each waiting request."""
+        return [arrival.held + arrival.pages for arrival in self._arrivals.values()]
+
+    @property
+    def arriving(self) -> int:
+        """Returns the number of requests that wait for pages, or for a look-up."""
+        return len(self._arrivals) + len(self._lookups)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Returns the counters of transfers with other engines, as fields of Stats."""
+        return {} if self.transfer is None else self.transfer.counts()
+
+    # ------------------------------------------------------------------------------------------------------- arriving
+
+    def ask(self, request: Request, alone: bool) -> Wait:
+        """Returns what a request waits for. The first call for a request starts to load its pages, if there is room for
+        all of them; if it is alone there will not be more room, and it starts without them."""
+        if request in self._arrivals:
+            return Wait.COMES
+        if request.asked and self._tables.find(request).tokens >= request.num_there:
+            return Wait.NO  # else other requests took its pages before it could start
+        if request in self._queued and self._is_much(self._queued[request]):
+            return Wait.COMES
+        if not self._looked_up(request):
+            return Wait.COMES
+        found = self._tables.find(request)
+        source = self._source(request)
+        wanted = self._tables.beyond(request, source.has)
+        missing = [digest for digest in wanted if not self._pool.has(digest)]
+        if not missing:
+            self._count(request, found.tokens)
+            return Wait.NO
+        held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
+        whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
+        if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
+            return Wait.NO if alone and not self._arrivals else Wait.ROOM
+        if self._is_much(len(missing)):
+            self._queued[request] = len(missing)
+            return Wait.COMES
+        self._count(request, found.tokens)
+        self._begin(request, source, held, missing, found.tokens)
+        return Wait.COMES
+
+    def _source(self, request: Request) -> Source:
+        """Returns the sources of its pages: this engine's connector, then another engine that has begun the request."""
+        beside = self._found.get(request, ())
+        ours = Source(
+            lambda digest: self.connector.has(self._root + digest) or digest in beside,
+            lambda digests: self.connector.load([self._root + digest for digest in digests]),
+        )
+        other = None if self.transfer is None else self.transfer.source(request)
+        return ours if other is None else either(ours, other)
+
+    def _looked_up(self, request: Request) -> bool:
+        """Returns whether it is known which of its pages are there; if not, the next meeting of the ranks, or a
+        look-up, finds out."""
+        council = self.council if self.connector.private else None
+        if (council is None and not self.connector.late) or request in self._found:
+            return True
+        if request in self._lookups:
+            return self._answered(request)
+        digests = self._tables.pages_of(request)
+        missing = [each for each in digests if not self._pool.has(each)]
+        if not missing:
+            return True
+        if council is not None:
+            council.look_up(request, lambda: [self.connector.lies(self._root + digest) for digest in digests])
+            return False
+        with Uninterrupted():
+            self._lookups[request] = self.connector.look_up([self._root + digest for digest in missing]), missing
+        return self._answered(request)
+
+    def _answered(self, request: Request) -> bool:
+        """Returns whether its look-up has a result by now."""
+        lookup, digests = self._lookups[request]
+        there = lookup.there
+        if there is None:
+            return False
+        del self._lookups[request]
+        self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
+        return True
+
+    def _meet(self, council: RankAgreement) -> None:
+        for request, there in council.meet(self._at_once).items():
+            digests = self._tables.pages_of(request)
+            self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
+
+    def _is_much(self, more: int) -> bool:
+        """Returns whether so many more pages should wait until other loads have ended: half of the pool is for running
+        requests."""
+        return bool(self._arrivals) and sum(map(len, self.held)) + more > self._pool.num_pages // 2
+
+    def _count(self, request: Request, here: int) -> None:
+        request.asked = True
+        self._queued.pop(request, None)
+        self._found.pop(request, None)
+        if request.num_preemptions == 0:
+            self.counts.asked += request.num_prompt - here
+
+    def _begin(self, request: Request, source: Source, held: list[int], missing: list[bytes], here: int) -> None:
+        with Uninterrupted():
+            self._pool.hold(held)
+            pages = self._pool.take(len(missing))
+            self._arrivals[request] = PendingLoad(source.load(missing), held, pages, missing, here)
+
+    def bring_in(self) -> list[tuple[Request, str]]:
+        """Writes pages that have arrived into the KV cache -> requests that have to end, and why."""
+        self.connector.changed.clear()
+        if self.council is not None and self.council.due:
+            self._meet(self.council)
+        ended = []
+        for request, arrival in list(self._arrivals.items()):
+            self._write(request, arrival)
+            late = time.monotonic() - arrival.heard > self._patience
+            if late and not arrival.load.done:
+                self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
+                arrival.load.cancel()
+            if arrival.load.done:
+                self._end(request)
+                if arrival.failed:
+                    logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.failed)
+                there = self._tables.find(request).tokens
+                request.num_fetched = min(there, request.num_fetched + there - arrival.here)
+                request.num_there = 0 if arrival.failed else there
+                if arrival.failed and self._fails:
+                    ended.append((request, f"pages of its prompt could not be loaded: {arrival.failed}"))
+        return ended
+
+    def _write(self, request: Request, arrival: PendingLoad) -> None:
+        """Writes some of the arrived pages; a page can be found as soon as its write is submitted to the device."""
+        arrived = arrival.load.take(self._at_once)
+        if arrived.failed:
+            self._fail(arrival, len(arrived.failed), next(iter(arrived.failed.values())))
+        if not arrived.places:
+            return
+        arrival.heard = time.monotonic()
+        pages = [arrival.pages[place] for place in arrived.places]
+        if not self._copied(partial(self.copies.write, pages, arrived.rows), by_all=True):
+            self._fail(arrival, len(pages), "they could not be copied to the device")
+            return
+        self.counts.loaded += len(pages)
+        journal = self._pool.journal
+        positions = {} if journal is None else {digest: at for at, digest in enumerate(request.page_hashes)}
+        for page, place in zip(pages, arrived.places, strict=True):
+            digest = arrival.digests[place]
+            if self._pool.commit(page, digest) and journal is not None:
+                log_stored(journal, request, digest, positions[digest[:HASH]], self._tables.page_size)
+
+    def _fail(self, arrival: PendingLoad, count: int, why: str) -> None:
+        self.counts.failures += count
+        arrival.failed = arrival.failed or why
+
+    def wait(self) -> None:
+        """Waits a moment, or until something has arrived."""
+        self.connector.changed.wait(WAIT)
+
+    def give_way(self) -> bool:
+        """Drops the latest load, since a running request needs pages; its request asks again when there is room.
+        Returns whether there was one."""
+        if not self._arrivals:
+            return False
+        last = next(reversed(self._arrivals))
+        self.leave(last)
+        last.asked = False
+        if last.handoff is not None:
+            last.handoff.taken = False
+        return True
+
+    def leave(self, request: Request) -> None:
+        """Drops the state of a request that has ended, or does not wait any more."""
+        self._queued.pop(request, None)
+        self._found.pop(request, None)
+        if request in self._lookups:
+            self._lookups.pop(request)[0].cancel()
+        if self.council is not None:
+            self.council.forget(request)
+        if request in self._arrivals:
+            self._arrivals[request].load.cancel()
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        arrival = self._arrivals.pop(request)
+        self._pool.release(arrival.held + arrival.pages)
+        request.found = None  # it was looked up before
+
+    # -------------------------------------------------------------------------------------------------------- leaving
+
+    def offer(self, entered: Iterable[Entered]) -> None:
+        """Stores pages that a finished step has computed: they are copied piece by piece, the last while the next step
+        runs. They need not be held: the next owner of such a page writes to it after the copy."""
+        self.settle()
+        new = [each for each in entered if self._is_new(*each)] if self.connector.keeps else []
+        for first in range(0, len(new), self._at_once):
+            self.settle()
+            pages, digests = zip(*new[first : first + self._at_once], strict=True)
+            self._copied(partial(self._copy, pages, [self._root + digest for digest in digests]))
+
+    def _is_new(self, page: int, digest: bytes) -> bool:
+        """Returns whether the page still has this content, and the connector does not."""
+        return self._pool.digest(page) == digest and not self.connector.has(self._root + digest)
+
+    def settle(self) -> None:
+        """Waits for the copies in progress, and hands their pages to the connector, or to the transfer."""
+        if self.transfer is not None:
+            self._copied(self.transfer.settle)
+        if self._copying is not None:
+            (keys, wait), self._copying = self._copying, None
+            self._copied(partial(self._store, keys, wait), by_all=True)
+
+    def lend(self, request: Request) -> dict[str, Any] | None:
+        """Copies the pages of a request that is about to end, if another engine continues its prompt -> the
+        kv_transfer_params of its answer."""
+        answer: list[dict[str, Any] | None] = [None]
+        transfer = self.transfer
+        if transfer is not None:
+            self._copied(lambda: answer.__setitem__(0, transfer.lend(request)))
+        return answer[0]
+
+    def _copy(self, pages: Sequence[int], keys: list[bytes]) -> None:
+        self._copying = keys, self.copies.read(pages)
+
+    def _store(self, keys: list[bytes], wait: Callable[[], Rows]) -> None:
+        rows = wait()
+        with Uninterrupted():
+            self.connector.store(keys, rows)
+        self.counts.stored += len(keys)
+
+    def _copied(self, copy: Callable[[], None], by_all: bool = False) -> bool:
+        """Runs a copy, and returns whether it succeeded. A failed copy fails no request; a device error does, and so
+        does a copy that all ranks make: the others would know of pages that this one does not have."""
+        try:
+            copy()
+        except (CacheLost, DeviceLost):
+            raise
+        except Exception as error:
+            if by_all and self.council is not None:
+                raise DeviceLost(f"pages were not copied on one of several ranks: {error}") from error
+            logger.exception("pages were not copied")
+            return False
+        return True
+
+    # --------------------------------------------------------------------------------------------------- starting over
+
+    def forget(self) -> None:
+        """Drops all loads and copies after the pool was reset: no page is held, and arriving pages are discarded."""
+        for arrival in self._arrivals.values():
+            arrival.load.cancel()
+        for lookup, _ in self._lookups.values():
+            lookup.cancel()
+        for each in (self._arrivals, self._lookups, self._queued, self._found):
+            each.clear()
+        if self.council is not None:
+            self.council.forget()
+        self._copying = None
+        if self.transfer is not None:
+            self.transfer.forget()
+
+    def reset(self) -> None:
+        """Changes the root of all keys: pages stored before are not found any more, and a later start does not find
+        pages stored from now on, which may have other weights."""
+        for request in [*self._arrivals, *self._lookups, *self._found]:
+            self.leave(request)
+        if self.council is not None:
+            self.council.forget()
+        self._copying = None
+        self._root = _root(self._identity, os.urandom(16))
+        with Uninterrupted():
+            self.connector.clear()
+
+    def reweigh(self, weights: Weights | Path | None) -> None:
+        """Passes changed weights to the transfer: to other engines this is another checkpoint now."""
+        if self.transfer is not None:
+            self.transfer.reweigh(Weights(weights) if isinstance(weights, Path) else weights)
+
+    def close(self) -> None:
+        self._close()
+
+
+def _close_both(connector: KVConnector, transfer: Transfer) -> None:
+    connector.close()
+    transfer.close()
+
+
+def _root(identity: bytes, epoch: bytes) -> bytes:
+    """Returns the prefix of every page's key."""
+    return hashlib.blake2b(identity + epoch, digest_size=16, person=b"quintet-pages").digest()

@@ -1,0 +1,1 @@
+"""KV offloading: tiers of CPU memory and disk."""

@@ -1,0 +1,1 @@
+"""KV transfer between engines (disaggregated prefill): producers, consumers, and their transports."""

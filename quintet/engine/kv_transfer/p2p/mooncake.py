@@ -1,0 +1,104 @@
+"""Mooncake's transfer engine, which reads pages out of another engine's memory, over TCP or RDMA."""
+
+import importlib
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
+from quintet.engine.kv_transfer.p2p.rdma import unclosed
+
+ADDRESS = re.compile(r"[A-Za-z0-9._:\[\]-]{1,256}:[0-9]{1,5}")
+_FIRST = "kv_transfer_config.kv_connector MooncakeConnector"
+
+
+def library() -> Any:
+    """Returns Mooncake's engine module; ValueError where it is not installed."""
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        raise ValueError(
+            f"{_FIRST} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and libibverbs1 "
+            "of the system), or use TCPConnector"
+        ) from None
+
+
+class Reading:
+    """One transfer, for which a thread of its own waits: Mooncake gives it up by itself after a while."""
+
+    def __init__(self, engine: Any, peer: str, addresses: Sequence[int], into: Rows) -> None:
+        step = into.strides[0]
+        here = [into.ctypes.data + at * step for at in range(len(addresses))]
+        self._args = (peer, here, list(addresses), [step] * len(addresses))
+        self._engine, self._into, self._failed = engine, into, ""  # `into` must stay as long as the thread
+        self._thread = threading.Thread(target=self._run, name="quintet-mooncake", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if code := self._engine.batch_transfer_sync_read(*self._args):
+                self._failed = f"code {code}"
+        except Exception as error:
+            self._failed = str(error) or type(error).__name__
+
+    def done(self) -> bool:
+        if self._thread.is_alive():
+            return False
+        if self._failed:
+            raise ProtocolError(f"Mooncake could not read there ({self._failed})")
+        return True
+
+    def stop(self) -> bool:
+        return not self._thread.is_alive()
+
+
+class MooncakeMover:
+    """One Mooncake transfer engine, of an engine that sends pages, receives them, or does both."""
+
+    def __init__(self, host: str, protocol: str) -> None:
+        """host: where others reach this engine. ValueError where there is no Mooncake, or it cannot begin."""
+        self._engine: Any = library().TransferEngine()
+        if code := self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
+            raise ValueError(
+                f"{_FIRST}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
+            )
+        self._host, self._kept = host, list[Rows]()
+
+    def offer(self, rows: Rows) -> None:
+        if code := self._open.register_memory(rows.ctypes.data, rows.nbytes):
+            raise ValueError(f"{_FIRST}: {rows.nbytes} bytes of memory cannot be registered (code {code})")
+        self._kept.append(rows)  # they must stay as long as Mooncake has them registered
+
+    def receive(self, rows: Rows) -> None:
+        try:
+            self.offer(rows)
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+
+    def told(self) -> bytes:
+        return f"{self._host}:{self._open.get_rpc_port()}".encode()
+
+    def meet(self, told: bytes) -> str:
+        name = told.decode("ascii", "replace")
+        if not ADDRESS.fullmatch(name):
+            raise ProtocolError("it says no address of Mooncake's")
+        return name
+
+    def part(self, peer: str) -> None:
+        """Does nothing: Mooncake keeps its connections for later transfers."""
+
+    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
+        return Reading(self._open, peer, addresses, into)
+
+    @property
+    def _open(self) -> Any:
+        return unclosed(self._engine)
+
+    def close(self) -> None:
+        """Unregisters the memory, and drops the engine, which ends with its last user. Offered memory stays as long as
+        this mover, which is longer."""
+        engine, self._engine = self._open, None
+        for rows in self._kept:
+            engine.unregister_memory(rows.ctypes.data)

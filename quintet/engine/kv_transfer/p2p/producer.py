@@ -1,0 +1,161 @@
+"""Producer of pages: serves those that wait for other engines, by a thread that listens and one for each connection."""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.p2p.protocol import (
+    ASKED,
+    COPIED,
+    Channel,
+    Done,
+    Facts,
+    Kept,
+    Missing,
+    Offer,
+    Page,
+    PageRequest,
+    ProtocolError,
+)
+from quintet.engine.kv_transfer.p2p.remote_memory import Share
+from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
+
+logger = logging.getLogger(__name__)
+
+MOST = 256  # connections at once: each process of another engine has four at most
+GREETING = 5.0  # seconds that a new connection may take to authenticate
+TURN = 0.5  # seconds from one look at the clock to the next
+SAID = 300  # characters of why there are no pages
+
+
+class PageServer:
+    """Producer: sends pages in `loans` to any engine that has the key and runs the same model."""
+
+    def __init__(self, loans: SendBuffer, facts: Callable[[], Facts], key: bytes, patience: float) -> None:
+        """patience: seconds that a peer may be silent within a frame, and ten times as many between two asks."""
+        self._loans, self._facts, self._key, self._patience = loans, facts, key, patience
+        self.way = ""  # transport of pages
+        self.share: Share | None = None  # lets consumers read pages in place; None: pages are sent
+        self._open: set[socket.socket] = set()
+        self._lock, self._closed = threading.Lock(), False
+        self._counts: Counter[str] = Counter()
+        self._listening: socket.socket | None = None
+
+    def listen(self, listening: socket.socket) -> None:
+        """Accepts connections from now on, in a thread of its own."""
+        listening.settimeout(TURN)
+        self._listening = listening
+        self._thread = threading.Thread(target=self._accept_all, args=(listening,), name="quintet-giver", daemon=True)
+        self._thread.start()
+
+    def counts(self) -> Mapping[str, int]:
+        """Returns the counters since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, still = True, list(self._open)
+        for connection in still:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._listening is not None:
+            self._listening.close()
+            self._thread.join(2 * TURN)
+
+    # ------------------------------------------------------------------------------------------------------ in threads
+
+    def _accept_all(self, listening: socket.socket) -> None:
+        while not self._closed:
+            self._loans.expire()
+            try:
+                connection, peer = listening.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if not self._closed:
+                    logger.warning("KV connector: other engines cannot fetch pages any more: %s", error)
+                return
+            with self._lock:
+                if self._closed or len(self._open) >= MOST:
+                    connection.close()
+                    continue
+                self._open.add(connection)
+            name = peer[0] if isinstance(peer, tuple) else "this machine"
+            threading.Thread(target=self.serve, args=(connection, name), name="quintet-gives", daemon=True).start()
+
+    def serve(self, connection: socket.socket, name: str) -> None:
+        """Serves one connection, until it ends."""
+        facts = self._facts()
+        channel = Channel(connection, min(GREETING, self._patience), 0)
+        try:
+            channel.greet(self._key, facts, self.way)
+            channel = channel.patient(self._patience)
+            if self.share is not None:
+                self.share(channel)
+            while True:
+                asked = channel.receive(ASKED, 10 * self._patience)
+                if isinstance(asked, Done):
+                    self._loans.end(asked.loan, asked.readers, asked.reader)
+                else:
+                    self._answer(channel, asked, facts)
+        except ProtocolError as error:
+            if not channel.greeted:
+                self._count("refused", 1)
+                logger.warning("an engine at %s gets no pages: %s", name, error)
+            elif not self._closed:
+                logger.debug("an engine at %s is gone: %s", name, error)
+        except Exception:
+            logger.exception("giving pages to %s broke", name)
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+            connection.close()
+
+    def _answer(self, channel: Channel, asked: PageRequest, facts: Facts) -> None:
+        _check(asked.parts, self._loans.rows.strides[0])
+        found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
+        if self._facts() != facts:
+            raise ProtocolError("the weights are others now")
+        try:
+            given = 0
+            for place, row in enumerate(found):
+                if isinstance(row, str):
+                    channel.send(Missing([place], row[:SAID]))
+                    continue
+                if self.share is None:
+                    channel.send(Page(place, _parts(row, asked.parts)))
+                else:
+                    channel.send(Offer(place, self._loans.row(row)))
+                given += 1
+                self._count("bytes", sum(count for _, count in asked.parts) or row.nbytes)
+            if given and self.share is not None:
+                channel.receive(COPIED)
+                channel.send(Kept())
+            self._count("pages", given)
+            self._count("lacked", len(found) - given)
+        finally:
+            if loan is not None:
+                self._loans.let_go(loan)
+
+    def _count(self, what: str, by: int) -> None:
+        with self._lock:
+            self._counts[what] += by
+
+
+def _check(parts: Sequence[tuple[int, int]], nbytes: int) -> None:
+    """Raises Broken for parts that are not in rows of so many bytes."""
+    if any(first + count > nbytes for first, count in parts) or sum(count for _, count in parts) > nbytes:
+        raise ProtocolError("parts that no row has")
+
+
+def _parts(row: Rows, parts: Sequence[tuple[int, int]]) -> bytes:
+    """Returns the wanted parts of a row."""
+    content = row.view(np.uint8).data
+    return b"".join(content[first : first + count] for first, count in parts) if parts else content.tobytes()

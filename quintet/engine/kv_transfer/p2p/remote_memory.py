@@ -1,0 +1,69 @@
+"""Memory in which a producer's pages wait, as a consumer reads it: mapped here, or read by a transfer library.
+
+A producer sends the row of a page, and keeps the page there until the consumer has reported its copy, and was answered.
+A consumer that was too slow, and read a row that was reused, gets no answer, and discards its copy.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.p2p.protocol import MOST_KEYS, Channel, ProtocolError
+
+AHEAD = 2**25  # bytes of a load that wait for the engine before more is requested
+
+
+class RemoteRegion(Protocol):
+    """Memory of one producer, as long as one connection to it lasts."""
+
+    def read(self, rows: Sequence[int]) -> Rows:
+        """Returns a copy of these rows. Broken says why it cannot."""
+
+    def close(self) -> None: ...
+
+
+Open = Callable[[Channel, int], RemoteRegion]  # after authentication; with the words of a producer's row
+Share = Callable[[Channel], None]  # the producer's side of it
+
+
+def at_once(words: int) -> int:
+    """Returns the number of pages that are asked for at once, where a row has so many words."""
+    return max(1, min(MOST_KEYS, AHEAD // max(4 * words, 1)))
+
+
+class MappedRegion:
+    """Mapped memory of another process of this machine."""
+
+    def __init__(self, channel: Channel, words: int) -> None:
+        descriptor = channel.borrow()
+        try:
+            count = os.fstat(descriptor).st_size // (4 * words)
+            memory = mmap.mmap(descriptor, 4 * words * count, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ProtocolError(f"the memory that it shares cannot be read: {error}") from None
+        finally:
+            os.close(descriptor)
+        self._rows = np.ndarray((count, words), np.int32, memory)
+
+    def read(self, rows: Sequence[int]) -> Rows:
+        if max(rows) >= len(self._rows):
+            raise ProtocolError("a page that lies nowhere")
+        return self._rows[list(rows)]
+
+    def close(self) -> None:
+        del self._rows
+
+
+def lend(channel: Channel, descriptor: int | None) -> None:
+    """Sends a descriptor of the memory, for reading alone."""
+    if descriptor is None:
+        raise ProtocolError("the engine ends")
+    readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        channel.lend(readable)
+    finally:
+        os.close(readable)

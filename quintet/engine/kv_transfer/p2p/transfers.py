@@ -1,0 +1,205 @@
+"""Engine side of page transfers: the pages that a request's prompt leaves for another engine, or takes from one.
+
+Engines name a page differently than the prefix cache here: by the hash of its tokens and the cache's salt alone. A hash
+in the prefix cache also depends on the last reset of the cache.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from quintet.engine.kv_cache.manager import HASH, KVCacheManager, extend_chain, own
+from quintet.engine.kv_cache.page_pool import NULL_PAGE
+from quintet.engine.kv_transfer.connector import Load, LoadedPages, Rows
+from quintet.engine.kv_transfer.multi_source import Source
+from quintet.engine.kv_transfer.p2p.consumer import From
+from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
+from quintet.engine.kv_transfer.rank_agreement import RankAgreement
+from quintet.engine.kv_transfer_params import Peer, TransferParams, told
+from quintet.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+Read = Callable[[Sequence[int]], Callable[[], Rows]]
+
+
+class Incoming(Protocol):
+    """Interface of a Taker (consumer), for the engine."""
+
+    def load(self, sources: Sequence[From], keys: Sequence[bytes], ends: bool) -> Load: ...
+
+    def counts(self) -> Mapping[str, float]: ...
+
+
+class Counting(Protocol):
+    """Interface of a Giver (producer), for the engine."""
+
+    def counts(self) -> Mapping[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class Outgoing(NamedTuple):
+    """Pages that are being copied to a loan."""
+
+    loan: str
+    keys: list[bytes]
+    wait: Callable[[], Rows]
+
+
+class Refused(Load):
+    """Load of pages that all fail, for one reason."""
+
+    def __init__(self, count: int, why: str) -> None:
+        self._failed = dict.fromkeys(range(count), why)
+
+    @property
+    def done(self) -> bool:
+        return not self._failed
+
+    def take(self, most: int) -> LoadedPages:
+        failed, self._failed = self._failed, {}
+        return LoadedPages([], np.zeros((0, 0), np.int32), failed)
+
+    def cancel(self) -> None:
+        self._failed = {}
+
+
+class Transfer:
+    """Page transfers of one engine; only its thread calls this."""
+
+    def __init__(self, tables: KVCacheManager, read: Read, at_once: int) -> None:
+        """read: starts to copy pages, as Copies.read does. at_once: pages that are copied in one piece."""
+        self._tables, self._read, self._at_once = tables, read, at_once
+        self.taker: Incoming | None = None  # None: this engine receives no pages
+        self.loans: SendBuffer | None = None  # None: it sends none
+        self.giver: Counting | None = None  # the producer that sends them
+        self.engine, self.host, self.port = "", "", 0  # as others know it
+        self.ports: tuple[int, ...] = ()  # of each rank, where they are processes
+        self.hosts: tuple[str, ...] = ()  # of each rank, where they are on several machines
+        self.share = self.stages = 1  # ranks that share each layer, and stages that share the layers
+        self.council: RankAgreement | None = None  # of these
+        self.sources: Callable[[Peer], list[From]] = lambda peer: [From(peer)]  # ValueError: no process has the part
+        self.loan_name: Callable[[], str] = lambda: secrets.token_hex(16)  # the same on every rank
+        self._copying: Outgoing | None = None
+        self.close: Callable[[], None] = lambda: None
+        self.reweigh: Callable[[Any], None] = lambda weights: None  # called when the weights have changed
+        self.lent = self.full = 0  # prompts with pages that wait or waited, and those that found no room
+
+    def counts(self) -> dict[str, Any]:
+        """Returns the counters, as fields of Stats."""
+        taken = {} if self.taker is None else self.taker.counts()
+        given = {} if self.giver is None else self.giver.counts()
+        return {
+            "pages_taken": int(taken.get("pages", 0)),
+            "bytes_taken": int(taken.get("bytes", 0)),
+            "seconds_taken": taken.get("seconds", 0.0),
+            "pages_given": given.get("pages", 0),
+            "bytes_given": given.get("bytes", 0),
+            "peers_refused": given.get("refused", 0),
+            "loans_refused": self.full,
+        }
+
+    # ---------------------------------------------------------------------------------------------------------- taking
+
+    def source(self, request: Request) -> Source | None:
+        """Returns the source of the request's pages, at the engine that has begun it; None: it has none, or has asked
+        it already."""
+        handoff, taker = request.handoff, self.taker
+        if handoff is None or handoff.peer is None or handoff.taken or taker is None:
+            return None
+        peer, names = handoff.peer, self._names(request, handoff)
+
+        def load(digests: Sequence[bytes]) -> Load:
+            handoff.taken = True
+            keys = [names[digest[:HASH]] + digest[HASH:] for digest in digests]
+            try:
+                load = taker.load(self.sources(peer), keys, ends=request.params.n == 1)
+            except ValueError as error:
+                return Refused(len(keys), str(error))
+            return load if self.council is None else self.council.agreed(load, len(keys))
+
+        return Source(lambda digest: digest[:HASH] in names, load)
+
+    def _names(self, request: Request, handoff: TransferParams) -> dict[bytes, bytes]:
+        """Returns the names that the peer has for the pages that it holds, by their hashes here."""
+        assert handoff.peer is not None
+        if handoff.generation != self._tables.generation or not handoff.names:
+            chain, held = self._chain(request, handoff), handoff.peer.tokens
+            count = len(chain) if held is None else held // self._tables.page_size
+            ours = self._tables.chain(request)
+            handoff.names = dict(zip(ours[:count], chain[:count], strict=False))
+            handoff.generation = self._tables.generation
+        return handoff.names
+
+    def _chain(self, request: Request, handoff: TransferParams) -> list[bytes]:
+        """Returns the names among engines of the full pages of its prompt."""
+        admitted = request.admitted
+        if not handoff.chain:
+            size = self._tables.page_size
+            extend_chain(handoff.chain, admitted.prompt_ids, size, b"prompt" + admitted.salt, admitted.embeds_of)
+        return handoff.chain
+
+    # ---------------------------------------------------------------------------------------------------------- giving
+
+    def lend(self, request: Request) -> dict[str, Any] | None:
+        """Copies the prompt pages of a request that is about to end, and holds them still, for the engine that
+        continues it -> the kv_transfer_params of its answer."""
+        handoff, loans = request.handoff, self.loans
+        if handoff is None or not handoff.lends or loans is None or request.num_computed < request.num_prompt:
+            return None
+        pages, keys = self._prompt(request, handoff)
+        if not pages:
+            return None
+        loan = self.loan_name()
+        if not loans.promise(loan, keys):
+            self.full += 1
+            logger.warning(
+                "%d pages of a prompt do not fit: kv_buffer_size has room for %d; raise it", len(pages), loans.num_free
+            )
+            return None
+        self.lent += 1
+        for first in range(0, len(pages), self._at_once):
+            self.settle()
+            try:
+                wait = self._read(pages[first : first + self._at_once])
+            except BaseException:
+                loans.spoil(loan, "it could not be copied")
+                raise
+            self._copying = Outgoing(loan, keys[first : first + self._at_once], wait)
+        tokens = request.num_prompt // self._tables.page_size * self._tables.page_size
+        there = Peer(self.host, self.port, loan, tokens, self.ports, self.share, self.stages, self.hosts)
+        return told(self.engine, there)
+
+    def _prompt(self, request: Request, handoff: TransferParams) -> tuple[list[int], list[bytes]]:
+        """Returns the full pages of its prompt that the token after them sees, in every group, and their names."""
+        size, chain = self._tables.page_size, self._chain(request, handoff)
+        whole = (request.num_prompt - 1) // size * size  # another engine computes the last token at least
+        pages, keys = [], []
+        for index, (kept, held) in enumerate(zip(self._tables.groups, request.pages, strict=True)):
+            for at in range(kept.first(whole) // size, len(chain)):
+                if held[at] != NULL_PAGE:
+                    pages.append(held[at])
+                    keys.append(own(chain[at], index))
+        return pages, keys
+
+    def settle(self) -> None:
+        """Waits for the copy in progress, and puts its pages into the loan."""
+        if self._copying is None or self.loans is None:
+            return
+        copying, self._copying = self._copying, None
+        try:
+            rows = copying.wait()
+        except BaseException:
+            self.loans.spoil(copying.loan, "it could not be copied")
+            raise
+        self.loans.fill(copying.loan, copying.keys, rows)
+
+    def forget(self) -> None:
+        """Marks the loan that is being copied as failed."""
+        if self._copying is not None and self.loans is not None:
+            self.loans.spoil(self._copying.loan, "the engine began again while it was copied")
+        self._copying = None

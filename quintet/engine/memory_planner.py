@@ -1,0 +1,163 @@
+"""The memory plan: how many pages and states fit beside the weights, and how long a request may get."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from quintet.config import EngineConfig
+from quintet.engine.kv_cache.groups import KVCacheLayout
+from quintet.engine.kv_cache.state_slots import EACH
+from quintet.interface.types import Estimate, Memory, Variant
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Memory that the model takes on one device, and the length that it was made for, in tokens."""
+
+    takes: Estimate
+    arrangement: KVCacheLayout
+    length: int
+    step: int  # tokens of the largest step
+
+    @property
+    def page(self) -> int:
+        """Bytes of one page."""
+        return self.arrangement.page_bytes
+
+    def pages(self, tokens: int, page_size: int) -> int:
+        """The most that a request of so many tokens holds."""
+        return self.arrangement.pages(tokens, page_size, self.step)
+
+    def longest(self, pages: int, page_size: int) -> int:
+        """Tokens of the longest request that so many pages hold, up to the length."""
+        return bisect_right(range(self.length + 1), pages, key=lambda tokens: self.pages(tokens, page_size)) - 1
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Decided sizes, with the numbers behind them. `num_pages` includes the one that padding writes to."""
+
+    num_pages: int
+    max_model_len: int
+    footprint: ModelMemory
+    budget: int  # bytes for weights, workspace and cache together; 0 where the cache was sized by hand
+    each: int = 0  # pages of a request of max_model_len
+    num_slots: int = 0  # of states, where layers keep some; the first takes the writes of padding
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_pages * self.footprint.page + self.state_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self.num_slots * self.footprint.arrangement.slot_bytes
+
+    @property
+    def num_requests(self) -> int | None:
+        """The most that find slots at once; None: no layer keeps a state."""
+        return (self.num_slots - 1) // EACH if self.num_slots else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of requests of max_model_len that fit at once, the last of them in part."""
+        return (self.num_pages - 1) * self.max_model_len // self.each if self.each else 0
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Steps that the platform captures where shapes are free."""
+        return self.footprint.takes.variants
+
+    @property
+    def ahead(self) -> tuple[Variant, ...]:
+        """Those of them that `capture_ahead` captures."""
+        return tuple(each for each in self.variants if each.tokens not in self.footprint.takes.late)
+
+    def __str__(self) -> str:
+        takes = self.footprint.takes
+        captured = f"captured steps {_gib(takes.captured)}, " if takes.captured else ""
+        groups = len(self.footprint.arrangement.groups)
+        shared = f" that {groups} groups of layers share" if groups > 1 else ""
+        shared += (
+            f", of which {_gib(self.state_bytes)} in {self.num_slots} states of {self.num_requests} requests at once"
+            if self.num_slots
+            else ""
+        )
+        return (
+            f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
+            f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"
+            + (f": {(self.num_pages - 1) / self.each:.1f} requests of that length fit at once" if self.each else "")
+        )
+
+
+def plan_memory(config: EngineConfig, footprint: ModelMemory, memory: Memory) -> MemoryPlan:
+    """Pages from num_pages, kv_cache_memory_bytes or the rest of the budget; ValueError with the numbers if too few."""
+    budget, takes, page = 0, footprint.takes, max(1, footprint.page)
+    room: int | None = None  # bytes for the cache; None: pages were counted
+    if config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes
+    elif config.num_pages is None:
+        budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
+        room = budget - takes.weights - takes.workspace - takes.captured
+    wanted = footprint.length if config.max_model_len is None else config.max_model_len
+    need = 0 if wanted == "auto" else (footprint.pages(int(wanted), config.page_size) + 1) * footprint.page
+    slots = _slots(config, footprint, room, need)
+    pages = (config.num_pages or 0) if room is None else (room - slots * footprint.arrangement.slot_bytes) // page
+    pages = pages if footprint.page else max(2, pages)  # of no bytes
+    fits = footprint.longest(max(0, pages - 1), config.page_size)
+    length = fits if wanted == "auto" else int(wanted)
+    each = footprint.pages(length, config.page_size)
+    if length < 1 or pages < each + 1:
+        raise ValueError(_does_not_fit(config, footprint, budget, max(each + 1, 2), max(0, pages)))
+    useful = config.max_num_seqs * each + 1  # more would never be held at once
+    if config.num_pages is None:
+        need = each + 1
+        pages = max(need, min(pages, max(useful, 2 * need) if config.enable_prefix_caching else useful))
+    return MemoryPlan(max(2, int(pages)), length, footprint, budget, each, slots)
+
+
+def _slots(config: EngineConfig, footprint: ModelMemory, room: int | None, need: int) -> int:
+    """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
+    room, all of it without pages, or more than is left beside the `need` bytes of one request's pages, as many as that
+    holds. ValueError if one request's do not fit."""
+    arrangement = footprint.arrangement
+    if not arrangement.stateful:
+        return 0
+    wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
+    if room is None or not arrangement.slot_bytes:
+        return wanted
+    share = min(room // (2 if arrangement.groups else 1), max(room - need, (1 + EACH) * arrangement.slot_bytes))
+    slots = min(wanted, share // arrangement.slot_bytes)
+    if slots < 1 + EACH:
+        half = "half of " if arrangement.groups else ""
+        raise ValueError(
+            f"the state of one request needs {1 + EACH} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
+            f"{max(0, slots)} fit into {half}the {_gib(room)} for the cache; raise kv_cache_memory_bytes or "
+            "gpu_memory_utilization"
+        )
+    return slots
+
+
+def _does_not_fit(config: EngineConfig, footprint: ModelMemory, budget: int, need: int, fit: int) -> str:
+    takes = footprint.takes
+    given = (
+        f"num_pages={config.num_pages}"
+        if config.num_pages is not None
+        else (
+            f"kv_cache_memory_bytes={config.kv_cache_memory_bytes}"
+            if config.kv_cache_memory_bytes is not None
+            else f"{_gib(takes.weights)} of {_gib(budget)} hold weights and "
+            f"{_gib(takes.workspace + takes.captured)} activations"
+        )
+    )
+    room = footprint.longest(max(0, fit - 1), config.page_size)
+    knob = f"lower max_model_len to {room} or less (or 'auto')" if room else "choose a smaller model"
+    more = "raise gpu_memory_utilization" if budget else "raise it"
+    return (
+        f"KV cache needs {need} pages of {footprint.page / 2**20:.2f} MiB for one request of max_model_len, "
+        f"{fit} fit: {given}; {knob}, or {more}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,1 @@
+"""Statistics, metrics, spans, Chrome traces and profiles of an engine."""

@@ -1,0 +1,97 @@
+"""Messages of rank 0 to the other ranks: all calls of its engine, numbered. A rank with the same calls has the same
+state."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from quintet.engine.request import CoreRequest
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    admitted: CoreRequest
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    request_ids: list[str]
+
+
+class Compile(msgspec.Struct, tag=True, array_like=True):
+    """Announces a request with this grammar, so that it is compiled."""
+
+    grammar: str
+
+
+class ResetPrefixCache(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class Sleep(msgspec.Struct, tag=True, array_like=True):
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=True, array_like=True):
+    pass
+
+
+class Reload(msgspec.Struct, tag=True, array_like=True):
+    folder: str | None  # None: random ones
+
+
+class SaveSharded(msgspec.Struct, tag=True, array_like=True):
+    folder: str
+
+
+Item = Add | Abort | Compile | ResetPrefixCache
+Joint = Sleep | WakeUp | Reload | SaveSharded  # each rank reports its result
+
+
+class CommandBatch(msgspec.Struct, array_like=True):
+    """Calls since the message before; then a step, or an order that all ranks carry out together."""
+
+    number: int
+    items: list[Item]
+    traced: bool = False  # whether rank 0 traces this step: no rank replays a recorded one then
+    joint: Joint | None = None  # None: a step
+
+
+class Command(msgspec.Struct):
+    """Start orders of a rank's process, which reads them on standard input as a line of JSON. End of file: the parent
+    died."""
+
+    rank: int
+    size: int
+    endpoint: str  # where all ranks meet
+    threads: int  # for torch
+    engine: dict[str, Any]  # EngineConfig's fields
+    leader: int  # id of the process that starts this one
+    in_main_thread: bool  # whether the thread that started this process ends with its own
+    aloud: bool = False  # whether it prints why it ends: where rank 0 is on another machine
+
+
+_encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(CommandBatch).decode
+
+
+def encode(number: int, items: Sequence[Any], traced: bool = False, joint: Joint | None = None) -> bytes:
+    return _encode([number, items, traced, joint])
+
+
+def added(admitted: CoreRequest) -> msgspec.Raw:
+    """Returns a new request for an inbox. ValueError if it has a value that cannot be sent to other processes."""
+    params = copy.copy(admitted.params)
+    params.structured_outputs = None  # `admitted.grammar` has it
+    try:
+        return msgspec.Raw(_encode(Add(replace(admitted, params=params))))
+    except (TypeError, OverflowError) as error:
+        raise ValueError(
+            f"request {admitted.request_id!r} cannot be given to other processes ({error}); its parameters must be "
+            "plain data where tensor_parallel_size or data_parallel_size is more than 1"
+        ) from None
+
+
+def aborted(request_ids: Sequence[str]) -> Abort:
+    return Abort(list(request_ids))

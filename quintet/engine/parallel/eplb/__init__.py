@@ -1,0 +1,1 @@
+"""Expert-parallel load balancing (EPLB): measures expert load, plans placements, moves experts."""

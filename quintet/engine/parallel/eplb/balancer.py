@@ -1,0 +1,155 @@
+"""Moves experts by their measured load (EPLB): counts over a window of steps, at the same step on every rank."""
+
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quintet.common.interrupts import Uninterrupted
+from quintet.config import EPLBConfig
+from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.executor.worker import Worker
+from quintet.engine.parallel.eplb.placement import balanced, evenness
+from quintet.engine.parallel.eplb.transfer import Staged
+from quintet.engine.parallel.expert_parallel import mixtures
+from quintet.interface.platform import Channel, DeviceLost
+from quintet.layers.moe.expert_placement import Placement
+from quintet.layers.moe.moe import Experts
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 800  # bytes of an error that other ranks receive
+LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
+
+Loads = list[list[int]]  # by layer and expert: how often tokens were routed to it
+
+
+class MoveFailed(RuntimeError):
+    """Experts could not be moved to some rank, and so were moved to none."""
+
+
+@dataclass(frozen=True)
+class BalanceStats:
+    """Balance of the last window, and the moves so far."""
+
+    balancedness: float = 0.0  # mean over maximum of the ranks' loads, of all layers; 0: no window has ended
+    placements: int = 0  # times that experts moved
+    moved: int = 0  # experts that came to a rank
+
+
+class Balancer:
+    """Balancer of experts. It counts expert ids, which are the same on all ranks, and planned steps; it uses no
+    clock."""
+
+    def __init__(self, config: EPLBConfig, ranks: WorkerGroup) -> None:
+        self._config, self._ranks = config, ranks
+        self._window = min(config.window_size, config.step_interval)
+        self._steps = 0  # since experts were placed
+        self._before: np.ndarray | None = None  # counts when the window began; None: it has not
+        self.balance = BalanceStats()
+
+    @property
+    def due(self) -> bool:
+        """Returns whether experts are placed before the next step."""
+        return self._steps >= self._config.step_interval
+
+    def begin(self) -> None:
+        """Counts a step that begins, on every rank."""
+        self._steps += 1
+        if self._before is None and self._steps > self._config.step_interval - self._window:
+            self._before = self._counts()
+
+    def begin_again(self) -> None:
+        """Starts the window anew after a failed step, for which the counts of the ranks may differ."""
+        self._before = None
+
+    def place(self) -> None:
+        """Moves experts to a better placement, while no step runs. A move that fails on one rank is done on none. A
+        layer that has moved stays so: the results of the next step are the same."""
+        before, self._before, self._steps = self._before, None, 0
+        if before is None:
+            return
+        loads: Loads = (self._counts() - before).tolist()  # unsigned: correct when a counter overflows, too
+        if (channel := self._ranks.channel) is not None:
+            _check_alike(channel, loads)
+        layers = self._layers(self._ranks.workers[0])
+        now = [each.dealt.placement for each in layers if each.dealt is not None]
+        wanted = [balanced(*pair) for pair in zip(loads, now, strict=True)]
+        was, will = _mean(loads, now), _mean(loads, wanted)
+        moved, changes = 0, [index for index, new in enumerate(wanted) if new != now[index]]
+        try:
+            for index in changes:
+                moved += self._move(index, wanted[index])
+        except MoveFailed as error:
+            logger.error("experts stay where they are: %s", error)
+        done = self.balance
+        self.balance = BalanceStats(was, done.placements + bool(moved), done.moved + moved)
+        if self._config.log_balancedness:
+            text = "balancedness of the last %d steps: %.3f; %.3f with experts of %d of %d layers placed anew"
+            logger.info(text, self._window, was, will, len(changes), len(layers))
+
+    def restore(self) -> None:
+        """Moves every expert back to its first place: a new engine can read weights that are saved then."""
+        for index, layer in enumerate(self._layers(self._ranks.workers[0])):
+            if layer.dealt is not None and layer.dealt.placement != layer.dealt.first:
+                self._move(index, layer.dealt.first)
+
+    def _move(self, index: int, new: Placement) -> int:
+        """Moves the experts of one layer -> number of places, on all ranks, with an expert that came from another
+        rank."""
+        staged, error = list[Staged](), None
+        layer = self._layers(self._ranks.workers[0])[index]
+        now = layer.dealt.placement if layer.dealt is not None else ()
+        with Uninterrupted():
+            try:
+                staged = self._ranks.each(lambda worker: Staged(self._layers(worker)[index], new))
+            except DeviceLost:
+                raise
+            except Exception as failed:  # all ranks receive it
+                error = f"{type(failed).__name__}: {failed}"
+            self._agree(error or "")
+            for each in staged:
+                each.write()
+        return sum(expert not in own for own, wanted in zip(now, new, strict=True) for expert in wanted)
+
+    def _agree(self, error: str) -> None:
+        """Raises MoveFailed, on every rank, where one has an error."""
+        channel = self._ranks.channel
+        said = [error] if channel is None else _told(channel, error)
+        if any(said):
+            causes = [(rank, each) for rank, each in enumerate(said) if each]
+            rank, why = next((each for each in causes if not each[1].startswith(LEFT)), causes[0])
+            raise MoveFailed(f"rank {rank} of {len(said)}: {why}")
+
+    def _counts(self) -> np.ndarray:
+        """Returns the counts [layers, E] of the first rank of this process, since it began."""
+        worker = self._ranks.workers[0]
+        waiting = [worker.device.to_host(each.loads) for each in self._layers(worker)]
+        return torch.stack([each().clone() for each in waiting]).numpy().view(np.uint32)
+
+    @staticmethod
+    def _layers(worker: Worker) -> list[Experts]:
+        return [layer for _, layer in mixtures(worker.model)]
+
+
+def _told(channel: Channel, error: str) -> list[str]:
+    notes = channel.exchange(error.encode()[:LONGEST])
+    return [note.decode(errors="ignore") for note in notes]
+
+
+def _check_alike(channel: Channel, loads: Loads) -> None:
+    """Raises DeviceLost where ranks have different counts: they are no longer one model."""
+    digests = channel.exchange(zlib.crc32(np.array(loads, np.int64).tobytes()).to_bytes(4, "little"))
+    if len(set(digests)) > 1:
+        lost = DeviceLost("the ranks have counted different loads of experts: they are no longer one model")
+        channel.stop(str(lost))
+        raise lost
+
+
+def _mean(loads: Loads, placements: Sequence[Placement]) -> float:
+    """Returns the mean evenness of the layers."""
+    each = [evenness(*pair) for pair in zip(loads, placements, strict=True)]
+    return sum(each) / len(each) if each else 1.0

@@ -1,0 +1,146 @@
+"""Ranks that an external launcher has started, such as torchrun: each runs the caller's script, with the same calls."""
+
+import datetime
+import hashlib
+import importlib
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from quintet.config import EngineConfig, read_environment
+from quintet.distributed.rendezvous import listening
+from quintet.engine.engine import Engine
+from quintet.engine.parallel import commands as inbox
+from quintet.engine.parallel.leader import Leader
+from quintet.engine.request import CoreRequest
+from quintet.interface.platform import Channel, DeviceLost
+from quintet.interface.types import Place
+
+EXTERNAL = "external_launcher"
+_count = itertools.count()  # engines of this process: each has its own rendezvous
+
+
+class Launch(NamedTuple):
+    """Values that the launcher of the ranks sets in the environment."""
+
+    rank: int
+    size: int
+    of_machine: int  # ranks of this machine
+    address: str
+    port: int
+    store: bool  # whether the launcher has a store for the ranks at that port
+    turn: str  # how often it has restarted them
+
+
+def settled(config: EngineConfig) -> EngineConfig:
+    """Returns the settings with the launcher's values. ValueError: they are missing, or differ from the settings."""
+    if config.distributed_executor_backend != EXTERNAL:
+        return config
+    launch, size = launched(), config.tensor_parallel_size
+    if size != launch.size:
+        raise ValueError(
+            f"tensor_parallel_size is {size}, and the launcher has started {launch.size} processes (WORLD_SIZE); give "
+            "as many as there are"
+        )
+    if config.data_parallel_size > 1 or config.kv_events_config.told:
+        raise ValueError(
+            f"distributed_executor_backend={EXTERNAL!r} runs one engine and sends no KV events; leave "
+            "data_parallel_size and kv_events_config out"
+        )
+    place = {"nnodes": size // launch.of_machine, "node_rank": launch.rank // launch.of_machine}
+    return config.replace(**place, master_addr=launch.address, master_port=launch.port)
+
+
+def launched(environ: Mapping[str, str] | None = None) -> Launch:
+    """Returns the launcher's values; ValueError says which variable is missing, or wrong."""
+    said = read_environment() if environ is None else read_environment(environ)
+    numbers = {"RANK": said.rank, "WORLD_SIZE": said.world_size, "MASTER_PORT": said.master_port}
+    missing = [name for name, value in {**numbers, "MASTER_ADDR": said.master_addr}.items() if value is None]
+    if missing or said.master_addr is None:
+        raise ValueError(
+            f"distributed_executor_backend={EXTERNAL!r}: the environment says no {', '.join(missing)}; start the "
+            "script by torchrun --nproc-per-node N script.py"
+        )
+    whole = {name: _number(name, value) for name, value in numbers.items()}
+    rank, size = whole["RANK"], whole["WORLD_SIZE"]
+    here = size if said.local_world_size is None else _number("LOCAL_WORLD_SIZE", said.local_world_size)
+    if not (0 <= rank < size and 0 < here <= size and size % here == 0):
+        raise ValueError(
+            f"distributed_executor_backend={EXTERNAL!r}: rank {rank} of {size}, {here} on each (RANK, WORLD_SIZE"
+            ", LOCAL_WORLD_SIZE) do not fit; start as many on each machine"
+        )
+    store = said.agent_store == "True"
+    return Launch(rank, size, here, said.master_addr, whole["MASTER_PORT"], store, said.restart_count or "0")
+
+
+def _number(name: str, value: str | None) -> int:
+    if value is None or not value.isdecimal():
+        raise ValueError(f"distributed_executor_backend={EXTERNAL!r}: {name} is {value!r}, and no number")
+    return int(value)
+
+
+def place_of(seconds: float) -> Place:
+    """Returns this process's rank, and where the ranks meet: rank 0 publishes its port in the launcher's store, where
+    there is one, in so many seconds, or else listens itself at the launcher's port."""
+    launch, number = launched(), next(_count)
+    host = f"[{launch.address}]" if ":" in launch.address else launch.address
+    if not launch.store:
+        return Place(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
+    limit = datetime.timedelta(seconds=seconds)
+    distributed = importlib.import_module("torch.distributed")
+    store = distributed.TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
+    name = f"quintet/{launch.turn}/{number}"
+    if launch.rank:
+        return Place(launch.rank, launch.size, f"tcp://{host}:{store.get(name).decode()}")
+    listener = listening(launch.address, 0)
+    port = listener.getsockname()[1]
+    store.set(name, str(port))
+    return Place(0, launch.size, f"tcp://{host}:{port}?listener={listener.detach()}")
+
+
+class Launched:
+    """Other ranks, which the launcher ends."""
+
+    pids: list[int] = []  # never any
+
+    def attach(self, channel: Channel) -> None:
+        """Does nothing: their connections show when they are gone."""
+
+    def close(self) -> None:
+        """Does nothing: a script that ends here may still be at its last step on another rank."""
+
+
+class Mirrored(Leader):
+    """Engine of each externally launched rank. It sends no calls: before a step all ranks compare the calls that they
+    got."""
+
+    def lead(self, channel: Channel) -> None:
+        super().lead(channel)
+        self._name = "a rank"
+
+    def add(self, admitted: CoreRequest) -> None:
+        """Adds a request; all ranks wait for its grammar: it must be there on every rank."""
+        if self._channel is None:
+            return super().add(admitted)
+        item = inbox.added(replace(admitted, arrival=0.0))  # clocks differ
+        Engine.add(self, admitted)
+        self._items.append(item)
+        self.wait_for_grammars()
+
+    def _tell(self, joint: inbox.Joint | None) -> None:
+        assert self._channel is not None
+        self._number += 1
+        items, self._items = self._items, []
+        traced = self.profiler.running and self._spans.events is not None
+        asked = hashlib.sha256(inbox.encode(self._number, items, traced, joint)).digest()
+        notes = self._channel.exchange(asked)
+        others = [str(rank) for rank, note in enumerate(notes) if note != notes[0]]
+        if not others:
+            return
+        why = (
+            f"rank {', '.join(others)} of {len(notes)} was asked something else than rank 0 before step {self._number}"
+            f"; with distributed_executor_backend={EXTERNAL!r} every process makes the same calls, in the same order"
+        )
+        self._channel.stop(why)
+        raise DeviceLost(why)

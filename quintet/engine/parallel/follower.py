@@ -1,0 +1,174 @@
+"""Process of a rank other than rank 0: the same engine, with the same calls in the same order."""
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+
+from quintet.config import EngineConfig
+from quintet.engine.client import save_shards
+from quintet.engine.engine import Engine
+from quintet.engine.parallel import commands as inbox
+from quintet.engine.parallel.leader import together
+from quintet.engine.parallel.multiproc import CLOSED, PARENT_GONE, REFUSED
+from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.hub.resolve import resolve_tokenizer
+from quintet.interface.platform import Channel, DeviceLost, Recording
+from quintet.interface.types import Place
+from quintet.model_loader.weight_files import weights_of
+from quintet.structured_output.grammar import SECONDS, Grammars
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
+COMPILING = 600.0  # seconds for grammars that rank 0 has compiled: every rank must get the same result
+_LOOK = 1.0  # seconds between two looks at who the parent is
+
+
+def main() -> int:
+    """Follows rank 0 until that is gone, or a rank is."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
+        orders = msgspec.json.decode(pipe.readline(), type=inbox.Command)
+    end_with_leader(orders.leader, orders.in_main_thread)
+    level = logging.WARNING if orders.aloud else logging.ERROR  # rank 0 logs the same, if it is on this machine
+    logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
+    torch.set_num_threads(orders.threads)
+    config = EngineConfig(**orders.engine)
+    place = Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size)
+
+    def say(why: str) -> None:
+        print(f"rank {place.rank}: {why}", file=sys.stderr, flush=True)
+
+    return follow(config, place, say, orders.aloud)
+
+
+def follow(config: EngineConfig, place: Place, say: Callable[[str], object], aloud: bool = False) -> int:
+    """Runs this rank until the others end -> the exit code. `say` gets the reason if it does not start, and where
+    `aloud`, the reason why it ends."""
+    try:
+        prepared = prepare(config, place=place)
+    except Exception as error:  # rank 0 may not have this error itself
+        say(f"{type(error).__name__}: {error}")
+        return REFUSED
+    channel = prepared.ranks.channel
+    assert channel is not None
+    try:
+        grammars = grammars_of(prepared, COMPILING)
+        engine = launch(prepared, progress=False, grammars=grammars)
+        Follower(engine, prepared, channel, grammars).run()
+    except DeviceLost as error:  # rank 0 reports it
+        if aloud and CLOSED not in str(error):
+            say(str(error))
+        return 0 if CLOSED in str(error) else 1
+    except BaseException as error:
+        channel.stop(f"rank {place.rank} of {place.size} broke: {type(error).__name__}: {error}")
+        return REFUSED
+    return 1
+
+
+def end_with_leader(leader: int, in_main_thread: bool) -> None:
+    """Ends this process with the one that started it: the end of a pipe is seen whatever killed the other side, and in
+    the midst of a step. If the thread that started it lives as long as its process, the system ends it too, even if it
+    is stopped."""
+    if in_main_thread and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_follow, args=(leader,), name="quintet-leader", daemon=True).start()
+
+
+def _follow(leader: int) -> None:
+    while os.getppid() == leader:
+        ready, _, _ = select.select([sys.stdin.fileno()], [], [], _LOOK)
+        if ready and not os.read(sys.stdin.fileno(), 4096):
+            break
+    os._exit(PARENT_GONE)
+
+
+def grammars_of(prepared: EnginePlan, seconds: float = SECONDS) -> Grammars:
+    """Returns grammars for this rank: they compile what another process has tried."""
+    config = prepared.config
+
+    def tokenizer() -> Tokenizer | None:
+        return None if config.skip_tokenizer_init else load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
+
+    ids = prepared.generation.get("eos_token_id", ())
+    return Grammars(tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, seconds, tried=True)
+
+
+class Follower:
+    """Carries out the inboxes of rank 0."""
+
+    def __init__(self, engine: Engine, prepared: EnginePlan, channel: Channel, grammars: Grammars) -> None:
+        self._engine, self._prepared, self._channel, self._grammars = engine, prepared, channel, grammars
+        self._recording: Recording | None = None
+
+    def run(self) -> None:
+        """Runs until rank 0 is gone; then raises DeviceLost, if this process still runs."""
+        number = 0
+        while True:
+            box = inbox.decode(self._channel.hear())
+            number += 1
+            assert box.number == number, f"inbox {box.number} came in the place of {number}"
+            for item in box.items:
+                self._do(item)
+            self._trace(box.traced)
+            if box.joint is None:
+                self._engine.compute()
+                self._engine.take()
+            else:
+                self._jointly(box.joint)
+
+    def _do(self, item: inbox.Item) -> None:
+        if isinstance(item, inbox.Add):
+            self._engine.add(item.admitted)
+            self._engine.wait_for_grammars()
+        elif isinstance(item, inbox.Abort):
+            self._engine.abort(item.request_ids)
+        elif isinstance(item, inbox.Compile):
+            self._grammars.matcher(item.grammar)  # begins
+        else:
+            self._engine.reset_prefix_cache()
+
+    def _trace(self, wanted: bool) -> None:
+        """Traces steps while rank 0 does: steps of a traced rank are not replayed, and all ranks do the same."""
+        if wanted and self._recording is None:
+            self._recording = self._prepared.platform.profile(_nobody)
+        elif not wanted and self._recording is not None:
+            self._recording.stop()
+            self._recording = None
+
+    def _jointly(self, order: inbox.Joint) -> None:
+        try:
+            together(self._channel, lambda: carried_out(self._engine, self._prepared, order))
+        except (ValueError, NotImplementedError, OSError, MemoryError) as error:  # on every rank
+            logger.debug("%s", error)
+
+
+def carried_out(engine: Engine, prepared: EnginePlan, order: inbox.Joint) -> int:
+    """Carries out an order of rank 0 -> bytes that the engine freed."""
+    if isinstance(order, inbox.Sleep):
+        return engine.sleep(order.level)
+    if isinstance(order, inbox.WakeUp):
+        engine.wake_up()
+    elif isinstance(order, inbox.SaveSharded):
+        save_shards(prepared, Path(order.folder))
+    else:
+        folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))
+        engine.reload_weights(folder)
+    return 0
+
+
+def _nobody(name: str, kind: str, track: int | str, begin: int, end: int) -> None:
+    """Drops the event: rank 0 writes the trace."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

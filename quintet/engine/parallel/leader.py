@@ -1,0 +1,154 @@
+"""Engine of rank 0, where ranks are processes: all its calls are sent to the other ranks, too, before a step."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quintet.common.interrupts import Uninterrupted
+from quintet.engine.engine import Engine
+from quintet.engine.observability.stats import Stats
+from quintet.engine.parallel import commands as inbox
+from quintet.engine.request import CoreRequest
+from quintet.interface.platform import ASIDE, Channel, DeviceLost
+from quintet.model_loader.weight_files import Weights
+from quintet.outputs import TokenDelta
+from quintet.structured_output.grammar import Matcher, wait_for_any
+
+T = TypeVar("T")
+
+LONGEST = 800  # bytes of an error that other ranks receive
+MENDABLE = (ValueError, NotImplementedError, OSError, MemoryError)  # after which an engine is as it was
+
+
+class Leader(Engine):
+    """Sends added and aborted requests with the next step. Ctrl-C waits for a step's end: the others are in it."""
+
+    _channel: Channel | None = None
+    _name = "rank 0"
+
+    def lead(self, channel: Channel) -> None:
+        """Sends calls to the other ranks from now on; every rank has made the earlier ones by itself."""
+        self._channel, self._items, self._number = channel, list[Any](), 0
+        # requests with grammars that this rank still compiles, as the others do: not sent to the others yet
+        self._held: dict[str, tuple[CoreRequest, Matcher]] = {}
+
+    def __len__(self) -> int:
+        return super().__len__() + (0 if self._channel is None else len(self._held))
+
+    @property
+    def busy(self) -> bool:
+        """True also where a rank is gone: the next step reports it."""
+        return super().busy or (self._channel is not None and bool(self._held or self._channel.stopped))
+
+    def add(self, admitted: CoreRequest) -> None:
+        """Adds a request; one with a grammar enters when that is compiled: it must be there on every rank."""
+        if self._channel is None:
+            return super().add(admitted)
+        inbox.added(admitted)  # or why it cannot be
+        if admitted.request_id in self._held:
+            raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
+        matcher = self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
+        if matcher is None or matcher.ready or admitted.request_id in self._answers.requests:
+            return self._enter(admitted)
+        self.check_awake()
+        self._items.append(inbox.Compile(admitted.grammar))
+        self._held[admitted.request_id] = admitted, matcher
+
+    def _enter(self, admitted: CoreRequest) -> None:
+        super().add(admitted)
+        self._items.append(inbox.added(admitted))
+
+    def _heed_held(self) -> None:
+        """Enters requests with compiled grammars; where there is nothing else to do, waits a moment for one."""
+        if len(self._held) == len(self):
+            wait_for_any(matcher for _, matcher in self._held.values())
+        for request_id, (admitted, matcher) in list(self._held.items()):
+            why = matcher.refused()
+            if why or matcher.ready:
+                del self._held[request_id]
+            if why:
+                error = f"structured_outputs cannot be served: {why}"
+                self._deltas.append(TokenDelta(request_id, [], finish_reason="error", error=error))
+            elif matcher.ready:
+                self._enter(admitted)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        ids = list(dict.fromkeys(request_ids))
+        if self._channel is not None and ids:
+            self._items.append(inbox.aborted(ids))
+            for request_id in ids:
+                self._held.pop(request_id, None)
+        super().abort(ids)
+
+    def stats(self) -> Stats:
+        told = super().stats()
+        held = 0 if self._channel is None else len(self._held)
+        return replace(told, num_waiting=told.num_waiting + held, num_deferred=told.num_deferred + held)
+
+    def reset_prefix_cache(self) -> None:
+        if self._channel is not None:
+            self._items.append(inbox.ResetPrefixCache())
+        super().reset_prefix_cache()
+
+    def compute(self) -> None:
+        if self._channel is None:
+            return super().compute()
+        with Uninterrupted():
+            if self._held:
+                self._heed_held()
+            self._tell(None)
+            try:
+                super().compute()
+            except DeviceLost:
+                raise
+            except BaseException as error:  # a step that no rank can end: the others would wait for it
+                self._channel.stop(f"{self._name} broke: {type(error).__name__}: {error}")
+                raise
+
+    def sleep(self, level: int = ASIDE) -> int:
+        if self._channel is not None and self._held:
+            raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
+        return self.jointly(inbox.Sleep(level), lambda: super(Leader, self).sleep(level))
+
+    def wake_up(self) -> None:
+        self.jointly(inbox.WakeUp(), super().wake_up)
+
+    def reload_weights(self, folder: Path | Weights | None) -> None:
+        path = folder.folder if isinstance(folder, Weights) else folder
+        order = inbox.Reload(None if path is None else str(path))
+        self.jointly(order, lambda: super(Leader, self).reload_weights(folder))
+
+    def jointly(self, order: inbox.Joint, work: Callable[[], T]) -> T:
+        """Runs work that every rank does, and none alone: where it fails on all alike it may be tried again."""
+        if self._channel is None:
+            return work()
+        with Uninterrupted():
+            self._tell(order)
+            return together(self._channel, work)
+
+    def _tell(self, joint: inbox.Joint | None) -> None:
+        assert self._channel is not None
+        self._number += 1
+        traced = self.profiler.running and self._spans.events is not None
+        items, self._items = self._items, []
+        self._channel.tell(inbox.encode(self._number, items, traced, joint))
+
+
+def together(channel: Channel, work: Callable[[], T]) -> T:
+    """Runs work that the other ranks run at the same time. If some fail and others do not, it fails on all:
+    DeviceLost."""
+    try:
+        result = work()
+    except MENDABLE as error:
+        said = channel.exchange(f"{type(error).__name__}: {error}".encode()[:LONGEST])
+        if all(said):
+            raise
+    else:
+        said = channel.exchange(b"")
+        if not any(said):
+            return result
+    rank = next(rank for rank, each in enumerate(said) if each)
+    why = f"rank {rank} of {len(said)} failed, and not all did: {said[rank].decode(errors='ignore')}"
+    channel.stop(why)
+    raise DeviceLost(why)

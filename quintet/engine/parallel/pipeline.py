@@ -1,0 +1,171 @@
+"""Steps of a pipeline stage: each stage runs its layers and sends on the output; the last one samples, and sends
+tokens."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner, WorkerGroup
+from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.parallel.step_agreement import crc32, digest, judged, told
+from quintet.engine.request import Request
+from quintet.engine.scheduler import StepPlan
+from quintet.interface.platform import DeviceLost
+from quintet.interface.stage_channel import Pipe
+from quintet.outputs import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+Listed = tuple[list[int], list[float], int]  # TokenLogprobs
+
+
+class SampledMessage(msgspec.Struct, array_like=True):
+    """StepResult for other processes: requests are named by their order."""
+
+    token_ids: list[int]
+    sample: list[int]
+    verify: list[tuple[int, int]]
+    logprobs: list[Listed] | None
+    prompt_logprobs: list[tuple[int, list[Listed]]]
+    failed: list[tuple[int, str]]
+    pooled: list[tuple[int, bytes, list[int], str]]  # float32 of a shape, or why there are none
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(SampledMessage).decode
+
+
+def encoded(result: StepResult) -> bytes:
+    pooled = [
+        (request.order, b"", [], found) if isinstance(found, str) else (request.order, found.tobytes(), found.shape, "")
+        for request, found in result.pooled.items()
+    ]
+    scored = [(request.order, found) for request, found in result.prompt_logprobs.items()]
+    failed = [(request.order, why) for request, why in result.failed.items()]
+    rows = result.rows
+    sample, verify = [each.order for each in rows.sample], [(each.order, after) for each, after in rows.verify]
+    return _encode([result.token_ids, sample, verify, result.logprobs, scored, failed, pooled])
+
+
+def decoded(said: bytes, requests: Iterable[Request]) -> StepResult:
+    """Returns the result of a step of these requests."""
+    drawn, by_order = _decode(said), {request.order: request for request in requests}
+    rows = OutputRows(
+        [by_order[each] for each in drawn.sample], [(by_order[each], after) for each, after in drawn.verify]
+    )
+    return StepResult(
+        rows,
+        drawn.token_ids,
+        None if drawn.logprobs is None else [TokenLogprobs(*each) for each in drawn.logprobs],
+        {by_order[order]: [TokenLogprobs(*each) for each in found] for order, found in drawn.prompt_logprobs},
+        {by_order[order]: why for order, why in drawn.failed},
+        {
+            by_order[order]: why or np.frombuffer(numbers, np.float32).reshape(shape)
+            for order, numbers, shape, why in drawn.pooled
+        },
+    )
+
+
+@dataclass
+class Part(Forward):
+    """Step of which this stage's part has run, or has failed."""
+
+    requests: Sequence[Request] = ()  # all of the step
+    planned: int = 0  # a digest of the plan
+    why: Exception | None = None
+
+
+class PipelineRunner(StepRunner):
+    """Steps of an engine with pipeline stages. An error in one stage is reported when the step ends, on all ranks
+    alike: until then all plan the same."""
+
+    def __init__(self, inner: StepRunner, ranks: WorkerGroup, pipe: Pipe) -> None:
+        """`inner` runs whole steps, as the last stage does; the others use it for their layers alone."""
+        self.spans, self._inner, self._ranks, self._pipe = inner.spans, inner, ranks, pipe
+        self._last = pipe.stage == pipe.stages - 1
+        self._broken: Exception | None = None  # why steps fail that start before the failed one has ended
+        self._failed = False  # whether the last step that has ended failed
+        self._landed = 0
+        self.agreed = self._agree
+
+    @property
+    def edited(self) -> bool:  # type: ignore[override]
+        """Returns whether code of the user's may change the sampled tokens."""
+        return self._inner.edited
+
+    def forward(self, plan: StepPlan) -> Part:
+        """Runs this stage's layers."""
+        self._pipe.begin()
+        part = Part(OutputRows([]), torch.empty(0), requests=list(plan.tokens), planned=digest(plan))
+        try:
+            if self._broken is not None:
+                raise self._broken
+            if self._last:
+                given = self._inner.forward(plan)
+                part.rows, part.given, part.failed = given.rows, given.given, given.failed
+            else:
+                self._inner.part(plan)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._give_up(part, error)
+        else:
+            if not self._last:
+                self._pipe.say(_encode((part.planned, 0, "")))
+        return part
+
+    def draw(self, forward: Forward) -> Callable[[], Any]:
+        """Samples, in the last stage; the other stages receive the result when the step ends."""
+        assert isinstance(forward, Part), "a step of another runner"
+        if self._last and forward.why is None:
+            try:
+                result = self._inner.draw(forward)()
+                self._pipe.say(_encode((forward.planned, crc32(result.token_ids), "")), encoded(result))
+            except DeviceLost:
+                raise
+            except Exception as error:
+                self._give_up(forward, error)
+        return lambda: forward
+
+    def _give_up(self, part: Part, error: Exception) -> None:
+        """Fails the step here: then it fails in the stages after this one, too, and on all ranks when it ends."""
+        if self._broken is None:
+            logger.debug("a step failed in stage %d", self._pipe.stage, exc_info=error)
+        self._broken = part.why = error
+        if not self._last:
+            self._pipe.hand_on(None)
+        self._pipe.say(_encode((part.planned, 0, told(error))))
+
+    def _agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
+        """Returns the result of a step on all ranks, or its error."""
+        if isinstance(part, DeviceLost):
+            return part
+        self._landed += 1
+        try:
+            notes, drawn = self._pipe.said()
+        except DeviceLost as error:
+            return error
+        said = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
+        ranks = len(said) // self._pipe.stages
+        alike = {token_ids for _, token_ids, _ in said[-ranks:]}
+        own = part.why or StepResult(OutputRows([]), [], None, {}, {})
+        mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in said]
+        result = judged(mixed, own, self._landed)
+        if isinstance(result, DeviceLost):
+            channel = self._ranks.channel
+            assert channel is not None
+            channel.stop(str(result))
+        self._failed = isinstance(result, Exception)
+        return result if isinstance(result, Exception) else decoded(drawn, part.requests)
+
+    def begin_again(self) -> None:
+        """Starts anew with every request, and drops the steps that are under way."""
+        self._inner.begin_again()
+        if self._failed:
+            self._pipe.begin_again()
+        self._failed, self._broken = False, None

@@ -1,0 +1,71 @@
+"""Checks that a step ended identically on all ranks; otherwise fails it on all."""
+
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from quintet.engine.executor.model_runner import StepResult
+from quintet.engine.scheduler import StepPlan
+from quintet.interface.platform import Channel, DeviceLost
+
+LONGEST = 800  # bytes of an error that other ranks receive
+_LEFT = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
+Said = tuple[int, str]  # a digest, and an error or nothing
+
+
+class RankFailed(RuntimeError):
+    """A step failed on some rank, and so on all."""
+
+
+class Agreement:
+    """Agreement on a finished step: one exchange, called by each rank. An error on one rank is an error on all; ranks
+    with different plans or tokens are no longer one model."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._steps = channel, 0
+
+    def __call__(self, plan: StepPlan, result: StepResult | Exception) -> StepResult | Exception:
+        """Returns the result, or the error that all ranks have in its place."""
+        if isinstance(result, DeviceLost):
+            return result
+        self._steps += 1
+        why = told(result) if isinstance(result, Exception) else ""
+        try:
+            notes = self._channel.exchange(msgspec.msgpack.encode((digest(plan, result), why)))
+        except DeviceLost as error:
+            return error
+        lost = judged([msgspec.msgpack.decode(note, type=Said) for note in notes], result, self._steps)
+        if isinstance(lost, DeviceLost):
+            self._channel.stop(str(lost))
+        return lost
+
+
+def judged(said: Sequence[Said], result: StepResult | Exception, step: int) -> StepResult | Exception:
+    """Returns how the step ended, by the reports of all ranks: the result, if none has failed and all planned alike."""
+    errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
+    if not errors and len({each for each, _ in said}) == 1:
+        return result
+    if not errors:
+        plans = ", ".join(f"{each:08x}" for each, _ in said)
+        return DeviceLost(f"the ranks' step {step} differs ({plans}): they are no longer one model")
+    if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
+        return result  # as on one rank
+    rank, why = next((each for each in errors if not each[1].startswith(_LEFT)), errors[0])
+    return RankFailed(f"rank {rank} of {len(said)}: {why}")
+
+
+def digest(plan: StepPlan, result: StepResult | Exception | None = None) -> int:
+    """Returns a checksum of a step's plan and of its sampled tokens: the same number on every rank."""
+    planned = [number for request, count in plan.tokens.items() for number in (request.order, count)]
+    drawn = result.token_ids if isinstance(result, StepResult) else []
+    return crc32([plan.num_tokens, *planned, -1, *drawn])
+
+
+def crc32(numbers: Sequence[int]) -> int:
+    return zlib.crc32(np.array(numbers, np.int64).tobytes())
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".encode()[:LONGEST].decode(errors="ignore")

@@ -1,0 +1,150 @@
+"""Support table of a platform, made by the conformance kit; an engine reads it at its start and never writes it.
+
+A platform's package may have one beside the platform's module, and the kit keeps one of its runs on this machine. The
+newer one is used, so that a new version of a package is not judged by the results of an older one.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from quintet.config.cache_dir import kept_folder
+from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
+from quintet.platforms import Chosen, Found
+
+FILE = "support.json"  # beside the platform's module
+FORMAT = 1
+MOST_BYTES = 2**20
+SHOWN = 160  # characters of a reason in the log
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Support:
+    """Results of one complete run of the kit for every feature, such as "family/llama" or "op/linear"."""
+
+    platform: str
+    distribution: str  # that brings it, and its version
+    version: str
+    quintet: str  # the version that ran
+    contract: int
+    detail: str  # the platform's description of the device
+    emulated: bool  # the device was an emulation, which proves nothing about a real one
+    date: str
+    supported: frozenset[str]
+    unsupported: Mapping[str, str]  # feature -> why
+
+    @property
+    def when(self) -> datetime:
+        """Date of the run; UTC if it has no time zone."""
+        said = datetime.fromisoformat(self.date)
+        return said if said.tzinfo else said.replace(tzinfo=timezone.utc)
+
+    def text(self) -> str:
+        """Returns the table as JSON, one feature to a line."""
+        plain = {"format": FORMAT, **asdict(self), "supported": sorted(self.supported)}
+        plain["unsupported"] = dict(sorted(self.unsupported.items()))
+        return json.dumps(plain, indent=1) + "\n"
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text(), encoding="utf-8")
+
+
+def read(path: Path) -> Support:
+    """ValueError says what is wrong with the file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
+        return _support(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no table of support: {error}; write it anew with `quintet conformance`") from None
+
+
+def _support(plain: Any) -> Support:
+    if not isinstance(plain, dict) or plain.pop("format", None) != FORMAT:
+        raise ValueError(f"it is not of format {FORMAT}")
+    made = Support(**{**plain, "supported": frozenset(plain["supported"]), "unsupported": dict(plain["unsupported"])})
+    words = (made.platform, made.distribution, made.version, made.quintet, made.detail, made.date, *made.supported)
+    if not all(isinstance(word, str) for word in (*words, *made.unsupported, *made.unsupported.values())):
+        raise ValueError("a name or a reason in it is no text")
+    made.when  # noqa: B018  ValueError where its date is none
+    return made
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Support table that is used for a platform here, if there is one."""
+
+    support: Support | None
+    origin: str  # where it is from, or why there is none
+
+    def doubts(self, platform: str, features: Iterable[str]) -> str:
+        """One line about those of the features that are not proven; empty if all are."""
+        proven = self.support.supported if self.support else frozenset()
+        refuted = self.support.unsupported if self.support else {}
+        features = [feature for feature in features if feature not in proven]
+        unknown = [feature for feature in features if feature not in refuted]
+        said = [f"unsupported on {platform}: {each}: {_shown(refuted[each])}" for each in features if each in refuted]
+        said += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
+        return "; ".join([*said, f"run `quintet conformance --device {platform}`"]) if said else ""
+
+
+def evidence(platform: Chosen | Found) -> Evidence:
+    """The newer of what was found on this machine, with this version and device, and what the package brings."""
+    kind = platform.platform  # the class
+    facts = platform.capabilities if isinstance(platform, Chosen) else platform.result
+    if kind is None or not isinstance(facts, Capabilities):
+        return Evidence(None, f"not available here: {facts}")
+    own, shipped = _read_if_there(kept(kind.name)), _shipped(kind)
+    emulated = shipped is not None and shipped.emulated and facts.automatic  # says nothing of a real device
+    if own and _holds_here(own, facts, platform):
+        if shipped is None or emulated or own.when >= shipped.when:
+            return Evidence(own, f"of this machine, {own.date[:10]}")
+    if emulated:
+        return Evidence(None, f"its report is of an emulation; run `quintet conformance --device {kind.name}`")
+    if shipped:
+        return Evidence(shipped, f"shipped with the package, {shipped.date[:10]}, {shipped.detail or 'no detail'}")
+    return Evidence(None, f"no report; run `quintet conformance --device {kind.name}`")
+
+
+def _shipped(kind: type[Platform]) -> Support | None:
+    """The table beside a platform's module, if it is of that platform, and of the contract that holds here."""
+    module = sys.modules[kind.__module__].__file__
+    found = _read_if_there(Path(module).with_name(FILE)) if module else None
+    return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
+
+
+def kept(platform: str) -> Path:
+    """Path of the kit's own table on this machine."""
+    return kept_folder("support") / f"{platform}.json"
+
+
+def _holds_here(own: Support, facts: Capabilities, platform: Chosen | Found) -> bool:
+    """True if the table is of the package that is installed now, and of the device that is here now."""
+    same = own.detail == facts.detail and own.contract == CONTRACT_VERSION
+    return same and (not platform.version or (own.distribution, own.version) == (platform.source, platform.version))
+
+
+def _read_if_there(path: Path) -> Support | None:
+    """A table that is broken costs a line in the log, and no engine."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("%s", error)
+        return None
+
+
+def _shown(reason: str) -> str:
+    line = reason.splitlines()[0] if reason else "no reason given"
+    return line if len(line) <= SHOWN else line[:SHOWN] + "..."

@@ -1,0 +1,136 @@
+"""Settles that a model is run for numbers, and makes what turns its hidden states into them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quintet.common.json_files import read_object
+from quintet.config import EngineConfig
+from quintet.engine.pooling import heads
+from quintet.engine.pooling.heads import Head
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.pooler import Pooler
+from quintet.hub.pooling_task import Pooling, plan_pooling, wants_numbers
+from quintet.layers.decoder import ModelBase
+from quintet.model_loader.weight_files import Weights
+
+_NAMED = ("tokenizer.json",)
+# what checkpoints of cross-encoders call the function behind their score -> whether it is none
+_FUNCTIONS = ("sbert_ce_default_activation_function", "activation_fn")
+
+
+def decided(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
+    """Returns how the model's hidden states are pooled; None if it generates text. ValueError if it cannot run."""
+    if not wants_numbers(config, vars(whole), folder):
+        if family.encodes:
+            raise ValueError(
+                f"{whole.model_type} gives hidden states and no logits, so it generates nothing; leave out "
+                "runner='generate', or choose a decoder model"
+            )
+        return None
+    hf_config = whole.get_text_config()
+    hf_config.architectures = getattr(hf_config, "architectures", None) or getattr(whole, "architectures", None)
+    return plan_pooling(config, hf_config, folder, family.encodes)
+
+
+def settled_for(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
+    """Returns the settings that pooling needs; adds to `reasons`. `backend`: why transformers' code runs, if so."""
+    if backend:
+        raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
+    shown = pooling.sequence if pooling.tasks[0] in ("embed", "classify", "score") else pooling.token
+    reasons.append(f"runner pooling: {', '.join(pooling.tasks)}, by {shown}")
+    if config.speculative_config is not None:
+        raise ValueError("speculative_config guesses tokens of text, and this model gives numbers; leave it out")
+    if config.enable_prompt_embeds:
+        raise ValueError("enable_prompt_embeds: texts that become numbers are tokens; leave it out")
+    changes: dict[str, Any] = {"runner": "pooling"}
+    if not pooling.causal:
+        reasons.append("each text in one step, nothing cached: its tokens see those after them")
+        changes |= {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    elif pooling.sequence != "LAST":
+        changes |= {"enable_prefix_caching": False}  # the hidden states of all tokens are wanted
+    return config.replace(**changes)
+
+
+def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBounds:
+    """Returns the limits of pooling requests."""
+    sentence = pooling.sentence
+    last = read_object(sentence.dense[-1] / "config.json").get("out_features") if sentence.dense else None
+    return PoolingBounds(
+        tasks=pooling.tasks,
+        max_model_len=max_model_len,
+        width=last if isinstance(last, int) else hf_config.hidden_size,
+        sequence=pooling.sequence,
+        matryoshka=pooling.matryoshka,
+        chunked=pooling.chunked,
+        max_embed_len=pooling.max_embed_len,
+        prompts=dict(sentence.prompts),
+        default_prompt=sentence.default_prompt,
+        lower=sentence.lower,
+        separated=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
+    )
+
+
+def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+    """Builds the pooler with the checkpoint's heads; random weights have none. ValueError if a head is missing."""
+    if pooling.heads_of_tokens:
+        return _of_tokens(pooling, files, hf_config, folder)
+    if pooling.convert == "embed":
+        head = tuple(heads.dense(each) for each in pooling.sentence.dense)
+        return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
+    tasks = pooling.tasks
+    if files is None:
+        return Pooler(pooling, {}, softmax="score" not in tasks)
+    tensors = heads.raw_tensors(files)
+    named = getattr(hf_config, "classifier_from_token", None)
+    if named:
+        head = _between(tensors, hf_config, folder, named)
+        return Pooler(pooling, dict.fromkeys(tasks, head), softmax=len(head[-1].weight) > 1, regression=False)
+    of_tokens = "score" not in tasks and "classify" not in tasks
+    head = heads.classifier(tensors, hf_config, of_tokens)
+    softmax, regression = _after(pooling, hf_config, len(head[-1].weight))
+    return Pooler(pooling, dict.fromkeys(tasks, head), softmax, regression)
+
+
+def _of_tokens(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+    """BGE M3's: a vector of each token but the first, and how much each counts but the first and the last."""
+    first, last = getattr(hf_config, "bos_token_id", None), getattr(hf_config, "eos_token_id", None)
+    left_out = {"token_embed": (first, None), "token_classify": (first, last)}
+    named = {"token_embed": "colbert_linear.pt", "token_classify": "sparse_linear.pt"} if files else {}
+    made = {task: (heads.linear(folder / name),) for task, name in named.items()}
+    return Pooler(pooling, made, relu=True, left_out=left_out)
+
+
+def _after(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
+    """Returns what Pooler does with the logits: its arguments softmax and regression."""
+    problem = getattr(hf_config, "problem_type", None)
+    beside = getattr(hf_config, "sentence_transformers", None) or {}
+    said = getattr(hf_config, _FUNCTIONS[0], None) or (
+        beside.get("activation_fn") if isinstance(beside, dict) else None
+    )
+    identity = isinstance(said, str) and said.endswith("Identity")
+    plain = problem == "regression" or identity or (pooling.convert == "reward" and outputs == 1)
+    softmax = outputs > 1 and problem != "multi_label_classification"
+    return softmax, plain
+
+
+def _between(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:
+    """A head out of the rows that the vocabulary's head has for these tokens."""
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named) or not 1 <= len(named) <= 16:
+        raise ValueError("classifier_from_token: a list of one to 16 tokens, by their text")
+    method = getattr(hf_config, "method", None) or "no_post_processing"
+    if method not in ("no_post_processing", "from_2_way_softmax"):
+        raise ValueError(f"method={method!r}: 'no_post_processing' and 'from_2_way_softmax' are known")
+    original = bool(getattr(hf_config, "is_original_qwen3_reranker", False))
+    vocabulary = json.loads((folder / _NAMED[0]).read_text(encoding="utf-8"))["model"]["vocab"]
+    ids = [vocabulary.get(each, vocabulary.get(f"▁{each}")) for each in named]
+    if None in ids:
+        raise ValueError(
+            f"classifier_from_token: {named[ids.index(None)]!r} is no token of this model; give one that is"
+        )
+    names = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight", "model.model.embed_tokens.weight")
+    name = next((each for each in names if each in tensors), None)
+    if name is None:
+        raise ValueError("classifier_from_token: the files hold neither lm_head.weight nor embed_tokens.weight")
+    table = heads.read(tensors, name, ids)
+    return heads.between_tokens(table, ids, "from_2_way_softmax" if original else method)

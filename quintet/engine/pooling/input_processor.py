@@ -1,0 +1,122 @@
+"""Checks what is asked of a text's numbers against the model, and makes the engine's request of it. Needs no engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from quintet.chat.prompts import Prompt
+from quintet.engine.request import EACH, FIRST, LAST, CoreRequest
+from quintet.pooling_params import OF_TOKENS, PoolingParams
+from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
+from quintet.tokenizers.tokenizer import Tokenizer
+
+_ROWS = {"CLS": FIRST, "LAST": LAST}
+
+
+def _none() -> SamplingParams:
+    return SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+@dataclass(frozen=True)
+class PoolingBounds:
+    """Limits of pooling requests, from a model's files and its user. Plain data: it crosses processes."""
+
+    tasks: Sequence[str]  # the first is the default
+    max_model_len: int
+    width: int  # numbers of an embedding
+    sequence: str  # CLS, LAST or MEAN
+    matryoshka: Sequence[int] | bool = False  # which numbers of an embedding may stand for all; True: any
+    chunked: bool = False  # whether longer texts are embedded in pieces,
+    max_embed_len: int | None = None  # of so many tokens at most
+    ends: Sequence[int] = ()  # special tokens at the end of each text, which a cut leaves there
+    prompts: dict[str, str] = field(default_factory=dict)  # by name: put before a text
+    default_prompt: str | None = None
+    lower: bool = False  # texts are brought to lower case first
+    separated: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
+    plain: SamplingParams = field(default_factory=_none)  # of requests that draw nothing
+
+    def ending(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
+        """Returns the limits with the tokens that a tokenizer puts at the end of each text."""
+        if tokenizer is None:
+            return self
+        bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+        place = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
+        return replace(self, ends=whole[place + len(bare) :])
+
+    def params(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
+        """Returns the parameters with their task set. ParameterError if that fails."""
+        params = PoolingParams() if params is None else params.clone()
+        params.__post_init__()  # it may have been changed since it was made
+        if task is not None and params.task not in (None, task):
+            raise ParameterError("task", f"is {params.task!r} in the pooling parameters, and this call is for {task!r}")
+        params.task = task or params.task or self.tasks[0]
+        if params.task not in self.tasks:
+            hint = "; use runner='pooling' with convert=" + {"embed": "'embed'", "token_embed": "'embed'"}.get(
+                params.task, "'classify'"
+            )
+            raise ParameterError(
+                "task", f"{params.task!r} is not what this model gives: it has {', '.join(self.tasks)}{hint}"
+            )
+        self._check(params)
+        return params
+
+    def _check(self, params: PoolingParams) -> None:
+        if params.dimensions is not None:
+            if params.task not in ("embed", "token_embed"):
+                raise ParameterError("dimensions", f"are of embeddings, and {params.task} gives none; leave it out")
+            self._check_dimensions(params.dimensions)
+        for name in ("step_tag_id", "returned_token_ids"):
+            if getattr(params, name) is not None and params.task not in OF_TOKENS:
+                raise ParameterError(name, f"is for tasks of tokens ({', '.join(OF_TOKENS)}); leave it out")
+        keep = params.truncate_prompt_tokens
+        if keep is not None and keep > self.max_model_len:
+            raise ParameterError("truncate_prompt_tokens", f"is {keep}, and max_model_len is {self.max_model_len}")
+
+    def _check_dimensions(self, asked: int) -> None:
+        if self.matryoshka is False or self.matryoshka == ():
+            raise ParameterError(
+                "dimensions", "cannot be chosen: this model's first numbers do not stand for all (config.json names "
+                'no matryoshka_dimensions; if it was made so, hf_overrides={"is_matryoshka": true})'
+            )  # fmt: skip
+        if isinstance(self.matryoshka, bool):
+            if asked > self.width:
+                raise ParameterError("dimensions", f"must be at most {self.width}, not {asked}")
+        elif asked not in self.matryoshka:
+            listed = ", ".join(map(str, self.matryoshka))
+            raise ParameterError("dimensions", f"must be one of {listed}, which the model was made for, not {asked}")
+
+    def admit(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> CoreRequest:
+        """ValueError says what is wrong with the prompt. `params` are settled."""
+        if prompt.embeds:
+            raise ValueError("a text that becomes numbers is tokens, and no embeddings; give text or token ids")
+        prompt = self._cut(prompt, params.truncate_prompt_tokens)
+        ids = prompt.token_ids
+        if len(ids) > self.max_model_len:
+            raise ValueError(
+                f"the text has {len(ids)} tokens, and max_model_len is {self.max_model_len}; shorten it, or set "
+                "truncate_prompt_tokens (-1 cuts what is too much)"
+            )
+        kind = self.sequence if not params.of_tokens else "ALL"
+        return CoreRequest(
+            request_id=request_id,
+            prompt_ids=ids,
+            params=self.plain,
+            key=(0, 0),
+            max_tokens=1,
+            salt=(prompt.cache_salt or "").encode(),
+            priority=priority,
+            scored=False,
+            pooling=params,
+            rows=_ROWS.get(kind, EACH),
+            types=prompt.types,
+        )
+
+    def _cut(self, prompt: Prompt, keep: int | None) -> Prompt:
+        """Cuts a text to its first tokens, and the special ones at its end."""
+        keep = self.max_model_len if keep == -1 else keep
+        ids, types = prompt.token_ids, prompt.types
+        if keep is None or len(ids) <= keep:
+            return prompt
+        ends = list(self.ends)
+        tail = len(ends) if ends and ids[-len(ends) :] == ends and len(ends) < keep else 0
+        kept = [*ids[: keep - tail], *ids[len(ids) - tail :]]
+        return replace(prompt, token_ids=kept, types=types[: 4 * (keep - tail)] + types[4 * (len(ids) - tail) :])

@@ -1,0 +1,154 @@
+"""Chooses the weight formats (quantization) of a model: as requested, as its checkpoint has them, as the device can."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from quintet.common.json_files import read_object
+from quintet.config import ONLINE, WRITTEN, EngineConfig
+from quintet.engine.executor.worker import Worker
+from quintet.hub.hf_overrides import BY_OPTIONS, SAID, asked
+from quintet.interface.platform import Capabilities
+from quintet.interface.weights import Weight
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import Quantized, There, quantized
+from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, options_of, wish
+from quintet.model_loader.loader import declared
+from quintet.ops.registry import of_kind
+
+ORDERED = "experts in orders of their own (act-order) are dequantized while they are loaded"
+NEAREST = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
+
+
+class Target(NamedTuple):
+    """The platform that the model is for."""
+
+    name: str
+    facts: Capabilities
+
+
+def settled_forms(
+    config: EngineConfig, hf_config: Any, where: Target, there: There, beside: Any = None
+) -> QuantizationPlan:
+    """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here. `beside` counts where
+    config.json says nothing."""
+    name = asked(config)
+    places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
+    said = next((said for each, key in places if (said := getattr(each, key, None))), None)
+    said = said if any(hasattr(each, key) for each, key in places) else beside
+    found = quantized(said, there)
+    if found is not None:
+        _check(name, found, said)
+        return QuantizationPlan(None, found, where.facts.quant, config.activation_bits or found.activations)
+    if name is None:
+        if config.activation_bits is not None:
+            raise ValueError(
+                f"activation_bits={config.activation_bits} is for quantized weights, and this checkpoint holds floats; "
+                "set quantization, or leave it out"
+            )
+        return QuantizationPlan(None, None, where.facts.quant)
+    if name not in ONLINE:
+        raise ValueError(
+            f"quantization={name!r} is of checkpoints that are quantized, and config.json says nothing of it; leave it "
+            f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
+        )
+    wanted = wish(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
+    return QuantizationPlan(_served(wanted, where), None, where.facts.quant, config.activation_bits)
+
+
+def _check(name: str | None, found: Quantized, said: Any) -> None:
+    """ValueError where a name was given that is not the checkpoint's."""
+    held = {found.method, str(said.get("quant_method") or found.method).lower()}
+    if name is None or held & {*WRITTEN.get(name, ()), name}:
+        return
+    kind = "is for checkpoints in floats, and this one" if name not in WRITTEN else "is not this checkpoint's, which"
+    raise ValueError(f"quantization={name!r} {kind} is quantized by {found.method}; leave it out")
+
+
+def _options(config: EngineConfig) -> Mapping[str, Any] | None:
+    given = config.hf_overrides or {}
+    if callable(given):
+        return options_of({})
+    file = given.get("quantization_config_file")
+    if file is None:
+        return options_of(given)
+    if not isinstance(file, str):
+        raise ValueError("hf_overrides['quantization_config_file'] is no path")
+    return {"quant_type": {"default": read_object(Path(file))}}
+
+
+def _served(wanted: OnlineQuantization, where: Target) -> OnlineQuantization:
+    """Returns the format as this device multiplies it; ValueError if a platform has no quantized format at all."""
+    facts = where.facts
+    if facts.fp8 not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):  # the latter's platform converts weights to it
+        wanted = wanted.without_activations()
+    if not facts.quant & set(NEAREST | {"int8": ""}):
+        raise ValueError(
+            f"quantization={wanted.name!r} is not there on platform {where.name}, which packs no scheme; leave it out"
+        )
+    return wanted
+
+
+def scheme_of(forms: QuantizationPlan) -> str | None:
+    """The kind of most products, where floats are quantized."""
+    form = forms.wanted.form if isinstance(forms.wanted, OnlineQuantization) else forms.wanted
+    return None if form is None else form.kind
+
+
+def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
+    """Describes the weight formats of linear layers, experts and embeddings, and the providers of linear layers."""
+    weights = [each.weight for each in declared(worker.model)]
+    products = [weight for weight in weights if weight.use == "linear"]
+    counts = Counter(weight.form.kind for weight in products if not weight.form.plain)
+    by = {kind: worker.ops.choice(of_kind("linear", kind)).provider for kind in counts}
+    held = [f"{count} products as {kind} by {by[kind]}" for kind, count in counts.items()]
+    stacks = Counter(weight.form.kind for weight in weights if weight.use == "experts" and not weight.form.plain)
+    held += [f"{count} stacks of experts as {kind}" for kind, count in stacks.items()]
+    tables = Counter(weight.form.kind for weight in weights if weight.use == "embedding" and not weight.form.plain)
+    held += [f"{count} table{'s' * (count > 1)} of embeddings as {kind}" for kind, count in tables.items()]
+    said = [
+        f"products as {kind} have no provider here: each step dequantizes their weights"
+        for kind, provider in by.items()
+        if provider == "reference"
+    ]
+    if isinstance(forms.wanted, OnlineQuantization):
+        said.insert(0, f"quantization {forms.wanted.name}: {', '.join([*held, *_rest(forms.wanted, weights)])}")
+    if forms.checkpoint is not None:
+        undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
+        held += [f"{undone} weights dequantized while they are loaded"] if undone else []
+        said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
+        said += [ORDERED] if any(map(_in_orders, weights)) else []
+        said += forms.checkpoint.notes
+    return said
+
+
+def _in_orders(weight: Weight) -> bool:
+    """True if it is a stack of experts that is dequantized because each orders its groups of inputs (act-order)."""
+    if weight.use != "experts" or not weight.form.plain or weight.reader is None:
+        return False
+    return weight.reader.form(weight.cut(weight.parts[0])).ordered
+
+
+def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
+    """Describes weights that do not have the requested format."""
+    products, said = [weight for weight in weights if weight.use == "linear"], []
+    rounded = Counter(weight.reader.of for weight in weights if isinstance(weight.reader, Rounded))
+    for form, count in rounded.items():
+        near = NEAREST.get(form.kind, "int8")
+        said.append(
+            f"{count} rounded to {form.kind} and held in floats, for this platform keeps no {form.kind}: {near} is the "
+            "nearest that takes less memory"
+        )
+    plain = sum(
+        weight.form.plain and weight.reader is None and fitting(wanted.form, weight.shape[1]).plain
+        for weight in products
+    )  # fmt: skip
+    said += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []
+    stacks = [weight.form for weight in weights if weight.use == "experts"]
+    if stacks:
+        kept = any(not form.plain for form in stacks)
+        said.append(f"{'' if kept else 'experts and '}their routers stay as they are")
+    return [*said, "the head in 8 bits" if wanted.head else "the head as it is"]

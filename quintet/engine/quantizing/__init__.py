@@ -1,1 +1,0 @@
-"""Writes quantized checkpoints: `quintet quantize`."""

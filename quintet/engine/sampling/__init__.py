@@ -1,0 +1,1 @@
+"""Sampling: logits processors, penalties and bans, thinking budgets, the sampler."""

@@ -1,0 +1,65 @@
+"""thinking_token_budget: where a request has thought enough, the end of its thought is all that can be drawn."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from quintet.chat.reasoning_tokens import Walk
+from quintet.engine.request import Request
+from quintet.engine.sampling.logits_edits import LogitEdit
+from quintet.interface.platform import Device
+from quintet.ops.registry import Ops
+
+
+class ThinkingBudget(LogitEdit):
+    """Comes after Grammar, which may not let a thought end within a character: then one more token is drawn."""
+
+    def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
+        super().__init__(ops, device, vocab_size, static)
+        self._walks: dict[Request, _Walked] = {}
+
+    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if r.admitted.marks is not None]
+        self._walks = {r: self._walks.get(r) or _Walked(r) for _, r in self._rows}
+        self._size = rows, -(-self.vocab_size // 32)
+        return bool(self._rows)
+
+    def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        found = [(row, self._walks[r].forced(positions[row])) for row, r in self._rows]
+        forced = [(row, token_id) for row, token_id in found if token_id is not None]
+        if not forced:
+            return logits
+        bits = np.full(self._size, -1, np.int32)
+        for row, token_id in forced:
+            bits[row] = 0
+            bits[row, token_id // 32] = np.uint32(1 << token_id % 32).view(np.int32)
+        return self.ops.keep_tokens(logits, self.device.to_device([bits])[0])
+
+
+class _Walked:
+    """Reasoning state of one request, computed from its output alone, so that preemption does not lose it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._read = request, 0
+        self._begin()
+
+    def forced(self, position: int) -> int | None:
+        """The token at the position, if there is no choice."""
+        request, budget = self._request, self._request.params.thinking_token_budget
+        if budget is None:
+            return None
+        if request.num_known < self._read:  # tokens were taken back
+            self._begin()
+        self._walk.take(request.token_ids[self._read : request.num_known])
+        self._read = request.num_known
+        drafts = request.token_ids[request.num_known : position]
+        token_id = self._walk.after(drafts).forced(budget)
+        if token_id is None or request.grammar is None or request.grammar.allows(request, [*drafts, token_id]):
+            return token_id
+        return None
+
+    def _begin(self) -> None:
+        facts = self._request.admitted
+        assert facts.marks is not None
+        self._walk, self._read = Walk(facts.marks, facts.thought), self._request.num_prompt

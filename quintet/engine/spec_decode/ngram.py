@@ -1,0 +1,68 @@
+"""Drafts: tokens that are guessed to come next, so that one step may check several. The text so far is looked up.
+
+What is drawn never depends on them: each row of a step is drawn with its own position's random numbers, and a draft is
+accepted where the draw before it gave the same token. A wrong guess costs its share of a step.
+"""
+
+import numpy as np
+
+from quintet.config import SpeculativeConfig
+from quintet.engine.request import Request
+from quintet.interface.types import Array
+
+
+class TokenHistory:
+    """The known tokens of one request as an array that grows with it."""
+
+    def __init__(self) -> None:
+        self._ids = np.empty(256, np.int32)
+        self._size = 0
+        self.found: tuple[int, list[int]] = (0, [])  # what was proposed after so many tokens
+
+    def of(self, request: Request) -> Array:
+        """[num_known]; a view that holds until the next call."""
+        size = request.num_known
+        if size > len(self._ids):
+            self._ids = np.concatenate([self._ids[: self._size], np.empty(size, np.int32)])
+        self._ids[self._size : size] = request.token_ids[self._size : size]
+        self._size = size
+        return self._ids[:size]
+
+
+class NgramProposer:
+    """Prompt lookup (Saxena 2023; vLLM's "ngram"): what followed the last few tokens when they stood there before."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._most, self._least = config.prompt_lookup_max, config.prompt_lookup_min
+        self.count = config.num_speculative_tokens  # guessed at once, at most
+        self._crowd = config.disable_by_batch_size
+
+    def serves(self, requests: int) -> bool:
+        """True if it proposes drafts in steps of so many requests."""
+        return self._crowd is None or requests <= self._crowd
+
+    def propose(self, request: Request) -> list[int]:
+        """Returns draft tokens after the known ones; [] if the last tokens have not occurred before."""
+        if request.history is None:
+            request.history = TokenHistory()
+        size, drafts = request.history.found
+        if size != request.num_known:
+            drafts = propose(request.history.of(request), self._least, self._most, self.count)
+            request.history.found = request.num_known, drafts
+        return drafts
+
+
+def propose(ids: Array, least: int, most: int, count: int) -> list[int]:
+    """Up to `count` tokens that followed the longest end of ids [T] that stood there before, of `least` to `most`
+    tokens; where it stood several times, the first counts. The two may overlap, but are not the same."""
+    size, found = len(ids), -1
+    ends = np.flatnonzero(ids[:-1] == ids[-1])  # where a text like the last n tokens ends
+    for n in range(1, min(most, size - 1) + 1):
+        if n > 1:
+            ends = ends[np.searchsorted(ends, n - 1) :]
+            ends = ends[ids[ends - (n - 1)] == ids[size - n]]
+        if not len(ends):
+            break
+        if n >= least:
+            found = int(ends[0])
+    return ids[found + 1 : found + 1 + count].tolist() if found >= 0 else []

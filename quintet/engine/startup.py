@@ -1,0 +1,380 @@
+"""From a configuration to a running engine, in two stages: prepare() decides everything, launch() loads and runs.
+
+`quintet explain` stops after the first, so what it prints is what would happen.
+"""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.config import EngineConfig, read_environment
+from quintet.engine.engine import Engine
+from quintet.engine.executor.batch_builder import BatchBuilder
+from quintet.engine.executor.model_runner import ModelRunner, StepRunner, WorkerGroup
+from quintet.engine.executor.shape_buckets import describe, plan_variants
+from quintet.engine.executor.warm_up import warm_up
+from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
+from quintet.engine.kv_cache.events import journal_of
+from quintet.engine.kv_cache.manager import KVCacheManager
+from quintet.engine.kv_cache.page_pool import PagePool
+from quintet.engine.kv_cache.state_slots import StateSlotPool
+from quintet.engine.kv_scales import calibrate, kv_scaling
+from quintet.engine.kv_transfer.factory import check_elsewhere, make_elsewhere
+from quintet.engine.memory_planner import MemoryPlan
+from quintet.engine.observability.profiler import Profiler
+from quintet.engine.parallel import expert_parallel as experts
+from quintet.engine.parallel import setup as ranking
+from quintet.engine.parallel.eplb.balancer import Balancer
+from quintet.engine.parallel.leader import Leader
+from quintet.engine.parallel.pipeline import PipelineRunner
+from quintet.engine.parallel.step_agreement import Agreement
+from quintet.engine.platform_support import evidence
+from quintet.engine.pooling.factory import bounds_of, decided, make_pooler, settled_for
+from quintet.engine.pooling.heads import TENSORS
+from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.pooling.runner import PoolingRunner
+from quintet.engine.quantization import Target, described, scheme_of, settled_forms
+from quintet.engine.sampling.logits_processors import load_processors
+from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
+from quintet.engine.scheduler import Scheduler
+from quintet.engine.sizing import largest, limits_of, plan_of
+from quintet.engine.spec_decode.ngram import NgramProposer
+from quintet.hub.dtypes import dtype_of, kv_dtype_of, name_of
+from quintet.hub.max_model_len import longest
+from quintet.hub.model_impl import read_model
+from quintet.hub.pooling_task import Pooling, wants_numbers
+from quintet.hub.resolve import load_generation_config, quantization_beside, resolve_config, resolve_model
+from quintet.interface.platform import Capabilities, Platform
+from quintet.interface.types import Place, Variant
+from quintet.layers.build import RequestedOutputs
+from quintet.layers.decoder import ModelBase
+from quintet.model_loader.loader import check_counts, tensors_of
+from quintet.model_loader.sharded_state import FORMATS as SHARDED
+from quintet.model_loader.weight_files import Weights, weights_of
+from quintet.model_loader.weights_cache import CacheEntry
+from quintet.models import model_class
+from quintet.ops import bind
+from quintet.ops.activation import UnknownActivation
+from quintet.platforms import Chosen, choose
+from quintet.structured_output.grammar import Grammars
+
+logger = logging.getLogger(__name__)
+
+USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
+
+
+class Files(NamedTuple):
+    """A model's weights, and the model family that reads them."""
+
+    folder: Weights
+    family: type[ModelBase]
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """All decisions, before a weight is read."""
+
+    config: EngineConfig  # as the platform settled it
+    platform: Platform
+    capabilities: Capabilities
+    reasons: tuple[str, ...]  # of everything that was decided and not asked for
+    folder: Path
+    hf_config: Any
+    generation: dict[str, Any]  # sampling defaults, and eos_token_id
+    sizes: ModelSizes
+    ranks: WorkerGroup
+    plan: MemoryPlan
+    pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
+    doubts: str  # what of this no conformance report vouches for; empty if all is proven
+    profiler: Profiler
+
+    @property
+    def vocab_size(self) -> int:
+        return self.ranks.workers[0].model.vocab_size
+
+    @property
+    def bounds(self) -> PoolingBounds | None:
+        """Limits of pooling requests; None if the model generates."""
+        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.plan.max_model_len)
+
+    @property
+    def fixed(self) -> tuple[Variant, ...]:
+        """The sizes of all steps, where the device wants fixed shapes."""
+        if not self.capabilities.static_shapes:
+            return ()
+        first = self.ranks.workers[0]
+        sizes = plan_variants(largest(self.config, first, self.plan.max_model_len))
+        if first.model.takes_types and self.pooling is not None:
+            return tuple(each._replace(inputs=("types",)) for each in sizes)
+        if not self.embeds_width:
+            return sizes
+        return *sizes, *(each._replace(inputs=("embeds",), width=self.embeds_width) for each in sizes)
+
+    @property
+    def embeds_width(self) -> int:
+        """Numbers of an embedding that a prompt may have in the place of a token; 0: none may be there."""
+        return self.ranks.workers[0].model.width if self.config.enable_prompt_embeds else 0
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The sizes of steps that are compiled, or captured."""
+        return self.fixed or self.plan.variants
+
+
+def prepare(
+    config: EngineConfig, chosen: Chosen | None = None, place: Place | None = None, met: bool = True
+) -> EnginePlan:
+    """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not.
+
+    Where ranks are processes, it starts the others; `place` says that this is one of those, and where the ranks meet.
+    `met`: False if nothing will be launched, so that no process is needed.
+    """
+    config = ranking.settled(read_environment().apply(config))
+    chosen = chosen or choose(config.device)
+    config, settled = chosen.configure(config)
+    reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
+    ranking.check_engines(config, chosen.capabilities)
+    ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
+    folder = resolve_model(config)
+    facts = chosen.capabilities
+    if not ranking.in_processes(config, facts) or ranking.size_of(config, facts) == 1:
+        return _decide(config, chosen, folder, reasons)
+    meeting = ranking.met(config, facts, place, met)
+    with ranking.closing(meeting.others):
+        return _decide(config, chosen, folder, reasons, meeting)
+
+
+def _decide(
+    config: EngineConfig, chosen: Chosen, folder: Path, reasons: list[str], meeting: ranking.ParallelGroup | None = None
+) -> EnginePlan:
+    facts, platform = chosen.capabilities, chosen.platform(config)
+    place = resolve_config(config, folder)
+    whole, backend = read_model(config, place, platform.models)
+    if backend and facts.opaque:
+        raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
+    reasons += [backend] if backend else []
+    if wants_numbers(config, vars(whole), folder):
+        config = config.replace(runner="pooling")
+    generation = load_generation_config(place, config.generation_config, config.override_generation_config)
+    hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
+    weights = _weights(config, folder, facts)
+    if weights.load_format == "pt" and config.load_format == "auto":
+        reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
+    family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
+    files = Files(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
+    there = functools.partial(tensors_of, *files) if files else dict
+    forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
+    if files is not None:
+        check_counts(weights, files.family, hf_config)
+    pooling = decided(config, whole, folder, family)
+    if pooling is not None:
+        config = settled_for(config, pooling, backend, reasons)
+    dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
+    scaling = kv_scaling(config, facts, None if files is None else there, reasons)
+    made_for = None if pooling is None else pooling.sentence.max_length
+    length = longest(config, hf_config, family.length(hf_config), made_for)
+    sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
+    sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
+    sizes = replace(sizes, backend=bool(backend), dealing=experts.dealing_of(config, facts))
+    if pooling is not None:
+        sizes = replace(
+            sizes, wanted=RequestedOutputs(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS
+        )
+    profiler = Profiler(config.profiler_config, platform)
+    with _named(config.model):
+        ranks = ranking.ranks_of(
+            config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
+        )
+    check_elsewhere(config, facts, ranks)
+    ranking.check_alike(config, ranks, whole, None if config.load_format == "dummy" else weights)
+    plan = plan_of(config, hf_config, sizes, ranks)
+    if plan.max_model_len != sizes.max_model_len:
+        sizes = replace(sizes, max_model_len=plan.max_model_len)
+        ranks.each(lambda worker: worker.build(hf_config, sizes))
+    config = _fitted(config, plan, platform, facts, reasons)
+    reasons += [*described(forms, ranks.workers[0]), *ranking.described(config, facts, ranks)]
+    reasons += experts.described(config, ranks.workers[0].model)
+    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
+    return EnginePlan(
+        config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
+        doubts, profiler,
+    )  # fmt: skip
+
+
+def _fitted(
+    config: EngineConfig, plan: MemoryPlan, platform: Platform, facts: Capabilities, reasons: list[str]
+) -> EngineConfig:
+    """The settings as the plan leaves them; ValueError where they contradict it."""
+    if config.long_prefill_token_threshold > plan.max_model_len:
+        raise ValueError(
+            f"long_prefill_token_threshold={config.long_prefill_token_threshold} is beyond max_model_len="
+            f"{plan.max_model_len}, so that no prompt is long; lower it, or leave it out"
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < plan.max_model_len:
+        reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
+        config = config.replace(max_num_batched_tokens=plan.max_model_len)
+    captures = [each for each in ("capture_ahead", "capture_sizes", "max_capture_size") if getattr(config, each)]
+    if captures and not plan.variants:
+        reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
+    if config.logits_processors and facts.opaque:
+        reasons.append("sampling on the host: logits processors cannot read what the device holds")
+    return config
+
+
+@contextlib.contextmanager
+def _named(model: str) -> Iterator[None]:
+    """Adds the model's name to the error of an unknown activation; a layer does not know it."""
+    try:
+        yield
+    except UnknownActivation as error:
+        raise ValueError(f"the model {model!r} cannot run here: {error}") from None
+
+
+def launch(prepared: EnginePlan, progress: bool = True, grammars: Grammars | None = None) -> Engine:
+    """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
+    with ranking.closing(prepared.ranks.others):
+        return _launched(prepared, progress, grammars)
+
+
+def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -> Engine:
+    config, plan = prepared.config, prepared.plan
+    for reason in prepared.reasons:
+        logger.info("%s", reason)
+    if prepared.doubts:
+        logger.warning("%s", prepared.doubts)
+    logger.info("memory: %s", plan)
+    logger.info("ops: %s", _op_table(prepared))
+    fixed, variants = prepared.fixed, prepared.variants
+    if fixed:
+        logger.info("sizes: %s", describe(fixed))
+    folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
+    ahead, room = _ahead(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
+    with _named(config.model):  # a device that compiles sees what a layer asks for only now
+        prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
+    channel, overlap = prepared.ranks.channel, prepared.capabilities.overlap
+    if channel is not None:
+        channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
+    groups = prepared.ranks.workers[0].arrangement.groups
+    slots = StateSlotPool(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
+    types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
+    captured = () if fixed else variants
+    batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
+    runner, profiler, pipe = _runner(prepared, batches, fixed), prepared.profiler, prepared.ranks.workers[0].comm.pipe
+    runner.warm_up(progress)
+    pool = PagePool(plan.num_pages, config.enable_prefix_caching)
+    tables = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
+    scheduler = Scheduler(limits_of(config, plan), tables, drafts)
+    if pipe is not None:
+        runner = PipelineRunner(runner, prepared.ranks, pipe)
+    engine = ranking.kind_of(prepared.ranks)(scheduler, runner, overlap, grammars, profiler)
+    if pipe is not None:
+        engine.staged, engine.ahead = True, pipe.stages - 1
+    elif channel is not None:
+        runner.agreed = Agreement(channel)
+    if config.enable_eplb:
+        engine.balancer = Balancer(config.eplb_config, prepared.ranks)
+    if config.calculate_kv_scales:
+        calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
+    _warm_up(prepared, batches, runner, engine)
+    if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
+        pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
+    scheduler.elsewhere = make_elsewhere(prepared, tables, folder)
+    if channel is not None and isinstance(engine, Leader):
+        engine.lead(channel)
+    return engine
+
+
+def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[Variant, ...]:
+    """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
+    if config.capture_ahead:
+        return plan.ahead
+    decodes = [each for each in plan.variants if each.decode] if config.capture_decode_ahead else []
+    usual = sorted({each.pages for each in decodes})[:USUAL_WIDTHS]
+    return tuple(each for each in decodes if each.pages in usual)
+
+
+def _warm_up(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner, engine: Engine) -> None:
+    """Runs requests on the ranks of `engine`, with their own bookkeeping and sampler: its own do not change."""
+    config, plan, groups = prepared.config, prepared.plan, engine.scheduler.tables.groups
+    if not (config.warm_up and prepared.capabilities.compiles_late):
+        return
+    if prepared.pooling is None:
+        pipe, channel = prepared.ranks.workers[0].comm.pipe, prepared.ranks.channel
+        sampler = _sampler(prepared, processors=())  # code of the user's sees requests of users alone
+        runner = ModelRunner(prepared.ranks, sampler, batches, overlap=prepared.capabilities.overlap)
+        if pipe is not None:
+            runner = PipelineRunner(runner, prepared.ranks, pipe)
+        elif channel is not None:
+            runner.agreed = Agreement(channel)
+    pool, slots = PagePool(plan.num_pages, False), StateSlotPool(plan.num_slots, False) if plan.num_slots else None
+    books = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    spare = Engine(Scheduler(engine.scheduler.limits, books), runner, prepared.capabilities.overlap)
+    spare.staged, spare.ahead = engine.staged, engine.ahead
+    warm_up(spare, prepared.vocab_size, plan.max_model_len, prepared.bounds)
+
+
+def _runner(prepared: EnginePlan, batches: BatchBuilder, fixed: Sequence[Variant]) -> StepRunner:
+    """Returns the runner: it samples tokens, or pools hidden states."""
+    config, spans, overlap = prepared.config, prepared.profiler.spans, prepared.capabilities.overlap
+    if prepared.pooling is None:
+        return ModelRunner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, spans)
+    files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
+    pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
+    return PoolingRunner(prepared.ranks, batches, pooler, fixed, spans)
+
+
+def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> Sampler:
+    """With these logits processors, or those of the settings. Where they cannot read what the device holds, sampling is
+    left to the host and the specification."""
+    config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
+    classes = load_processors(config.logits_processors if processors is None else processors)
+    ops, device = first.ops, first.device
+    if classes and facts.opaque:
+        names = ", ".join(each.__name__ for each in classes)
+        logger.warning("sampling on the host: %s computes with torch, which cannot on what this device holds", names)
+        ops, device = bind({}), HostSampling()
+    settled = config.replace(max_model_len=prepared.plan.max_model_len)
+    made = [each.make(prepared.vocab_size, device, settled) for each in classes]
+    sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
+    return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
+
+
+def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[str]:
+    """Returns the features that will run, as the conformance kit names them."""
+    asked = {
+        "family": hf_config.model_type,
+        "dtype": name_of(sizes.dtype),
+        "scheme": scheme_of(sizes.forms),
+        "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
+        "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
+    }
+    return [f"{group}/{name}" for group, name in asked.items() if name is not None]
+
+
+def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
+    weights = weights_of(config, path)
+    if weights.load_format not in SHARDED:
+        return weights
+    if not facts.placing:
+        raise ValueError(f"load_format={weights.load_format!r}: this device's weights do not lie in the host's memory")
+    return replace(weights, options={"placing": facts.placing})
+
+
+def _weights_cache(config: EngineConfig, facts: Capabilities) -> CacheEntry | None:
+    if config.weights_cache is None:
+        return None
+    if not facts.placing:
+        raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
+    return CacheEntry(Path(config.weights_cache).expanduser(), facts.placing)
+
+
+def _op_table(prepared: EnginePlan) -> str:
+    choices = prepared.ranks.workers[0].ops.bound
+    special = [f"{choice.op} -> {choice.provider}" for choice in choices if choice.provider != "reference"]
+    rest = sum(choice.provider == "reference" for choice in choices)
+    return ", ".join([*special, f"{rest} others -> reference"])

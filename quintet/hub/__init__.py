@@ -1,0 +1,1 @@
+"""Finds a model's files (hub, ModelScope, folder, GGUF) and reads its configuration."""

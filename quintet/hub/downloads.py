@@ -1,0 +1,95 @@
+"""Downloads files from the Hugging Face hub or its cache; errors say what to do."""
+
+import contextlib
+import glob
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from quintet.config import BUNDLED, BUNDLED_EMBED, INSIDE, EngineConfig, Environment
+from quintet.hub import modelscope
+from quintet.hub.modelscope import ModelScopeRequest
+
+# The same weights once more in other layouts, which would double the download.
+COPIES = ("consolidated*", "*/*.safetensors")
+
+
+def download(
+    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment
+) -> Path:
+    """The folder of a hub id with the files that match. OSError says why there is none, and what to do."""
+    ignored = [*(COPIES if config.load_format != "mistral" else ()), *config.ignore_patterns]
+    if environment.use_modelscope:
+        return modelscope.download(
+            ModelScopeRequest(name, revision), config, (list(patterns), ignored), environment.hf_hub_offline
+        )
+    from huggingface_hub import snapshot_download
+
+    with _told(name, revision, config, environment):
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=config.download_dir,
+                token=config.hf_token,
+                allow_patterns=list(patterns),
+                ignore_patterns=ignored,
+                local_files_only=environment.hf_hub_offline,
+            )
+        )
+
+
+def exactly(names: Iterable[str]) -> list[str]:
+    """Patterns that match these names alone."""
+    return [glob.escape(name) for name in names]
+
+
+def listed(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> list[str]:
+    """The files of a hub id, by their paths: on the hub, or in its cache where the hub is not to be asked."""
+    if environment.use_modelscope:
+        return modelscope.listed(ModelScopeRequest(name, revision))
+    from huggingface_hub import HfApi
+
+    if environment.hf_hub_offline:
+        folder = download(name, revision, config, ("*",), environment)
+        return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
+    with _told(name, revision, config, environment):
+        return sorted(HfApi(token=config.hf_token).list_repo_files(name, revision=revision))
+
+
+@contextlib.contextmanager
+def _told(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Iterator[None]:
+    from huggingface_hub import errors
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise PermissionError(
+            f"model {name!r} is gated: accept its terms at https://huggingface.co/{name}, then give a token "
+            "(`hf auth login`, HF_TOKEN or hf_token)"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise FileNotFoundError(f"model {name!r} has no revision {revision!r}; see its branches and tags") from error
+    except errors.RepositoryNotFoundError as error:
+        raise FileNotFoundError(
+            f"no folder {name!r} here, and the hub knows no such model, or it is private: check the spelling, or give "
+            "a token that may read it (`hf auth login`, HF_TOKEN or hf_token)"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise ConnectionError(_not_cached(name + at, config, environment)) from error
+    except errors.HfHubHTTPError as error:
+        raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
+    except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
+        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_or_else(config)}") from error
+
+
+def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
+    where = config.download_dir or environment.hf_home or "the hub's cache"
+    if environment.hf_hub_offline:
+        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_or_else(config)}"
+    return f"{what} is not in {where} and the hub cannot be reached; {_or_else(config)}"
+
+
+def _or_else(config: EngineConfig) -> str:
+    inside = BUNDLED_EMBED if config.runner == "pooling" else BUNDLED
+    return "give a local folder" + ("" if config.model in INSIDE else f" or use the model {inside!r}")

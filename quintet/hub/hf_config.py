@@ -1,0 +1,154 @@
+"""A model's config.json as transformers' class reads it: every default filled in, in a plain object."""
+
+import json
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quintet.hub import transformers_cache as readings
+from quintet.hub.legacy_configs import FOREIGN, foreign, settled, version
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Entries = dict[str, Any]
+# types that repositories give with code of their own, where the entries are those of a type that transformers has
+KIN = {"kimi_k2": "deepseek_v3"}
+# that checkpoints say as a number, which an earlier class took, and transformers 5 refuses (4, of Llama 4)
+SWITCHES = ("attn_temperature_tuning",)
+Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function
+LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
+
+
+class HFConfig(SimpleNamespace):
+    """A model's configuration, by attribute, under the names that transformers gives; the parts of a wrapper alike."""
+
+    def get_text_config(self) -> "HFConfig":
+        """Returns the text config of a multimodal wrapper; else itself."""
+        text: HFConfig | None = getattr(self, "text_config", None)
+        return text or self
+
+    def to_dict(self) -> Entries:
+        return {
+            name: value.to_dict() if isinstance(value, HFConfig) else deepcopy(value)
+            for name, value in vars(self).items()
+        }
+
+
+def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> HFConfig:
+    """Reads the config of this model_type. ValueError if transformers has no such type, or refuses an entry of it."""
+    name = digest(kind, raw)
+    if (kept := readings.find(name, thaw)) is not None:
+        return kept
+    config = made(kind, raw, file)
+    reading = json.loads(json.dumps(freeze(config)))
+    # another package's class may change without transformers
+    if kind in FOREIGN or type(config).__module__.startswith("transformers."):
+        readings.keep(name, reading)
+    return thaw(reading)
+
+
+def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], Any]) -> HFConfig:
+    """Returns the config that a user's function makes of transformers' object for a file; it is not cached."""
+    from transformers import PretrainedConfig
+
+    kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        raise ValueError(f"{file} names no model_type, so hf_overrides has no config to change")
+    changed = change(made(kind, raw, file))
+    if not isinstance(changed, PretrainedConfig):
+        raise ValueError(f"hf_overrides is a function, and must return the config; it gave {type(changed).__name__}")
+    return thaw(json.loads(json.dumps(freeze(changed))))
+
+
+def digest(kind: str, raw: Mapping[str, Any]) -> str:
+    parts = [kind.encode(), json.dumps(raw, sort_keys=True).encode()]
+    return readings.digest("config", [*parts, version()] if kind in FOREIGN else parts)
+
+
+def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+    """transformers' own object. ValueError as read_config()."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    kind = settled(KIN.get(kind, kind), raw)
+    if kind not in CONFIG_MAPPING and kind not in FOREIGN:
+        raise ValueError(
+            f"transformers has no config for model type {kind!r}; the package that adds the family "
+            "must also call transformers.AutoConfig.register()"
+        )
+    try:
+        # A deep copy: transformers moves entries about in what it is given.
+        copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_read)
+        config: PretrainedConfig = foreign(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
+        if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
+            raise ValueError(f"{config.dtype} is no dtype of torch")
+    except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:LONGEST]
+        raise ValueError(f"{file} (with hf_overrides) is no valid {kind} config: {reason}") from error
+    return config
+
+
+def _read(entry: Entries) -> Any:
+    """Decodes floats that JSON lacks, as transformers writes them, {"__float__": "Infinity"}, and numeric switches."""
+    if entry.keys() == {"__float__"}:
+        return float(entry["__float__"])
+    switches = {name: bool(entry[name]) for name in SWITCHES if isinstance(entry.get(name), int)}
+    return {**entry, **switches} if switches else entry
+
+
+def freeze(config: "PretrainedConfig") -> Entries:
+    """Returns the reading: entries as JSON, names of those with number keys, and the parts of a wrapper."""
+    from transformers import PretrainedConfig
+
+    entries = _with_aliases(config, {**_derived(config), **config.to_dict()})
+    del entries["transformers_version"], entries["_name_or_path"]  # of this installation, not of the file
+    held = _with_aliases(config, vars(config))
+    parts = {name: value for name, value in held.items() if isinstance(value, PretrainedConfig)}
+    if (text := config.get_text_config()) is not config:
+        parts["text_config"] = text  # its name in most wrappers
+    return {
+        "entries": {name: value for name, value in entries.items() if name not in parts},
+        "numbered": [name for name, value in entries.items() if _numbered(value)],
+        "parts": {name: freeze(part) for name, part in parts.items()},
+    }
+
+
+def _with_aliases(config: "PretrainedConfig", entries: Entries) -> Entries:
+    """Also under the names that are common to all families, such as hidden_size for n_embd."""
+    return entries | {name: entries[own] for name, own in config.attribute_map.items() if own in entries}
+
+
+def _derived(config: "PretrainedConfig") -> Entries:
+    """Returns what the class computes from the entries (its properties): numbers, names and lists of them."""
+    from transformers import PretrainedConfig
+
+    own = [each for each in type(config).__mro__ if issubclass(each, PretrainedConfig) and each is not PretrainedConfig]
+    names = {name for each in own for name, value in vars(each).items() if isinstance(value, property)}
+    derived = {name: _computed(config, name) for name in names if not name.startswith("_")}
+    return {name: value for name, value in derived.items() if isinstance(value, (bool, int, float, str, list))}
+
+
+def _computed(config: "PretrainedConfig", name: str) -> Any:
+    """Returns a property of the class; None if the file lacks what it is computed from: models then lack the entry."""
+    try:
+        return getattr(config, name)
+    except Exception:  # whatever a class raises
+        return None
+
+
+def _numbered(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(key, int) for key in value)
+
+
+def thaw(reading: Mapping[str, Any]) -> HFConfig:
+    entries: Entries = {**reading["entries"], **{name: thaw(part) for name, part in reading["parts"].items()}}
+    for name in reading["numbered"]:
+        entries[name] = {int(key): value for key, value in entries[name].items()}
+    if entries["dtype"] is not None:
+        entries["dtype"] = getattr(torch, entries["dtype"])
+    return HFConfig(**entries)

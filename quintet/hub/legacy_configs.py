@@ -1,0 +1,268 @@
+"""config.json of types that transformers does not know, in the words of the nearest type that it does.
+
+Published checkpoints of these bring Python for it (auto_map). None of that runs: what it does to the entries is here,
+family by family, and transformers' class of the nearest type fills in the rest. Nothing is registered with
+transformers.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.hub.config_checks import BY_LAYER
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Entries = dict[str, Any]
+SLOPED_WIDTH = 5120  # hidden_size of both Baichuan 13B
+NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
+
+
+def _as_it_is(said: Entries) -> Entries:
+    return said
+
+
+@dataclass(frozen=True)
+class ConfigAdapter:
+    """Rules to read the entries of a type."""
+
+    like: str  # the type of the class that reads them
+    names: Mapping[str, str] = field(default_factory=dict)  # theirs -> that class's
+    absent: Mapping[str, Any] = field(default_factory=dict)  # the published class's defaults for missing entries
+    read: Callable[[Entries], Entries] = _as_it_is  # after renaming: converts entries of another form
+
+
+def _internlm(said: Entries) -> Entries:
+    return {**said, "attention_bias": bool(said.get("bias"))}
+
+
+def _internlm1(said: Entries) -> Entries:
+    """Rotary settings are in an entry of their own, `rotary`; "dynamic" has a factor of 1 by default."""
+    rotary = said.get("rotary")
+    if rotary is None:
+        return _internlm(said)
+    if not isinstance(rotary, Mapping) or rotary.get("type", "dynamic") not in ("origin", "dynamic"):
+        raise ValueError(f"rotary is {rotary!r}, not an object whose type is origin or dynamic")
+    plain = rotary.get("type") == "origin"
+    kind = {"rope_type": "default"} if plain else {"rope_type": "dynamic", "factor": rotary.get("scaling_factor", 1.0)}
+    rope = {**kind, "rope_theta": rotary.get("base", 10000)}
+    return _internlm({"rope_parameters": rope, **said})
+
+
+def _baichuan(said: Entries) -> Entries:
+    """The 13B models have model_max_length alone: they use ALiBi, not rotary positions, also if an override lengthens
+    them. The head is normalised from the second generation on; its training loss had one term more (z_loss_weight)."""
+    alibi = "max_position_embeddings" not in said or said.get("hidden_size") == SLOPED_WIDTH
+    length = said.get("max_position_embeddings") or said.get("model_max_length") or 4096
+    second = "z_loss_weight" in said or said.get("vocab_size") == NORMALISED_VOCAB
+    return {**said, "max_position_embeddings": length, "alibi": alibi, "normalised_head": second}
+
+
+def _chatglm(said: Entries) -> Entries:
+    biased = bool(said.get("add_qkv_bias") or said.get("add_bias_linear"))
+    heads = {} if said.get("multi_query_attention") else {"num_key_value_heads": said.get("num_attention_heads")}
+    size = {"vocab_size": said["padded_vocab_size"]} if said.get("padded_vocab_size") else {}  # rows of the tables
+    return {**said, **heads, **size, "rope_theta": 10000.0 * (said.get("rope_ratio") or 1.0), "attention_bias": biased}
+
+
+def _bailing(said: Entries) -> Entries:
+    heads = said.get("num_attention_heads") or 1
+    size = said.get("head_dim") or said.get("hidden_size", 0) // heads
+    if said.get("rotary_dim") and size:
+        said = {**said, "partial_rotary_factor": said["rotary_dim"] / size}
+    return {**said, "head_dim": size, "num_key_value_heads": said.get("num_key_value_heads") or heads}
+
+
+BAILING_NAMES = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
+BAILING = {"n_group": 1, "topk_group": 1, "n_shared_experts": 0, "num_nextn_predict_layers": 0}
+
+
+def _plamo2(said: Entries) -> Entries:
+    """Attention in every `mamba_step`th layer, in windows unless its index is named."""
+    step, layers = said["mamba_step"], said["num_hidden_layers"]
+    if step <= 1:
+        raise ValueError(f"mamba_step={step}: state spaces and attention take turns of two layers or more")
+
+    def kind(index: int) -> str:
+        last = layers <= step // 2
+        if said["mamba_enabled"] and (index != layers - 1 if last else index % step != step // 2):
+            return "linear_attention"
+        return "full_attention" if index in (said["full_attention_idx"] or ()) else "sliding_attention"
+
+    return {**said, "layer_types": [kind(index) for index in range(layers)]}
+
+
+def _rwkv7(said: Entries) -> Entries:
+    """A state holds a text of any length: config.json's max_position_embeddings is that of the training."""
+    hidden = said["hidden_size"]
+    dim = said["head_dim"] or hidden // said["num_heads"]
+    width = said["intermediate_size"] or -(-int(hidden * (said["hidden_ratio"] or 4)) // 32) * 32
+    values = said["value_dim"] if isinstance(said["value_dim"], list) else [said["value_dim"] or hidden]
+    ranks = {
+        f"{name}_low_rank_dim": said[f"{name}_low_rank_dim"] or max(32, round(by * hidden**0.5 * size / 32) * 32)
+        for name, by, size in (("decay", 2.5, dim / 64), ("a", 2.5, dim / 64), ("v", 1.7, dim / 64), ("gate", 5, 1))
+    }
+    rest = {name: value for name, value in said.items() if name != "max_position_embeddings"}
+    sizes = {"head_dim": dim, "num_heads": hidden // dim, "expand": 1, "intermediate_size": width, "value_dim": values}
+    return {**rest, **sizes, **ranks}
+
+
+def _jina_bert(said: Entries) -> Entries:
+    """Later ones norm q and k, and say so by the name of their code alone."""
+    later = bool(said.get("qk_post_norm", "qk-post-norm" in str(said.get("auto_map"))))
+    return {"feed_forward_type": "geglu" if later else "original", **said, "qk_post_norm": later}
+
+
+def _jina_flash(said: Entries) -> Entries:
+    rotary = {"rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None}
+    for name, known in rotary.items():
+        if said.get(name, known) != known:
+            raise ValueError(f"{name} is {said[name]!r}; {known!r} is known")
+    return {**said, "rope_parameters": {"rope_type": "default", "rope_theta": said["rotary_emb_base"]}}
+
+
+def _new(said: Entries) -> Entries:
+    """Positions may be learned, and heads' features in pairs or scaled by the length of a text: no published one is."""
+    if said["position_embedding_type"] != "rope":
+        raise ValueError(f"position_embedding_type is {said['position_embedding_type']!r}; 'rope' is known")
+    if said["layer_norm_type"] != "layer_norm":
+        raise ValueError(f"layer_norm_type is {said['layer_norm_type']!r}; 'layer_norm' is known")
+    if said["logn_attention_scale"]:
+        raise ValueError("logn_attention_scale, by which scores grow with the length of a text, is not computed")
+    scaling = said.pop("rope_scaling", None) or {}
+    kind = {"rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
+    rope = {**{name: each for name, each in scaling.items() if name != "type"}, **kind}
+    return {"rope_parameters": {**rope, "rope_theta": said.pop("rope_theta")}, **said}
+
+
+PLAMO2 = {  # its class's defaults for missing entries
+    "attention_window_size": 2048,
+    "full_attention_idx": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_num_heads": 64,
+    "mamba_step": 2,
+    "mamba_enabled": True,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "pad_token_id": None,
+}
+RWKV7 = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "hidden_ratio": 4,
+    "intermediate_size": None,
+    "head_dim": 64,
+    "num_heads": None,
+    "value_dim": None,
+    "hidden_act": "sqrelu",
+    "norm_first": True,
+    "norm_bias": True,
+    "norm_eps": 1e-5,
+    "attn": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 65536,
+    **dict.fromkeys(("decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim")),
+}
+FLASH = "xlm-roberta-flash"
+# (a type, how positions come in) -> which other the file means: repositories with code of their own say another's
+POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): FLASH}
+# by model_type
+FOREIGN: Mapping[str, ConfigAdapter] = {
+    "baichuan": ConfigAdapter("llama", read=_baichuan),
+    "bailing_moe": ConfigAdapter(
+        "glm4_moe",
+        BAILING_NAMES,
+        {**BAILING, "partial_rotary_factor": 1.0, "score_function": "softmax", "first_k_dense_replace": 0},
+        _bailing,
+    ),
+    "bailing_moe_v2": ConfigAdapter(
+        "glm4_moe",
+        BAILING_NAMES,
+        {**BAILING, "partial_rotary_factor": 0.5, "score_function": "sigmoid", "use_qk_norm": True},
+        _bailing,
+    ),
+    "chatglm": ConfigAdapter(
+        "glm",
+        {
+            "num_layers": "num_hidden_layers",
+            "ffn_hidden_size": "intermediate_size",
+            "kv_channels": "head_dim",
+            "multi_query_group_num": "num_key_value_heads",
+            "seq_length": "max_position_embeddings",
+            "layernorm_epsilon": "rms_norm_eps",
+        },
+        {"pad_token_id": 0},
+        _chatglm,
+    ),
+    "exaone": ConfigAdapter(
+        "llama",
+        {
+            "num_layers": "num_hidden_layers",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+    ),
+    "internlm": ConfigAdapter("llama", absent={"bias": True}, read=_internlm1),
+    "internlm2": ConfigAdapter("llama", absent={"bias": True}, read=_internlm),
+    "jina_bert": ConfigAdapter("bert", read=_jina_bert),
+    FLASH: ConfigAdapter(
+        "jina_embeddings_v3", absent={"rotary_emb_base": 10000.0, "lora_adaptations": None}, read=_jina_flash
+    ),
+    "mimo": ConfigAdapter("qwen2", absent={"num_nextn_predict_layers": 0}),
+    "new": ConfigAdapter(
+        "gte",
+        absent={
+            "position_embedding_type": "rope",
+            "layer_norm_type": "layer_norm",
+            "logn_attention_scale": False,
+            "rope_theta": 10000.0,
+            "type_vocab_size": 2,
+            "vocab_size": 30528,
+            "pad_token_id": 0,
+        },
+        read=_new,
+    ),
+    "plamo2": ConfigAdapter("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
+    "rwkv7": ConfigAdapter("mamba2", absent=RWKV7, read=_rwkv7),
+    "solar": ConfigAdapter(
+        "llama",
+        absent={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},
+    ),
+}
+# classes with files that name an earlier generation's type (Ling 2.0) -> how their entries are read
+GENERATIONS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
+
+
+def settled(kind: str, entries: Mapping[str, Any]) -> str:
+    """The type that a file means by its model_type."""
+    return POSITIONS.get((kind, str(entries.get("position_embedding_type"))), kind)
+
+
+def version() -> bytes:
+    """Changes with this file: what it made before is then read anew."""
+    return hashlib.sha256(Path(__file__).read_bytes()).digest()
+
+
+def foreign(kind: str, entries: Entries) -> "PretrainedConfig":
+    """An object of transformers' class that reads the nearest type, which goes by its own model_type."""
+    from transformers import CONFIG_MAPPING
+
+    read_as = (GENERATIONS.get(name, kind) for name in entries.get("architectures") or ())
+    known = FOREIGN[next(read_as, kind)]
+    for name in BY_LAYER:
+        if isinstance(entries.get(name), list):
+            raise ValueError(f"{name} is a list, and all layers of {kind} are alike")
+    # an override may name an entry as the class does: that one counts
+    renamed = {known.names[name]: value for name, value in entries.items() if name in known.names}
+    rest = {name: value for name, value in entries.items() if name not in known.names}
+    base = CONFIG_MAPPING[known.like]
+    named = type(f"Foreign{base.__name__}", (base,), {"model_type": kind, "__module__": __name__})
+    made: PretrainedConfig = named(**{**known.read({**known.absent, **renamed, **rest}), "model_type": kind})
+    return made

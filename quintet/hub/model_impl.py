@@ -1,0 +1,117 @@
+"""Chooses the code that computes a model (model_impl), and reads the configuration that this code needs."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quintet.common.json_files import read_object
+from quintet.common.plugins import load_plugins
+from quintet.common.suggestions import refuse_unknown
+from quintet.config import EngineConfig
+from quintet.hub.config_checks import check_entries, check_shape
+from quintet.hub.hf_config import Overrides, made
+from quintet.hub.hf_overrides import known, merged, of_the_model
+from quintet.hub.pooling_task import wants_numbers
+from quintet.hub.resolve import load_model_config
+from quintet.models import added_for, families
+
+logger = logging.getLogger(__name__)
+
+
+def read_model(config: EngineConfig, place: Path, own: Mapping[str, str]) -> tuple[Any, str]:
+    """The model's configuration, and why transformers' code computes it; "" where a family's file does. `own`: families
+    that the platform brings; `place`: of resolve_config()."""
+    load_plugins()
+    why = _why_backend(config, place, own)
+    if not why:
+        return load_model_config(place, of_the_model(config), _numbers(config, place)), ""
+    return _for_backend(place / "config.json", of_the_model(config), config.trust_remote_code), why
+
+
+def _numbers(config: EngineConfig, place: Path) -> bool:
+    """Returns whether it is run as a pooling model, by its config.json and the user's overrides of entries."""
+    overrides = of_the_model(config)
+    raw = {} if place.is_file() else read_object(place / "config.json")
+    return wants_numbers(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
+
+
+def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:
+    if place.is_file():
+        if config.model_impl == "transformers":
+            raise ValueError(f"model_impl='transformers' reads a config.json, not {place.name}; leave it out")
+        return ""
+    if config.model_impl == "transformers":
+        return "model_impl transformers: asked for"
+    overrides = of_the_model(config)
+    raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
+    kind, architectures = raw.get("model_type"), raw.get("architectures")
+    if not isinstance(kind, str) or config.model_impl == "quintet" or kind in families() or kind in own:
+        return ""
+    if isinstance(architectures, list) and added_for(kind, architectures):
+        return ""
+    if not _known(kind) and not raw.get("auto_map"):
+        return ""
+    return f"model_impl transformers: quintet has no file for model type {kind!r}, and transformers' own code runs"
+
+
+def _known(kind: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(kind, str) and kind in CONFIG_MAPPING
+
+
+def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
+    """transformers' own object, with the user's entries merged in."""
+    raw = read_object(file)
+    check_entries(raw, str(file))
+    entries = {} if callable(overrides) else overrides or {}
+    check_entries(entries, "hf_overrides")
+    code = raw.get("auto_map")
+    kind = entries.get("model_type", raw.get("model_type"))
+    if code and not trusted and not _known(kind):
+        raise ValueError(
+            f"{file}: the code of model type {kind!r} comes with the model (auto_map), and none of it was run. "
+            "trust_remote_code=True (--trust-remote-code) runs it: it can then do whatever you can; read it first"
+        )
+    config = _by_code(file, raw, entries) if code and trusted else _by_transformers(kind, raw, entries, file)
+    config = overrides(config) if callable(overrides) else config
+    config.runs_own_code = bool(code and trusted)  # whatever the file says under this name
+    if not config.runs_own_code:
+        vars(config).pop("auto_map", None)
+    check_shape(config.get_text_config(), str(file))
+    return config
+
+
+def _by_transformers(kind: Any, raw: dict[str, Any], overrides: Mapping[str, Any], file: Path) -> Any:
+    if not isinstance(kind, str):
+        raise ValueError(f"{file} names no model_type, so that transformers does not know it either")
+    config = made(kind, raw, file)
+    return made(kind, _changed(raw, overrides, config), file) if overrides else config
+
+
+def _changed(raw: dict[str, Any], overrides: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
+    return merged(raw, overrides, config.to_dict())
+
+
+def _by_code(file: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> Any:
+    """The configuration of a model that brings code: this runs it."""
+    from transformers import AutoConfig
+
+    named = ", ".join(sorted(str(each) for each in raw["auto_map"].values()))[:200]
+    logger.warning(
+        "trust_remote_code: %s brings code (%s), which runs in this process: it can do whatever you can, such as read "
+        "and change your files and use the network; quintet has not looked at it",
+        file.parent, named,
+    )  # fmt: skip
+    try:
+        config = AutoConfig.from_pretrained(file.parent, trust_remote_code=True)
+        if overrides:
+            entries = _changed(raw, overrides, config)
+            config = type(config).from_dict({**entries, "_name_or_path": str(file.parent)})
+    except Exception as error:  # whatever that code raises
+        raise ValueError(
+            f"the code of {file.parent} makes no configuration: {type(error).__name__}: {error}"
+        ) from error
+    return config

@@ -1,0 +1,64 @@
+"""Models from ModelScope, by its own package, where QUINTET_USE_MODELSCOPE asks for it."""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.config import EngineConfig
+
+Patterns = tuple[list[str], list[str]]  # of the files that are wanted, and of those that are not
+
+
+class ModelScopeRequest(NamedTuple):
+    """A model there."""
+
+    name: str
+    revision: str | None
+
+
+def download(asked: ModelScopeRequest, config: EngineConfig, patterns: Patterns, offline: bool) -> Path:
+    """The folder of a model with the files that match. OSError says why there is none, and what to do."""
+    hub = _imported("modelscope.hub.snapshot_download")
+    with _told(asked):
+        return Path(
+            hub.snapshot_download(
+                asked.name,
+                revision=asked.revision,
+                cache_dir=config.download_dir,
+                allow_patterns=patterns[0],
+                ignore_patterns=patterns[1],
+                local_files_only=offline,
+            )
+        )
+
+
+def listed(asked: ModelScopeRequest) -> list[str]:
+    """The files of a model, by their paths."""
+    api = _imported("modelscope.hub.api").HubApi()
+    with _told(asked):
+        files = api.get_model_files(asked.name, revision=asked.revision, recursive=True)
+        return sorted(each["Path"] for each in files if each["Type"] != "tree")
+
+
+def _imported(module: str) -> Any:
+    if importlib.util.find_spec("modelscope") is None:
+        raise ValueError(
+            "QUINTET_USE_MODELSCOPE is set, and the package modelscope is missing: pip install 'quintet[modelscope]'"
+        )
+    return importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def _told(asked: ModelScopeRequest) -> Iterator[None]:
+    at = f" at revision {asked.revision!r}" if asked.revision else ""
+    try:
+        yield
+    except Exception as error:  # its package raises kinds of its own
+        why = " ".join(str(error).split())[:400] or type(error).__name__
+        raise ConnectionError(
+            f"cannot get {asked.name!r}{at} from ModelScope: {why}; check the spelling and the network, give a local "
+            "folder, or unset QUINTET_USE_MODELSCOPE"
+        ) from error

@@ -1,0 +1,171 @@
+"""Pooling of a checkpoint: whether it returns text or numbers, its tasks, and how hidden states become numbers.
+
+The sources are its config.json (architectures), the files of Sentence Transformers beside it, and pooler_config, which
+takes precedence over both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quintet.config import EngineConfig, PoolerConfig
+from quintet.hub.config_checks import GENERATES, HEADED
+from quintet.hub.sentence_transformers import Sentence, read_sentence
+
+# ends of the names of classes -> what they are converted to
+CONVERTED = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "classify",
+    "ForTextRanking": "classify",
+    "ForProcessRewardModel": "reward",
+    "ForRewardModel": "reward",
+    "RewardModel": "reward",
+    "EmbeddingModel": "embed",
+    "ForMaskedLM": "embed",
+    "ForMaskedLMHead": "embed",
+    "ForPreTraining": "embed",
+    "ForTextEncoding": "embed",
+    "ColBERT": "embed",
+    "ModernBert": "embed",
+    "Model": "embed",
+}
+# entries of a config.json that no class of transformers has; hf_overrides may give them
+ENTRIES = (
+    *("matryoshka_dimensions", "is_matryoshka", "is_causal", "num_labels", "classifier_from_token", "method"),
+    *("is_original_qwen3_reranker", "use_bidirectional_attention", "classifier_pooling", "sentence_transformers"),
+    *("use_sep_token", "task"),
+)
+SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
+MEANS = (
+    *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
+    *("mpnet", "nomic_bert", "gemma3_text"),
+)  # families of models that use mean pooling, if no file names another
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Pooling settings of one model: how its hidden states become numbers."""
+
+    convert: str  # embed, classify or reward
+    causal: bool  # whether a token sees those before it alone
+    tasks: tuple[str, ...]  # the first is the one that encode() means
+    sequence: str  # CLS, LAST or MEAN, for tasks of whole texts
+    token: str  # ALL or STEP, for those of tokens
+    normalize: bool  # embeddings
+    activate: bool | None = None  # classes; None: they are
+    logit_bias: float | None = None
+    dimensions: int | None = None  # that embeddings have if a request does not say
+    matryoshka: tuple[int, ...] | bool = False  # which others a request may ask for; True: any
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] | None = None
+    chunked: bool = False  # whether longer texts are embedded in pieces,
+    max_embed_len: int | None = None  # of so many tokens at most
+    heads_of_tokens: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
+    sentence: Sentence = Sentence()
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of the longest text that the model was made for, where Sentence Transformers' files say so."""
+        return self.sentence.max_length
+
+
+def wants_numbers(config: EngineConfig, raw: Mapping[str, Any], folder: Path) -> bool:
+    """Returns whether a model is run as a pooling model: by runner or convert, else by its config.json and files."""
+    if config.runner != "auto":
+        return config.runner == "pooling"
+    if config.convert not in ("auto", "none"):
+        return True
+    names = raw.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        return False
+    if folder.is_dir() and (folder / "modules.json").is_file():
+        return True
+    generates = any(name.endswith(GENERATES) or name in HEADED for name in names)
+    return bool(names) and not generates and _converted(names) is not None
+
+
+def _converted(architectures: Sequence[str]) -> str | None:
+    """Returns the pooling type of a model class, by its name; None: the name is not known."""
+    ends = sorted(CONVERTED, key=len, reverse=True)
+    found = (next((end for end in ends if name.endswith(end)), None) for name in architectures)
+    return next((CONVERTED[end] for end in found if end is not None), None)
+
+
+def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bool) -> Pooling:
+    """Chooses the model's pooling settings. `encoder`: its tokens attend to those after them. ValueError names what is
+    not possible."""
+    names = getattr(hf_config, "architectures", None) or []
+    own = _converted(names) or "embed"
+    convert = own if config.convert in ("auto", "none") else config.convert
+    sentence = read_sentence(folder) if convert == "embed" else Sentence()
+    asked = config.pooler_config or PoolerConfig()
+    kind = hf_config.model_type
+    by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
+    made = "MEAN" if kind in MEANS and convert == "embed" else "CLS" if encoder else "LAST"
+    if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
+        made = "MEAN"
+    token = asked.kind(True) or ("STEP" if asked.step_tag_id is not None else "ALL")
+    pooling = Pooling(
+        convert=convert,
+        causal=not (encoder or bidirectional(hf_config)),
+        tasks=_tasks(convert, by_tokens, _labels(hf_config), asked),
+        sequence=asked.kind(False) or sentence.pooling or made,
+        token=token,
+        normalize=_first(asked.normalize, asked.use_activation, sentence.normalize, True),
+        activate=_first(asked.use_activation, asked.normalize),
+        logit_bias=asked.logit_bias,
+        dimensions=asked.dimensions,
+        matryoshka=_matryoshka(hf_config),
+        step_tag_id=asked.step_tag_id,
+        returned_token_ids=asked.returned_token_ids,
+        chunked=asked.enable_chunked_processing,
+        max_embed_len=asked.max_embed_len,
+        sentence=sentence,
+    )
+    if token == "STEP" and pooling.step_tag_id is None and pooling.returned_token_ids is None:
+        raise ValueError("pooler_config: pooling_type STEP gives the rows at one token; say which with step_tag_id")
+    if convert == "embed" and SPARSE in names:
+        return replace(pooling, tasks=("embed", "token_embed", "token_classify"), heads_of_tokens=True)
+    if convert == "embed" and sentence.tokens:  # ColBERT: of tokens alone
+        return replace(pooling, tasks=("token_embed",))
+    return pooling
+
+
+def bidirectional(hf_config: Any) -> bool:
+    """Returns whether a decoder's attention is bidirectional, by the config entries of decoders made into embedders."""
+    said = getattr(hf_config, "is_causal", None)
+    return said is False or bool(getattr(hf_config, "use_bidirectional_attention", False))
+
+
+def _tasks(convert: str, by_tokens: bool, labels: int, asked: PoolerConfig) -> tuple[str, ...]:
+    of_tokens = asked.pooling_type in ("ALL", "STEP")
+    if convert == "embed":
+        return ("token_embed", "embed") if of_tokens else ("embed", "token_embed")
+    if convert == "reward":
+        return ("reward", "token_classify")
+    if by_tokens or of_tokens:
+        return ("token_classify",)
+    return ("classify", "score", "token_classify") if labels == 1 else ("classify", "token_classify")
+
+
+def _labels(hf_config: Any) -> int:
+    """Classes that a text may have."""
+    if listed := getattr(hf_config, "classifier_from_token", None):
+        original = getattr(hf_config, "is_original_qwen3_reranker", False)
+        return 1 if original or getattr(hf_config, "method", None) == "from_2_way_softmax" else len(listed)
+    named = getattr(hf_config, "id2label", None)
+    return len(named) if isinstance(named, dict) and named else int(getattr(hf_config, "num_labels", 2) or 2)
+
+
+def _first(*said: bool | None) -> Any:
+    """The first that says anything."""
+    return next((each for each in said if each is not None), None)
+
+
+def _matryoshka(hf_config: Any) -> tuple[int, ...] | bool:
+    """Returns the Matryoshka dimensions of an embedding, as vLLM reads them: a list, True for any, False for none."""
+    listed = getattr(hf_config, "matryoshka_dimensions", None)
+    if isinstance(listed, list) and all(type(each) is int and each > 0 for each in listed):
+        return tuple(sorted(listed))
+    return bool(getattr(hf_config, "is_matryoshka", False))

@@ -1,0 +1,361 @@
+"""Finds a model's folder, locally or on the Hugging Face hub, and reads what its JSON files say."""
+
+import logging
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatch
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from quintet.common.json_files import read_object
+from quintet.common.plugins import load_plugins
+from quintet.common.suggestions import nearest, refuse_unknown
+from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
+from quintet.config.cache_dir import kept_folder
+from quintet.gguf.config import config as gguf_config
+from quintet.gguf.config import generation
+from quintet.gguf.file import SPLIT, is_gguf
+from quintet.gguf.file_choice import GGUFQuery, asked, choose
+from quintet.hub.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.hub.downloads import download, exactly, listed
+from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
+from quintet.hub.hf_overrides import known, merged
+from quintet.hub.legacy_configs import settled
+from quintet.hub.pooling_task import ENTRIES
+from quintet.hub.tensor_input import why_raw
+from quintet.model_loader.external_loaders import STORES, STREAMED, fetch
+from quintet.model_loader.gguf_weights import model_of
+from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
+from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
+from quintet.models import added_for, families
+from quintet.sampling_params import MAX_STOP_IDS, ParameterError, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # configs, tokenizers, chat templates
+_HEADS = ("sparse_linear.pt", "colbert_linear.pt")  # BGE M3's, beside its weights
+_WEIGHTS = "*.safetensors"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
+
+
+def resolve_model(config: EngineConfig, environment: Environment | None = None) -> Path:
+    """The model's folder, downloaded if need be, or its GGUF file. OSError or ValueError says what is wrong and what
+    to do."""
+    patterns = (*_TEXT_FILES, *_HEADS, *patterns_of(config.load_format), *["*.py"] * config.trust_remote_code)
+    environment = environment or read_environment()
+    folder = _resolve(config.model, config.revision, config, patterns, environment)
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):
+        folder = _published(config.model, config.revision, config, environment) or folder
+    if (file := gguf_of(folder, config)) is not None:
+        return file
+    if not _described(folder, config):
+        raise FileNotFoundError(_without_config(folder, config.model))
+    if not _has_weights(folder, config):
+        raise FileNotFoundError(_without_weights(folder, config))
+    return folder
+
+
+def gguf_of(path: Path, config: EngineConfig) -> Path | None:
+    """The GGUF file that a path means: itself, or the only model in a folder that holds no other weights."""
+    load_format = config.load_format
+    other = load_format not in ("auto", "gguf", "bitsandbytes", "dummy")
+    if path.is_file() and other:
+        raise ValueError(f"load_format={load_format!r}, and {path} is a GGUF file; leave load_format out")
+    if path.is_file():
+        return path
+    if other or _whole(path, config):
+        return None
+    found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
+    if len(found) > 1:
+        names = ", ".join(each.name for each in found[:8])
+        raise ValueError(
+            f"{path} holds {len(found)} GGUF models ({names}); give the path of one of them as the model, or "
+            f"{path}:QUANTIZATION"
+        )
+    if not found and load_format == "gguf":
+        raise FileNotFoundError(f"load_format='gguf', and {path} holds no GGUF file; give a model that does")
+    return found[0] if found else None
+
+
+def _whole(folder: Path, config: EngineConfig) -> bool:
+    """Returns whether the folder has all that a model needs, in the layout that is asked for or ours."""
+    named = bool((config.model_loader_extra_config or {}).get("tensorizer_uri"))
+    weights = named or config.load_format == "dummy" or any(map(_some(folder), patterns_of(config.load_format)))
+    return weights and _described(folder, config) and config.load_format != "gguf"
+
+
+def _described(folder: Path, config: EngineConfig) -> bool:
+    """Returns whether there is a configuration of the model, in the config_format that may be read."""
+    names = {"auto": ("config.json", PARAMS), "hf": ("config.json",), "mistral": (PARAMS,)}[config.config_format]
+    return config.hf_config_path is not None or any((folder / name).is_file() for name in names)
+
+
+def _has_weights(folder: Path, config: EngineConfig) -> bool:
+    if config.load_format not in PICKLES and _whole(folder, config):
+        return True
+    return config.load_format in ("auto", *PICKLES) and has_pickles(folder)
+
+
+def _some(folder: Path) -> Callable[[str], bool]:
+    return lambda pattern: any(folder.glob(pattern))
+
+
+def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
+    """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
+    if config.load_format not in ("auto", "gguf") or name in INSIDE:
+        return None
+    files = listed(name, revision, config, environment)
+    if any(map(_is_gguf, files)):
+        return _fetched(GGUFQuery(name), files, revision, config, environment)
+    pickled = config.load_format == "auto" and any(fnmatch(file, each) for file in files for each in PICKLED)
+    return download(name, revision, config, (*_TEXT_FILES, *PICKLED), environment) if pickled else None
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf")
+
+
+def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, environment: Environment) -> Path:
+    """The GGUF file of a folder or a hub id that a name asks for."""
+    folder = Path(wanted.repository).expanduser()
+    if folder.is_dir():
+        there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
+        return folder / choose(there, wanted)[0]
+    _check_id(wanted.repository)
+    return _fetched(wanted, listed(wanted.repository, revision, config, environment), revision, config, environment)
+
+
+def _fetched(
+    wanted: GGUFQuery, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
+) -> Path:
+    parts = choose(files, wanted)
+    logger.info("%s: %s", wanted.repository, ", ".join(parts))
+    return download(wanted.repository, revision, config, exactly(parts), environment) / parts[0]
+
+
+def _begins(name: str) -> bool:
+    """Returns whether a file is a whole model, or the first part of a split one."""
+    split = SPLIT.fullmatch(name)
+    return split is None or int(split[2]) == 1
+
+
+def resolve_config(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
+    """Returns the path of the model's configuration: beside its weights, or in what hf_config_path names."""
+    if config.hf_config_path is None:
+        return _config_in(model, config)
+    folder = _resolve(config.hf_config_path, config.revision, config, _TEXT_FILES, environment)
+    if folder.is_dir() and not _described(folder, config.replace(hf_config_path=None)):
+        raise FileNotFoundError(f"hf_config_path: {_without_config(folder, config.hf_config_path)}")
+    return _config_in(folder, config)
+
+
+def _config_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that counts."""
+    own = folder.is_dir() and not (folder / "config.json").is_file() and config.config_format == "auto"
+    return folder / PARAMS if (own and (folder / PARAMS).is_file()) or config.config_format == "mistral" else folder
+
+
+def resolve_tokenizer(config: EngineConfig, model: Path, environment: Environment | None = None) -> Path:
+    """The tokenizer's folder: the model's own unless the configuration names another."""
+    if config.tokenizer is None and config.tokenizer_revision in (None, config.revision):
+        return _tokenizer_in(model, config)
+    name = config.tokenizer or config.model
+    return _tokenizer_in(_resolve(name, config.tokenizer_revision, config, _TEXT_FILES, environment), config)
+
+
+def _tokenizer_in(folder: Path, config: EngineConfig) -> Path:
+    """The folder, or Mistral's file in it where that was asked for."""
+    if config.tokenizer_mode != "mistral":
+        return folder
+    if not (folder / TEKKEN).is_file():
+        raise FileNotFoundError(f"tokenizer_mode='mistral', and {folder} has no {TEKKEN}; leave it out")
+    return folder / TEKKEN
+
+
+def _resolve(
+    name: str, revision: str | None, config: EngineConfig, patterns: Iterable[str], environment: Environment | None
+) -> Path:
+    local = Path(__file__).parents[1] / name if name in INSIDE else Path(name).expanduser()
+    if local.is_dir():
+        return local
+    if name.startswith(STORES):
+        return _of_a_store(name, config, patterns)
+    if name in INSIDE:
+        raise FileNotFoundError(f"the model {name!r} is missing from {local}: the installation is not whole; reinstall")
+    if local.is_file():
+        if is_gguf(local):
+            return local
+        raise ValueError(
+            f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
+        )
+    environment, wanted = environment or read_environment(), asked(name)
+    if wanted != GGUFQuery(name):
+        return _one_of(wanted, revision, config, environment)
+    _check_id(name)
+    return download(name, revision, config, patterns, environment)
+
+
+def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
+    """The folder where its files were put."""
+    if config.load_format not in STREAMED:
+        raise ValueError(
+            f"{address} is in a store, which load_format='runai_streamer' reads, or 'runai_streamer_sharded'; give one"
+        )
+    kept = Path(config.download_dir).expanduser() if config.download_dir else kept_folder("stores")
+    folder = kept / sha256(address.encode()).hexdigest()[:32]
+    fetch(address, folder, patterns)
+    return folder
+
+
+def _check_id(name: str) -> None:
+    if name.endswith(".gguf") and "/" not in name:
+        raise FileNotFoundError(f"no file {name!r} here; check the path, or name one on the hub as owner/repo:quant")
+    if name.startswith((".", "/", "~", "\\")) or not _HUB_ID.fullmatch(name) or "--" in name or ".." in name:
+        raise FileNotFoundError(
+            f"no folder {name!r} here, and it is no hub id such as 'Qwen/Qwen3-0.6B'; check the path, or use 'bundled'"
+        )
+
+
+def _without_config(folder: Path, name: str) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return f"{name!r} is an adapter, not a model: merge it into its base model and save that"
+    inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    hint = f"; there is one in {', '.join(inner[:3])}" if inner else ""
+    return f"{name!r} has no config.json, so it is not a model in the Hugging Face layout{hint}"
+
+
+def _without_weights(folder: Path, config: EngineConfig) -> str:
+    name = config.model
+    if (folder / "config.json").is_file() and (why := why_raw(read_object(folder / "config.json"))) is not None:
+        return f"{name!r} cannot be run: {why}"
+    there = ", only what torch.save wrote, which load_format='pt' reads" if has_pickles(folder) else ""
+    wanted = ", ".join(patterns_of(config.load_format))
+    return f"{name!r} has no {wanted} weights{there}; load_format='dummy' runs without weights"
+
+
+# --------------------------------------------------------------------------------------------------- what its files say
+
+
+def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = False) -> HFConfig:
+    """The model's configuration with the user's entries merged in. Never runs code from the folder. With `numbers`, its
+    classes need not be such that generate text."""
+    load_plugins()
+    file = path if path.is_file() else path / "config.json"
+    own = path.name == PARAMS
+    raw = config_of(path) if own else gguf_config(model_of(path)) if path.is_file() else read_object(file)
+    if (why := why_raw(raw)) is not None:
+        raise ValueError(f"{file}: {why}")
+    if callable(overrides):
+        return _changed(raw, file, overrides, numbers)
+    overrides = overrides or {}
+    kind = overrides.get("model_type", raw.get("model_type"))
+    if not isinstance(kind, str):
+        raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
+    architectures = {**raw, **overrides}.get("architectures")
+    _check_kind(kind, architectures, "model_type" in overrides)
+    kind = settled(kind, {**raw, **overrides})
+    check_entries(raw, str(file))
+    check_entries(overrides, "hf_overrides")
+    if "model_type" not in overrides and not numbers:
+        check_architectures(kind, architectures, str(file))
+    config = read_config(kind, raw, file)
+    if overrides:
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config), *(ENTRIES if numbers else ())})
+        config = read_config(kind, merged(raw, overrides, config.to_dict()), file)
+    check_shape(config.get_text_config(), str(file))
+    return config
+
+
+def _changed(raw: dict[str, Any], file: Path, change: Callable[[Any], Any], numbers: bool) -> HFConfig:
+    """Returns the config that a user's function makes of transformers'; it is checked, and the entries of the file."""
+    check_entries(raw, str(file))
+    config = changed_config(raw, file, change)
+    _check_kind(config.model_type, config.architectures, True)
+    check_entries(config.to_dict(), "hf_overrides")
+    if not numbers:
+        check_architectures(config.model_type, config.architectures, "hf_overrides")
+    check_shape(config.get_text_config(), "hf_overrides")
+    return config
+
+
+def _check_kind(kind: str, architectures: Any, given: bool) -> None:
+    """ValueError if no family builds a type; names the nearest if a user gave it (`given`): files have no typos."""
+    supported = families()
+    if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
+        match = nearest(kind, supported) if given else None
+        hint = f" (the nearest is {match!r})" if match else ""
+        raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
+
+
+def load_generation_config(
+    path: Path, mode: str = "auto", overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Sampling defaults under SamplingParams' names, and "eos_token_id": the list of every id that ends a text.
+
+    `mode` is EngineConfig.generation_config. "quintet" takes no defaults; what ends a text is the model's matter
+    and stays. ValueError names what no request could be served with.
+    """
+    path = path.parent if path.name == PARAMS else path
+    own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
+    model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
+    chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
+    replaced = _renamed(overrides or {})
+    defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
+    _check_defaults(defaults, replaced, elsewhere or own)
+    if defaults:
+        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
+    sources = [(elsewhere or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
+    file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
+    if not said and file.is_file():
+        said = read_object(file)
+    return {**defaults, "eos_token_id": _ends(said.get("eos_token_id"), file)}
+
+
+def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        if error.parameter in replaced:
+            raise ValueError(f"override_generation_config: {error}; correct it") from None
+        raise ValueError(
+            f"{file}: {error}; correct it, or take no sampling defaults from it with generation_config='quintet'"
+        ) from None
+
+
+def _ends(said: Any, file: Path) -> list[int]:
+    """The ids of an eos_token_id: one, a list of them, or none."""
+    ids = [] if said is None else said if isinstance(said, list) else [said]
+    if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MOST for each in ids):
+        raise ValueError(
+            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MOST} or a list of such; correct "
+            "it, or leave it out where the tokenizer names the token"
+        )
+    return list(ids)
+
+
+def _renamed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Transformers' names to ours. A model that says do_sample=false wants to be greedy, whatever else it says."""
+    renamed = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in entries.items()}
+    if entries.get("do_sample") is False:
+        renamed["temperature"] = 0.0
+    return {name: value for name, value in renamed.items() if value is not None}
+
+
+def _generation_file(mode: str) -> Path:
+    given = Path(mode).expanduser()
+    file = given / "generation_config.json" if given.is_dir() else given
+    if not file.is_file():
+        raise FileNotFoundError(f"generation_config={mode!r} is not auto, quintet, or a folder with that file")
+    return file
+
+
+def quantization_beside(folder: Path) -> dict[str, Any] | None:
+    """Returns ModelOpt's quantization config of a checkpoint, for a config.json that has none."""
+    file = folder / "hf_quant_config.json"
+    return {"quant_method": "modelopt", **read_object(file)} if file.is_file() else None

@@ -1,0 +1,125 @@
+"""Cache of transformers' reading of a model's files, as JSON: importing transformers costs seconds at each start.
+
+A reading is found by the digest of what was read. Those of the bundled models come with the package; the others lie in
+the user's cache, under the versions of the libraries that made them.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quintet.config.cache_dir import kept_folder, trouble
+
+logger = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
+
+SUFFIX = ".reading"
+FORMAT = 1  # of all readings: raised with any change of what is in one
+SHIPPED = Path(__file__).with_name("transformers_cache.json")  # written by scripts/shipped_readings.py
+MOST = 2**26  # bytes of one reading: the largest tokenizers take 40 MB
+MOST_IN_ALL = 2**28  # bytes; those that were not used for longest go first
+MOST_FILES = 512
+
+
+def digest(kind: str, parts: Iterable[bytes]) -> str:
+    """The name of the reading of these parts."""
+    named = hashlib.sha256(f"{FORMAT} {kind}".encode())
+    for part in parts:
+        named.update(hashlib.sha256(part).digest())
+    return named.hexdigest()
+
+
+def find(name: str, thaw: Callable[[Any], Read]) -> Read | None:
+    """Returns `thaw` of the cached reading. None if it is missing or damaged: it is then made and kept anew."""
+    shipped, folder = _load(SHIPPED) or {}, kept_folder("readings")
+    if name in shipped:
+        return thaw(shipped[name])
+    file = folder / _file(name)
+    if _useless(folder) or (found := _load(file)) is None:
+        return None
+    try:
+        read = thaw(found[name])
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        logger.info("%s is damaged (%r); it is made anew", file, error)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(file)  # used: the last to go
+    return read
+
+
+def keep(name: str, reading: Any) -> None:
+    """Stores a reading for later starts. If that fails, each start pays for the import; the reason is logged once."""
+    folder = kept_folder("readings")
+    content = json.dumps({name: reading}, ensure_ascii=False).encode(errors="surrogatepass")
+    why = f"a reading takes {len(content)} bytes, over {MOST}" if len(content) > MOST else _useless(folder)
+    if why is None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write(folder / _file(name), content)
+            with contextlib.suppress(FileNotFoundError):  # another process took it away first
+                _prune(folder)
+        except OSError as error:
+            why = f"{folder} cannot be written to ({error.strerror})"
+    if why is not None:
+        _say(f"{why}; each start with this model imports transformers, which takes seconds")
+
+
+@functools.cache
+def _say(what: str) -> None:
+    logger.info("%s", what)
+
+
+@functools.cache
+def _versions() -> tuple[str, str]:
+    return version("transformers"), version("tokenizers")
+
+
+def _file(name: str) -> str:
+    return hashlib.sha256(" ".join((name, *_versions())).encode()).hexdigest() + SUFFIX
+
+
+def _useless(folder: Path) -> str | None:
+    """Returns why the folder must not be used; None if it may be."""
+    if "dev" in _versions()[0]:
+        return f"transformers {_versions()[0]} is in development: what it makes changes under one version"
+    return trouble(folder)
+
+
+def _load(file: Path) -> Any:
+    """Returns the file's JSON object; None if the file is missing or too large, or holds no object."""
+    try:
+        content = file.read_bytes() if file.stat().st_size <= MOST else b"null"
+        loaded = json.loads(content.decode(errors="surrogatepass"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Writes the file atomically: another process may read it meanwhile."""
+    handle, made = tempfile.mkstemp(SUFFIX, dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(made, file)
+    except OSError:
+        Path(made).unlink(missing_ok=True)
+        raise
+
+
+def _prune(folder: Path) -> None:
+    states = sorted(((each.stat(), each) for each in folder.glob(f"*{SUFFIX}")), key=lambda each: -each[0].st_mtime)
+    total = 0
+    for index, (state, each) in enumerate(states):
+        total += state.st_size
+        if index >= MOST_FILES or total > MOST_IN_ALL:
+            each.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The platform contract: Platform, its data types, weights and stage channels; vendors import `quintet.contract`."""

@@ -1,0 +1,1 @@
+"""Attention layers: multi-head, latent (MLA), relative bias, K/V scales."""

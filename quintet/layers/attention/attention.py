@@ -1,0 +1,195 @@
+"""Self-attention as the families share it: project, normalise, turn, attend, project back."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.interface.types import AttentionSpec, Turn
+from quintet.interface.weights import Part, Weight
+from quintet.layers.attention.kv_scales import KVScales
+from quintet.layers.build import BuildContext, Layer, Shards, split_heads
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import CheckpointLayout, columns, rows
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary, head_dim
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """The whole layer's sizes, before it is shared out over ranks, and what a checkpoint calls its tensors."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float | None = None  # None: head_dim ** -0.5
+    window: int | None = None
+    chunk: int | None = None  # it sees its own chunk of so many tokens alone
+    softcap: float | None = None
+    alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
+    causal: bool = True
+    keeps: bool = True  # K and V, for later steps
+    bias: bool = False  # of q, k and v
+    output_bias: bool = False
+    names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    sinks: bool = False  # a logit of each head joins its softmax
+    stored: CheckpointLayout = field(default_factory=CheckpointLayout)
+    output_stored: CheckpointLayout = field(default_factory=CheckpointLayout)
+
+    @classmethod
+    def of(cls, config: Any, **differences: Any) -> "AttentionSizes":
+        """The sizes under the names that most configs have, and what a family does otherwise."""
+        heads = config.num_attention_heads
+        sizes = {"heads": heads, "kv_heads": getattr(config, "num_key_value_heads", None) or heads}
+        return cls(hidden=config.hidden_size, head_dim=head_dim(config), **{**sizes, **differences})
+
+
+class SelfAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden]. `rotary` is the model's; norms on q and k are set by the family that has them."""
+
+    def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
+        super().__init__()
+        queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
+        q, kv = queries.times(shape.head_dim), keys.times(shape.head_dim)
+        self.qkv = columns(
+            build, shape.hidden, dict(zip(shape.names, (q, kv, kv), strict=True)), shape.bias, shape.stored
+        )
+        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias, shape.output_stored)
+        self._heads, self._kv_heads = queries.local(build.rank), keys.local(build.rank)
+        self._head_dim, self.rotary = shape.head_dim, rotary
+        self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
+        self.k_norm: nn.Module | None = None
+        self.sinks = Sinks(build, queries) if shape.sinks else None
+        self.is_read = False  # by later layers, which attend to what this one keeps
+        self.kv_scales = KVScales(build, keys)
+        self.spec = AttentionSpec(
+            heads=self._heads,
+            kv_heads=self._kv_heads,
+            head_dim=shape.head_dim,
+            scale=shape.head_dim**-0.5 if shape.scale is None else shape.scale,
+            dtype=build.dtype,
+            page_size=build.page_size,
+            window=shape.window,
+            chunk=shape.chunk,
+            softcap=shape.softcap,
+            sinks=shape.sinks,
+            alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
+            kv_dtype=build.kv_dtype,
+            causal=shape.causal and build.causal,
+            source="self" if shape.keeps and build.causal else "none",
+        )
+        self.mixing = build.mixing(self.spec)
+        self.mixing.kv_heads = shape.kv_heads
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        out: Tensor = self.out(self._mixed(x, cache))
+        return out
+
+    def _mixed(self, x: Tensor, cache: StepState) -> Tensor:
+        """Projects x and attends -> [T, H * D]."""
+        return self.mix(*self.project(x), cache)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
+        """Applies rotary to the q, k and v of project(), and attends -> [T, H * D]."""
+        if (turn := self._turn()) is not None:
+            return self.mixing.turned(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
+        q, k = self._turned(q, k, cache.batch.positions)
+        if self.is_read:
+            cache.passed[self.mixing] = k, v
+        return self.attend(q, k, v, cache)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
+        """[T, heads, D] each -> [T, H * D]."""
+        sinks = self._sinks
+        if not self.kv_scales.there:
+            return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
+        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
+        return self.kv_scales.after(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
+
+    @property
+    def _sinks(self) -> Tensor | None:
+        return None if self.sinks is None else self.sinks.logits
+
+    def _turn(self) -> Turn | None:
+        """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
+        done."""
+        apart = self.rotary is None or self.is_read or self.kv_scales.there
+        if apart or not self.mixing.mixer.turns or type(self)._turned is not SelfAttention._turned:
+            return None
+        assert self.rotary is not None
+        return self.rotary.turn(self.q_norm, self.k_norm)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""
+        sizes = [self._head_dim * count for count in (self._heads, self._kv_heads, self._kv_heads)]
+        # first the split, then the heads: a compiler that shards the product sees what belongs together
+        q, k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in self.qkv(x).split(sizes, dim=-1))
+        return q, k, v
+
+    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """q and k normalised and turned, as far as the family does so; both at once where an op does."""
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.rotary is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+                return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
+            q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k) if self.rotary is None else self.rotary(q, k, positions)
+
+
+class SharedKVAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden], over what an earlier layer keeps: of its own it has queries alone, and no memory.
+
+    It attends through that layer's mixing, which writes the step's K and V once more, where they are: it asks no more
+    of a platform than any layer. On a stage that has not that layer, they are written to a cache that is the stage's.
+    """
+
+    def __init__(
+        self, build: BuildContext, shape: AttentionSizes, rotary: Rotary, source: SelfAttention, norm: RMSNorm
+    ) -> None:
+        """`shape` and `rotary` are as the source's; `norm` is of each head's queries."""
+        super().__init__()
+        queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
+        q = queries.times(shape.head_dim)
+        self.q = columns(build, shape.hidden, {shape.names[0]: q}, shape.bias)
+        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias)
+        self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
+        self._source = (source,)  # not a part of this module: it may be another stage's, and what is used of it is here
+        self.mixing, self.kv_scales = source.mixing, source.kv_scales
+        source.is_read = True
+
+    @property
+    def source(self) -> SelfAttention:
+        """The layer that has the cache which is read."""
+        return self._source[0]
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
+        q, _ = self.rotary.of_normed(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
+        return self.out(self.source.attend(q, *cache.passed[self.mixing], cache))
+
+
+class ClippedAttention(SelfAttention):
+    """q, k and v kept within `most` of 0, where the family sets it."""
+
+    most: float | None = None
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        if not self.most:
+            return q, k, v
+        return q.clamp(-self.most, self.most), k.clamp(-self.most, self.most), v.clamp(-self.most, self.most)
+
+
+class Sinks(Layer):
+    """A logit for each of this rank's heads: what they may look at instead of tokens."""
+
+    def __init__(self, build: BuildContext, heads: Shards) -> None:
+        super().__init__(build)
+        self._build, self._heads = build, heads
+        self.logits: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        part = Part(path, (self._heads.total,), self._heads.ranges)
+        return [Weight("logits", (part,), 0, self._build.rank, torch.float32, "vector")]

@@ -1,0 +1,162 @@
+"""Latent attention (MLA; DeepSeek-V2 2024, section 2.1): what is kept of a token is one latent, for all heads.
+
+Its products are absorbed: q goes through the keys' weights and what attention gives through the values', so that steps
+read the latents as they are kept, as K of one head that begins with V. Prompts take the same way as single
+tokens, because the plain form (K and V of each head, made of the latents) rounds otherwise, and no rule says which
+tokens may take it. A token that is decoded cannot: K and V of all before it would be made anew for it alone. And what
+was decoded stands in prompts later, where a request is preempted or the next turn of a talk finds its pages cached: a
+token's bits would depend on what brought it. docs/performance.md says what that leaves unused.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.interface.types import AttentionSpec
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, even, whole
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import columns, rows
+from quintet.layers.norm import RMSNorm
+from quintet.layers.rope import Rotary
+
+EPS = 1e-6  # of the norms inside, whatever the config says of the others
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The whole layer's sizes, before its heads are shared out over ranks."""
+
+    hidden: int
+    heads: int
+    plain: int  # features of a head's q and k that are not turned
+    turned: int  # that are; of k, all heads' are the same
+    value: int  # features of a head's v
+    rank: int  # of the latent that k and v are made of
+    q_rank: int | None  # of the latent that q is made of; None: there is none
+    scale: float
+    bias: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> "Latent":
+        """Under the names of DeepSeek's configs; ValueError for what is not computed."""
+        if config.attention_bias and config.q_lora_rank is None:
+            raise ValueError(f"{config.model_type} with attention_bias and without q_lora_rank is not supported")
+        plain, turned = config.qk_nope_head_dim, config.qk_rope_head_dim
+        return cls(
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            plain=plain,
+            turned=turned,
+            value=config.v_head_dim,
+            rank=config.kv_lora_rank,
+            q_rank=config.q_lora_rank,
+            scale=(plain + turned) ** -0.5 * temperature(config.rope_parameters),
+            bias=config.attention_bias,
+        )
+
+
+def temperature(rope: Mapping[str, Any]) -> float:
+    """Returns the factor of scores where positions are scaled (YaRN's mscale_all_dim, squared: for q and for k)."""
+    kind, every = rope.get("rope_type", "default"), rope.get("mscale_all_dim")
+    if kind == "default" or not every or rope["factor"] <= 1:
+        return 1.0
+    return float(0.1 * every * math.log(rope["factor"]) + 1.0) ** 2
+
+
+class LatentAttention(nn.Module):
+    """x [T, hidden] -> [T, hidden]. Each rank keeps the whole latent, and some of the heads."""
+
+    def __init__(self, build: BuildContext, shape: Latent, rotary: Rotary) -> None:
+        super().__init__()
+        if shape.heads < build.size:
+            raise ValueError(
+                f"{build.size} ranks cannot share {shape.heads} attention heads: a rank would have none; "
+                f"lower tensor_parallel_size to {shape.heads} or less"
+            )
+        queries = even(shape.heads, build.size)
+        self._shape, self._heads, self.rotary = shape, queries.local(build.rank), rotary
+        each, latent = shape.plain + shape.turned, whole(shape.rank + shape.turned, build.size)
+        low = shape.q_rank is not None
+        first = {"q_a_proj": whole(shape.q_rank or 0, build.size)} if low else {"q_proj": queries.times(each)}
+        self.inputs = columns(build, shape.hidden, {**first, "kv_a_proj_with_mqa": latent}, shape.bias)
+        self.q_a_layernorm = RMSNorm(build, shape.q_rank, EPS) if shape.q_rank is not None else None
+        self.q = columns(build, shape.q_rank, {"q_b_proj": queries.times(each)}) if shape.q_rank is not None else None
+        self.kv_a_layernorm = RMSNorm(build, shape.rank, EPS)
+        self.absorbed = Absorbed(build, shape, queries)
+        self.out = rows(build, queries.times(shape.value), ("o_proj", shape.hidden), shape.bias)
+        self._ops = build.ops.take("beside")
+        self.mixing = build.mixing(
+            AttentionSpec(
+                heads=self._heads,
+                kv_heads=1,
+                head_dim=shape.rank + shape.turned,
+                scale=shape.scale,
+                dtype=build.dtype,
+                page_size=build.page_size,
+                kv_dtype=build.kv_dtype,
+                shared=shape.rank,
+            )
+        )
+        self.mixing.kv_heads = 1
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        shape, tokens = self._shape, x.shape[0]
+        both, wide = self.inputs(x), shape.rank + shape.turned
+        first, latent, key = both.split([both.shape[1] - wide, shape.rank, shape.turned], dim=-1)
+        if self.q is not None and self.q_a_layernorm is not None:
+            first = self.q(self.q_a_layernorm(first))
+        plain, query = first.reshape(tokens, -1, shape.plain + shape.turned).split([shape.plain, shape.turned], dim=-1)
+        query, key = self.rotary(query, key[:, None], cache.batch.positions)
+        inner = self.absorbed.into(plain)
+        q = self._ops.beside(inner.reshape(-1, shape.rank), query.reshape(-1, shape.turned))
+        k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))
+        out = self.mixing(q.reshape(tokens, -1, wide), k[:, None], None, cache)
+        return self.out(self.absorbed.values(out).reshape(tokens, -1))
+
+
+class Absorbed(Layer):
+    """The weights that make k and v of a latent (kv_b_proj), head by head: applied to q, and to attention's outputs."""
+
+    def __init__(self, build: BuildContext, shape: Latent, queries: Shards) -> None:
+        super().__init__(build, "by_heads")
+        self._build, self._shape, self._queries = build, shape, queries
+        self.keys: Tensor
+        self.of_values: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        build, shape = self._build, self._shape
+        module, each = path.rpartition(".")[0] + ".kv_b_proj", shape.plain + shape.value
+        ranges, total = self._queries.ranges[build.rank], shape.heads * each
+
+        def stacked(name: str, use: str, first: int, size: int) -> Weight:
+            parts = tuple(
+                Part(
+                    f"{module}.weight",
+                    (size, shape.rank),
+                    ((0, size),) * build.size,
+                    head * each + first,
+                    total=total,
+                )
+                for head in range(*ranges)
+            )
+            reader = build.forms.reader(module)
+            return Weight(name, parts, 0, build.rank, build.dtype, use, reader=reader, stack=len(parts))
+
+        return [
+            stacked("keys", "turned heads", 0, shape.plain),
+            stacked("of_values", "heads", shape.plain, shape.value),
+        ]
+
+    def into(self, q: Tensor) -> Tensor:
+        """[T, H, plain] -> [T, H, rank]: a product of that with a latent is one of q with the latent's k."""
+        inner: Tensor = self.ops.by_heads(q, self.keys, self._shape.rank, True)
+        return inner
+
+    def values(self, mixed: Tensor) -> Tensor:
+        """Latents that were weighted and added up, [T, H, rank] -> [T, H, value]."""
+        out: Tensor = self.ops.by_heads(mixed, self.of_values, self._shape.value, False)
+        return out

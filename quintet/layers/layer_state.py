@@ -1,0 +1,94 @@
+"""The state on its way through a step, and the place in it of each layer that mixes positions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.interface.platform import Mixer, State
+from quintet.interface.types import Batch, Books, Group, Layout, Turn
+
+_NOTHING: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
+
+
+class StepState:
+    """Made at the top of a step and taken apart at its end: each mixer reads its own tensors, and replaces them."""
+
+    def __init__(self, state: State, batch: Batch) -> None:
+        self.batch = batch
+        self._tensors = list(state)
+        self.handed_on: tuple[Tensor, ...] = ()  # for the next stage
+        self.passed: dict[
+            LayerMixer, tuple[Tensor, Tensor]
+        ] = {}  # a layer's K and V of this step, for those that read it
+
+    @property
+    def state(self) -> State:
+        """As the mixers left it."""
+        return tuple(self._tensors)
+
+    def handed(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Returns what the previous pipeline stage sent: x [T, H], and the residual if it stands apart."""
+        given = self.batch.inputs.handed
+        assert given is not None, "nothing was handed on to this stage"
+        return given[0].view(dtype), given[1].view(dtype) if given.shape[0] > 1 else None
+
+    def beside(self, dtype: torch.dtype, widths: Sequence[int]) -> list[Tensor]:
+        """Returns what it sent besides, for layers that read more: [T, width] each, in the order of Family.reads()."""
+        given, tokens = self.batch.inputs.beside, len(self.batch.token_ids)
+        if given is None:
+            return []
+        return [each.view(tokens, -1) for each in given.view(dtype).split([tokens * width for width in widths])]
+
+    def hand_on_beside(self, tensors: Iterable[Tensor]) -> None:
+        """The same for the next stage, behind what else it is handed; for none nothing happens."""
+        if self.handed_on:
+            self.handed_on += tuple(tensors)
+
+    def of(self, places: range) -> State:
+        return tuple(self._tensors[place] for place in places)
+
+    def replace(self, places: range, tensors: State) -> None:
+        for place, tensor in zip(places, tensors, strict=True):
+            self._tensors[place] = tensor
+
+
+class LayerMixer:
+    """Binding of a layer to a platform: its mixer, its group, and the places of its tensors in the state.
+
+    Group and places are settled when the whole model is built, by what its layers keep (engine/groups.py).
+    """
+
+    def __init__(self, mixer: Mixer) -> None:
+        self.mixer = mixer
+        self.group: int | None = None  # None: it keeps nothing
+        self.kv_heads: int | None = None  # of the layer, on all ranks; None: not known
+        self.places = range(0)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return self.mixer.layouts
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: StepState, sinks: Tensor | None = None) -> Tensor:
+        """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
+        out, state = self.mixer(q, k, v, cache.of(self.places), self._books(cache), sinks)
+        cache.replace(self.places, state)
+        return out
+
+    def turned(self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, cache: StepState, sinks: Tensor | None) -> Tensor:
+        """The same of q and k before rotary, where the mixer `turns`."""
+        out, state = self.mixer.turned(q, k, v, turn, cache.of(self.places), self._books(cache), sinks)
+        cache.replace(self.places, state)
+        return out
+
+    def advance(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
+        """Runs the op of a StateSpec on the given tensors."""
+        mixer: Any = self.mixer  # what it is called with is the op's
+        out, state = mixer(given, settings, cache.of(self.places), self._books(cache))
+        cache.replace(self.places, state)
+        made: Tensor = out
+        return made
+
+    def _books(self, cache: StepState) -> Books:
+        return Books(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])

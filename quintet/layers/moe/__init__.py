@@ -1,0 +1,1 @@
+"""Mixture-of-experts layers, their routers, and the placement of experts on ranks."""

@@ -1,0 +1,303 @@
+"""The mixture of experts: a router picks k of E gated feed-forwards for each token, and their outputs are weighted."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.interface.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, padded, whole
+from quintet.layers.linear import ColumnParallelLinear
+from quintet.layers.mlp import GatedMLP, known
+from quintet.layers.moe.expert_placement import RankExperts
+from quintet.layers.quantization import QuantizationPlan
+
+GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"  # of each expert, as most checkpoints call them
+
+
+@dataclass(frozen=True)
+class MoESizes:
+    """The whole layer's sizes, before it is shared out over ranks."""
+
+    hidden: int
+    width: int  # features inside one expert
+    experts: int
+    chosen: int  # experts of a token (top-k)
+    kind: str  # activation
+    renormalize: bool  # a token's weights add up to 1 over the experts that it has
+    scores: str = "softmax"  # of the router's logits; or "sigmoid"
+    bias: str | None = None  # the tensor, relative to the layer, that is added to scores for the choice alone
+    groups: int = 1  # of neighbouring experts
+    kept: int = 1  # of them, that a token chooses from
+    scale: float = 1.0  # of what the experts add up to
+    wide: bool = False  # the router multiplies in float32, whatever the model's type is
+    margin: float | None = None  # experts are chosen one after the other, each by those so near it: route_sparse()
+    shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
+
+    def __post_init__(self) -> None:
+        if self.experts < 1 or self.width < 1:
+            raise ValueError(
+                f"a mixture of {self.experts} experts with {self.width} features has nothing in it; correct config.json"
+            )
+
+
+class Experts(Layer):
+    """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
+
+    Every rank keeps some features of every expert, or, where they are dealt out (Build.dealing), some experts whole;
+    what it gives is its share of a sum over the ranks. Where the platform keeps "experts" (Capabilities.quant) both
+    stacks may be quantized, each in one form; otherwise they are floats.
+    """
+
+    def __init__(
+        self, build: BuildContext, sizes: tuple[int, int], kind: str, names: Sequence[str], transposed: bool = False
+    ) -> None:
+        """sizes: (hidden, features inside one expert). `transposed`: files that hold floats keep them [in, out]."""
+        super().__init__(build, "experts")
+        self._build, self._names, self._transposed = build, tuple(names), transposed
+        (self._hidden, self._width), self.kind = sizes, known(kind)
+        self.comm = build.comm
+        self.dealt: RankExperts | None = None
+        self._inner = shares(self._width, build.size)
+        if build.dealing is not None and build.size > 1 and len(names) > 1:
+            self.dealt = RankExperts(build.dealing, len(names), build.rank, build.size)
+            self._inner = whole(self._width, build.size)
+            self.ops.take("local_experts", *["count_experts"] * build.dealing.moving)
+        self.places: Tensor
+        self.loads: Tensor
+        self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
+        self.quantized = False  # both stacks, or none
+        self.gate_up: Tensor
+        self.down: Tensor
+
+    def settle(self, path: str) -> None:
+        """The forms of both stacks, and the provider for them."""
+        size, stacks = self._build.size, [each for each in self.weights(path) if each.use.endswith("experts")]
+        found = {each.name: self._settled(path, each) for each in stacks}
+        readers = [reader for _, reader in found.values() if reader is not None]
+        if readers and self._inner.ranges[-1][1] > self._width:
+            raise ValueError(
+                f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
+                "choose another tensor_parallel_size"
+            )
+        self.quantized = not any(form.plain or form.ordered for form, _ in found.values())
+        self._held = {name: (form if self.quantized else PLAIN, reader) for name, (form, reader) in found.items()}
+        if self.quantized:
+            self.ops.take("quantized_experts")
+
+    def _settled(self, path: str, weight: Weight) -> tuple[Form, Reader | None]:
+        """Plain where the platform keeps no quantized experts."""
+        forms = self._build.forms
+        modules = [(part.source.removesuffix(".weight"), weight.cut(part)) for part in weight.parts]
+        kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
+        held = {forms.of(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
+        if len(held) > 1:
+            raise ValueError(
+                f"the experts' {weight.name} of {path} are held in {len(held)} ways, and are one stack here; use a "
+                "checkpoint that holds gate and up of all experts alike"
+            )
+        ((form, reader),) = held
+        return form, forms.reader(modules[0][0]) if form.plain else reader
+
+    def weights(self, path: str) -> list[Weight]:
+        parent = path[: path.rfind(".") + 1]
+        turned = self._transposed and self._build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
+
+        def part(expert: str, projection: str, shape: tuple[int, int]) -> Part:
+            return Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges, transposed=turned)
+
+        first, second = (self._width, self._hidden), (self._hidden, self._width)
+        return [
+            self._stacked("gate_up", lambda expert: [part(expert, each, first) for each in (GATE, UP)], 0),
+            self._stacked("down", lambda expert: [part(expert, DOWN, second)], 1),
+        ]
+
+    def _stacked(self, name: str, parts: Callable[[str], Sequence[Part]], axis: int, use: str = "experts") -> Weight:
+        """A matrix of each expert that is here; `parts` of one."""
+        names, build = self._names, self._build
+        own, others = (range(len(names)), []) if self.dealt is None else (self.dealt.own, self.dealt.others)
+        here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
+        form, reader = self._form_of(name)
+        return Weight(name, here, axis, build.rank, build.dtype, use, form, reader, stack=len(own), elsewhere=elsewhere)
+
+    def constants(self) -> Mapping[str, Tensor]:
+        return {} if self.dealt is None else self.dealt.constants()
+
+    def _here(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Places in this rank's stacks; -1 for experts of others."""
+        if self.dealt is None:
+            return ids
+        if self.dealt.moving:
+            self.ops.count_experts(ids, self.loads)
+        found: Tensor = self.ops.local_experts(x, ids, self.places)
+        return found
+
+    def _form_of(self, name: str) -> tuple[Form, Reader | None]:
+        """Returns the form and reader of a stack; plain until it is settled."""
+        return self._held.get(name, (PLAIN, None))
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """x [T, D], weights [T, k] float32 and ids [T, k] int32 of its experts -> [T, D], this rank's share."""
+        ids = self._here(x, ids)
+        if self.quantized:
+            held: Tensor = self.ops.quantized_experts(
+                x, self._stack("gate_up"), self._stack("down"), weights, ids, self.kind
+            )
+            return held
+        share: Tensor = self.ops.experts(x, self.gate_up, self.down, weights, ids, self.kind)
+        return share
+
+    def _stack(self, name: str) -> Matrix:
+        """Quantized, or plain."""
+        held: Mapping[str, Any] = self._parameters
+        scales, zeros, mins = (held.get(f"{name}_{each}") for each in ("scales", "zeros", "mins"))
+        return Matrix(held[name], scales, zeros, form=self._held[name][0], mins=mins)
+
+
+class MoE(Layer):
+    """x [T, D] -> [T, D]. Every rank routes alike: the router is whole on each, and exact."""
+
+    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
+        super().__init__(build)
+        self._comm, self._mixture = build.comm, mixture
+        self.gate = router(build, mixture.hidden, "gate", mixture.experts, wide=mixture.wide)
+        self.choice = ExpertRouter(build, mixture)
+        self.shared_experts: nn.Module | None = None
+        if mixture.shared:
+            self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind)
+        self._added = build.ops.take(*["add"] * bool(mixture.shared))
+        names = [f"experts.{expert}" for expert in range(mixture.experts)]
+        self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self._comm.all_reduce(self.share(x))
+        return out if self.shared_experts is None else self._added.add(out, self.shared_experts(x))
+
+    def share(self, x: Tensor) -> Tensor:
+        """Returns this rank's share of the sum over the ranks."""
+        weights, ids = self.choice(self.gate(x))
+        share: Tensor = self.experts(x, weights, ids)
+        return share
+
+
+class ExpertRouter(Layer):
+    """The router's logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
+
+    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
+        self._build, self._mixture = build, mixture
+        plain = mixture.bias is None and mixture.groups == 1
+        self._op = "route_grouped" if mixture.scores == "sigmoid" else "route" if plain else "route_limited"
+        self._op = self._op if mixture.margin is None else "route_sparse"
+        super().__init__(build, self._op, *["scale"] * (mixture.scale != 1))
+        self.bias: Tensor
+        self.unbiased: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        name, size = self._mixture.bias, self._mixture.experts
+        if name is None:
+            return []
+        part = Part(f"{path.rpartition('.')[0]}.{name}", (size,), whole(size, self._build.size).ranges)
+        return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
+
+    def constants(self) -> Mapping[str, Tensor]:
+        lacking = self._mixture.bias is None and self._op in ("route_grouped", "route_limited")
+        return {"unbiased": torch.zeros(self._mixture.experts)} if lacking else {}
+
+    def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        of, choose = self._mixture, getattr(self.ops, self._op)
+        if self._op == "route":
+            weights, ids = choose(logits, of.chosen, of.renormalize)
+        elif of.margin is not None:
+            weights, ids = choose(logits, of.chosen, of.margin)
+        else:
+            bias = self.unbiased if of.bias is None else self.bias
+            weights, ids = choose(logits, bias, of.chosen, of.groups, of.kept, of.renormalize)
+        return (weights if of.scale == 1 else self.ops.scale(weights, of.scale)), ids
+
+
+class SharedMoE(MoE):
+    """With one more expert, of another width, that serves every token by the sigmoid of a logit of its own.
+
+    A mixture of one: route_grouped() weighs by the sigmoid, and the rounding is that of all experts.
+    """
+
+    def __init__(self, build: BuildContext, mixture: MoESizes, width: int) -> None:
+        super().__init__(build, mixture)
+        self._own = build.ops.take("route_grouped", "add")
+        self.shared_gate = router(build, mixture.hidden, "shared_expert_gate", 1)
+        self.shared = Experts(build, (mixture.hidden, width), mixture.kind, ["shared_expert"])
+        self.unbiased: Tensor
+
+    def constants(self) -> Mapping[str, Tensor]:
+        return {"unbiased": torch.zeros(1)}
+
+    def share(self, x: Tensor) -> Tensor:
+        weights, ids = self._own.route_grouped(self.shared_gate(x), self.unbiased, 1, 1, 1, False)
+        both: Tensor = self._own.add(super().share(x), self.shared(x, weights, ids))
+        return both
+
+
+def router(
+    build: BuildContext, hidden: int, name: str, outputs: int, bias: bool = False, wide: bool = False
+) -> nn.Module:
+    """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a wrong logit chooses a wrong expert. With `wide`
+    in float32, as the checkpoint has the weight."""
+    build = replace(build, forms=QuantizationPlan(), dtype=torch.float32 if wide else build.dtype)
+    kind = Wide if wide else ColumnParallelLinear
+    return kind(build, whole(hidden, build.size), {name: whole(outputs, build.size)}, bias)
+
+
+class Wide(ColumnParallelLinear):
+    """A product in float32 of what has fewer bits."""
+
+    def __init__(self, build: BuildContext, *args: Any, **settings: Any) -> None:
+        super().__init__(build, *args, **settings)
+        self._wide = build.ops.take("widen")
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out] float32
+        return super().forward(self._wide.widen(x, x.shape[0], False))
+
+
+def shares(width: int, size: int) -> Shards:
+    """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
+    return Shards(width, padded(-(-width // 2), size).times(2).ranges)
+
+
+def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
+    """Names of the experts' own tensors in a stack that transformers 5 may store, and where each lies in it.
+
+    [E, 2 I, D] experts.gate_up_proj (gate over up), or up_proj alone, [E, D, I] experts.down_proj; with another end
+    their scales, of blocks in the same order. Nothing for other tensors; ValueError for scales that are cut by where
+    gate ends.
+    """
+    found = _STACK.fullmatch(name)
+    if found is None or (own := OWN.get(found[3])) is None:
+        return {}
+    dims = (1, 2, 3) if found[3] else (3,)
+    if len(shape) not in dims or 0 in shape or shape[0] > MOST:
+        return {}
+    parent, rows = found[1], shape[1] if len(shape) > 1 else 1
+    if found[2] in (UP, DOWN):
+        return {f"{parent}.{expert}.{found[2]}.{own}": (expert,) for expert in range(shape[0])}
+    if rows % 2 and (rows > 1 or not found[3]):
+        raise ValueError(f"{name} has {rows} rows, which are not gate's and up's, half of them each")
+    cuts = [(slice(0, rows // 2),), (slice(rows // 2, rows),)] if rows > 1 else [(slice(0, 1),)] * 2
+    return {
+        f"{parent}.{expert}.{projection}.{own}": (expert, *cut) if len(shape) > 1 else (expert,)
+        for expert in range(shape[0])
+        for projection, cut in zip((GATE, UP), cuts, strict=True)
+    }
+
+
+MOST = 2**16  # experts of a layer, far beyond any model
+_STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{UP}|{DOWN})(|_[a-z_]+)")
+OWN = {
+    "": "weight",
+    "_scale_inv": "weight_scale_inv",
+    "_scale": "weight_scale",
+    "_activation_scale": "activation_scale",
+    "_input_scale": "input_scale",
+}  # what of an expert's a stack's tensor is, by its end

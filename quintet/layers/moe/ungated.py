@@ -1,0 +1,67 @@
+"""Experts without gates, as Nemotron 3 has them (NVIDIA 2025): some in a narrower space than the model's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, whole
+from quintet.layers.linear import columns
+from quintet.layers.mlp import MLP
+from quintet.layers.moe.moe import DOWN, UP, Experts, MoE, MoESizes
+
+
+class UngatedExperts(Experts):
+    """Stacks [E, I, D] and [E, D, I], held in floats: those of quantized files become floats while they are loaded."""
+
+    def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
+        super().__init__(replace(build, forms=replace(build.forms, kept=None)), sizes, kind, names)
+        self.ops.take("ungated_experts")
+        self.up: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        parent = path[: path.rfind(".") + 1]
+
+        def stacked(name: str, projection: str, shape: tuple[int, int], axis: int) -> Weight:
+            def parts(expert: str) -> list[Part]:
+                return [Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges)]
+
+            return self._stacked(name, parts, axis)
+
+        return [
+            stacked("up", UP, (self._width, self._hidden), 0),
+            stacked("down", DOWN, (self._hidden, self._width), 1),
+        ]
+
+    def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        ids = self._here(x, ids)
+        share: Tensor = self.ops.ungated_experts(x, self.up, self.down, weights, ids, self.kind)
+        return share
+
+
+class UngatedMoE(MoE):
+    """A mixture of such experts, beside a plain feed-forward of `shared` features that serves every token.
+
+    With `latent`, the experts' inputs and outputs have so many numbers, by products on the way in and out.
+    """
+
+    def __init__(self, build: BuildContext, mixture: MoESizes, latent: int | None, bias: bool) -> None:
+        super().__init__(build, replace(mixture, shared=0))
+        names = [f"experts.{expert}" for expert in range(mixture.experts)]
+        self.experts = UngatedExperts(build, (latent or mixture.hidden, mixture.width), mixture.kind, names)
+        sizes = mixture.hidden, mixture.shared
+        self.shared_experts = MLP(build, sizes, mixture.kind, ("up_proj", "down_proj"), bias)
+        self.into: nn.Module | None = None
+        self.out: nn.Module | None = None
+        if latent:
+            self.into = columns(build, mixture.hidden, {"fc1_latent_proj": whole(latent, build.size)}, bias)
+            self.out = columns(build, latent, {"fc2_latent_proj": whole(mixture.hidden, build.size)}, bias)
+        self._own = build.ops.take("add")
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.shared_experts is not None
+        weights, ids = self.choice(self.gate(x))
+        mixed = self._comm.all_reduce(self.experts(x if self.into is None else self.into(x), weights, ids))
+        out: Tensor = self._own.add(mixed if self.out is None else self.out(mixed), self.shared_experts(x))
+        return out

@@ -1,0 +1,26 @@
+"""A plan that goes by what a checkpoint's files hold, module by module."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quintet.interface.weights import OnFile, Part, Reader
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """The modules' readers; one that has none holds floats."""
+
+    readers: Mapping[str, Reader] = field(hash=False)
+
+    def reader(self, module: str) -> Reader | None:
+        return self.readers.get(module)
+
+
+def modules(tensors: Mapping[str, OnFile], end: str) -> list[str]:
+    """Returns the modules that have a tensor with this ending."""
+    return [name.removesuffix(end) for name in tensors if name.endswith(end)]
+
+
+def outputs_of(part: Part) -> int:
+    """Returns the outputs of the whole tensor on file, whichever share of them the part is."""
+    return part.shape[0] if part.total is None else part.total

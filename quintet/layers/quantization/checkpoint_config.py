@@ -1,0 +1,219 @@
+"""Quantization of a checkpoint (quantization_config in config.json), and the readers of its products."""
+
+import functools
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quintet.interface.weights import OnFile, Reader
+from quintet.layers.quantization import fp4_fp8 as minifloats
+from quintet.layers.quantization.formats import (
+    auto_round,
+    awq_config,
+    bitsandbytes,
+    fp8,
+    gguf,
+    gptq_config,
+    hqq,
+    modelopt,
+    quark,
+    torchao,
+)
+from quintet.layers.quantization.formats import compressed_tensors as compressed
+from quintet.layers.quantization.formats import compressed_tensors_config as compressed_plan
+from quintet.layers.quantization.module_patterns import Listed, Parts, parts, regular, wildcards
+from quintet.layers.quantization.packed_schemes import Packed
+
+
+class Plan(Protocol):
+    """Plan of a checkpoint: how each module is kept. Hashable; knows no device."""
+
+    def reader(self, module: str) -> Reader | None:
+        """Returns the reader of a module's weight; None if it holds floats. ValueError says why it cannot be read."""
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A checkpoint's quantization."""
+
+    method: str
+    plan: Plan
+    heads: bool = False  # the plan covers heads and embeddings too; False: they stayed in floats
+    silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
+    notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
+    activations: int | None = None  # bits that its products take of them, if not those of its forms
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """The same for every module but those that were left out."""
+
+    how: Reader
+    ignored: tuple[str, ...] = ()  # names of modules, or their beginnings or ends; ".*" for anything between
+
+    def reader(self, module: str) -> Reader | None:
+        return None if self._left.has(module) else self.how
+
+    @functools.cached_property
+    def _left(self) -> Parts:
+        return parts(self.ignored)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A plan, but for modules that were left out, as Everywhere has it."""
+
+    plan: Plan
+    ignored: tuple[str, ...] = ()
+
+    def reader(self, module: str) -> Reader | None:
+        return None if self._left.has(module) else self.plan.reader(module)
+
+    @functools.cached_property
+    def _left(self) -> Parts:
+        return parts(self.ignored)
+
+
+There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
+Read = Callable[[Mapping[str, Any], There], Quantized]
+
+
+def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Read:
+    return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
+
+
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+        plan, heads = read(config, there)
+        return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
+
+    return quantized
+
+
+def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = compressed_plan.plan(config, there())
+    return Quantized(compressed.NAME, known, True, compressed.SILENT, notes)
+
+
+def _fp8(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.read(config, there()), ignored(config))
+    return Quantized("fp8", known, silent=fp8.SILENT, notes=fp8.notes(config))
+
+
+def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
+    known = Left(fp8.Fp8(files=there()), ignored(config))
+    return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
+
+
+def _modelopt(config: Mapping[str, Any], there: There) -> Quantized:
+    return Quantized("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+
+
+def _quark(config: Mapping[str, Any], there: There) -> Quantized:
+    known, notes = quark.plan(config, there())
+    return Quantized("quark", known, True, quark.SILENT, notes)
+
+
+def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
+    """gpt-oss: its experts alone."""
+    experts = regular([r"re:.*\.experts\..*"], "a list")
+    return Quantized("mxfp4", Listed(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list")))
+
+
+def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
+    skipped = ignored(config, ("llm_int8_skip_modules",))
+    tensors = there()
+    known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
+    eights = any(name.endswith(".SCB") for name in tensors)
+    return Quantized("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
+
+
+def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config, ("skip_modules",))
+    return Quantized("hqq", hqq.found(config, there(), matches), True, hqq.SILENT)
+
+
+def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
+    ignored(config)
+    return Quantized("torchao", torchao.found(config, there()), True)
+
+
+# quant_method -> what reads it. One that is not here is refused before a file is opened.
+METHODS: Mapping[str, Read] = {
+    "auto-round": _packed("auto-round", auto_round.read),
+    "awq": _everywhere("awq", awq_config.read),
+    "bitsandbytes": _bitsandbytes,
+    "compressed-tensors": _compressed,
+    "fbgemm_fp8": _fbgemm,
+    "fp8": _fp8,
+    "gptq": _packed("gptq", gptq_config.read),
+    "gguf": lambda config, there: _gguf(gguf.read(config)),
+    "hqq": _hqq,
+    "inc": _packed("inc", auto_round.read),
+    "intel/auto-round": _packed("auto-round", auto_round.read),
+    "modelopt": _modelopt,
+    "mxfp4": _mxfp4,
+    "quark": _quark,
+    "torchao": _torchao,
+}
+IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
+
+
+def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantized | None:
+    """Reads a quantization_config; None where there is none. ValueError says what in it is not understood."""
+    if not config:
+        return None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"quantization_config is {reprlib.repr(config)}, not an object; correct config.json")
+    method = _method(config)
+    if method not in METHODS:
+        raise ValueError(
+            f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
+            "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
+        )
+    try:
+        return METHODS[method](config, there)
+    except ValueError as error:  # a value of the file's that it quotes may have any letters
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _gguf(types: gguf.Types) -> Quantized:
+    """Quantization of a GGUF file: llama.cpp multiplies all quantized types with activations in 8 bits."""
+    notes = ("activations in 8 bits, as llama.cpp has them, where the platform can; activation_bits=16 keeps them",)
+    return Quantized(f"gguf ({types.counted})", types, heads=True, notes=notes, activations=8)
+
+
+def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
+    """The names of modules that a configuration leaves out; ValueError for what is none."""
+    lists = [config.get(key) or [] for key in keys]
+    names = [name for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
+    for name in names:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
+    parts(names)
+    return tuple(names)
+
+
+def matches(name: str, module: str) -> bool:
+    """True if a configuration's module name or pattern means this module. For many names, use parts()."""
+    return _alone(name).has(module)
+
+
+@functools.cache
+def _alone(name: str) -> Parts:
+    return parts([name])
+
+
+def _method(config: Mapping[str, Any]) -> str:
+    """The first checkpoints of bitsandbytes do not name it."""
+    unnamed = "bitsandbytes" if config.get("load_in_8bit") or config.get("load_in_4bit") else "without a name"
+    return " ".join(str(config.get("quant_method") or unnamed).lower().split())[:80]
+
+
+def _known() -> str:
+    return ", ".join(sorted(METHODS))
+
+
+_NAME = re.compile(r"(re:)?[\^]?[\w\-.*\\]+\$?")  # of a module, or one with ".*" in it

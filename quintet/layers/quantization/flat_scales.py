@@ -1,0 +1,29 @@
+"""Scales of runs of a matrix's numbers, row after row; a row need not be a multiple of a run's length."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import Cut
+
+
+def divided(run: int, cut: Cut) -> int:
+    """The most inputs of a cut that surely have one scale, wherever its groups of so many begin.
+
+    A cut that does not say how long the rows are (Cut.row) is taken for one to the end of them.
+    """
+    return math.gcd(run, cut.row or cut.inputs[1], *cut.inputs)
+
+
+def indices(run: int, group: int, row: int, cut: Cut) -> Tensor:
+    """Returns the run of each group of the cut's inputs: [N, G]."""
+    rows, columns = torch.arange(*cut.outputs), torch.arange(*cut.inputs, group)
+    return (rows[:, None] * row + columns) // run
+
+
+def in_cut(flat: Tensor, first: int, row: int, cut: Cut) -> Tensor:
+    """Returns the numbers of the cut [N, K]; `flat` begins with number `first` of the whole matrix."""
+    (start, stop), offset = cut.outputs, cut.outputs[0] * row - first
+    whole = flat[offset : offset + (stop - start) * row].reshape(stop - start, row)
+    return whole[:, slice(*cut.inputs)]

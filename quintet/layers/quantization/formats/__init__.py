@@ -1,0 +1,1 @@
+"""One module for each checkpoint format of quantized weights (GPTQ, AWQ, compressed-tensors, GGUF, ...)."""

@@ -1,0 +1,194 @@
+"""compressed-tensors (vLLM project, 2024), as llm-compressor and AutoRound write it: its schemes and formats.
+
+A scheme says how weights and activations of a group of modules are quantized, a format how the weights lie in the file.
+Activations have 8 bits in products too where weights are whole numbers; everywhere else they stay as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.interface.weights import Reader
+from quintet.layers.quantization import fp4_fp8 as minifloats
+from quintet.layers.quantization.block_scales import Scales
+from quintet.layers.quantization.fp4_fp8 import BLOCK, SMALL_BLOCK, Float8
+from quintet.layers.quantization.integers import IntWeights
+from quintet.layers.quantization.module_patterns import Names, regular
+
+NAME = "compressed-tensors"
+WHOLE = ("int-quantized", "naive-quantized", "float-quantized")  # a number each, of whatever type
+PLAIN = ("dense", "fakequant", "")
+SPARSE = ("sparse-24-bitmask", "sparse-bitmask", "marlin-24")
+LARGEST = 2**20  # outputs or inputs that share a scale
+CLASSES = ("Linear", "LinearBase")  # the modules of products
+# What says nothing of a weight: scales of activations, of the cache, and shapes that are known.
+SILENT = (
+    ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point", ".weight_shape",
+    ".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point", ".weight_observer",
+    ".k_global_scale", ".v_global_scale", ".q_global_scale",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Quantization arguments of weights or of activations."""
+
+    bits: int
+    floats: bool
+    symmetric: bool
+    strategy: str
+    group: int
+    block: tuple[int, int]
+    dynamic: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """Modules that are held alike; a reader of None leaves them in floats."""
+
+    targets: Names
+    everything: bool  # all products, where nothing else names them
+    reader: Reader | None
+
+
+def arguments(said: object, where: str) -> Arguments | None:
+    """Reads the arguments of a configuration; None where nothing is quantized. ValueError for invalid ones."""
+    if said is None:
+        return None
+    if not isinstance(said, Mapping):
+        raise ValueError(f"{where} is {said!r:.60}, not an object; correct config.json")
+    group, block = said.get("group_size"), said.get("block_structure")
+    strategy = said.get("strategy") or _strategy(group)
+    if isinstance(block, str) and len(block) < 20:
+        block = [int(each) for each in block.split("x") if each.isdecimal()]
+    bits, inputs = said.get("num_bits", 8), 0 if group in (None, -1) else group
+    for key, value in (("num_bits", bits), ("group_size", inputs)):
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            raise ValueError(f"{where} has {key} {value!r:.60}, which is none; correct config.json")
+    sizes = block if strategy == "block" else [1, 1]
+    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and 0 < n <= LARGEST for n in sizes)):
+        raise ValueError(f"{where} has block_structure {block!r:.60}, not two sizes such as [128, 128]")
+    return Arguments(
+        bits, str(said.get("type", "int")).lower() == "float", said.get("symmetric", True) is not False,
+        str(strategy).lower(), inputs, (sizes[0], sizes[1]),
+        said.get("dynamic", False) is True,
+    )  # fmt: skip
+
+
+def _strategy(group: object) -> str:
+    """Returns the strategy where none is named."""
+    return "tensor" if group is None else "channel" if group == -1 else "group"
+
+
+def scales(weights: Arguments, where: str) -> Scales:
+    """Returns the layout of the scales. ValueError for strategies that weights cannot have."""
+    if weights.strategy in ("group", "tensor_group"):
+        if weights.group < 16 or weights.group % 16:
+            raise ValueError(f"{where} has group_size {weights.group}; quintet reads multiples of 16")
+        return Scales(1, weights.group)
+    if weights.strategy == "block":
+        if weights.block[1] % 16:
+            raise ValueError(f"{where} has block_structure {list(weights.block)}; the second is to be a multiple of 16")
+        return Scales(*weights.block)
+    shapes = {"channel": Scales(1, 0), "tensor": Scales(0, 0)}
+    if weights.strategy not in shapes:
+        raise ValueError(
+            f"{where} has the strategy {weights.strategy!r:.60}; quintet reads tensor, channel, group and block"
+        )
+    return shapes[weights.strategy]
+
+
+def reader(weights: Arguments, inputs: Arguments | None, form: str, where: str) -> Reader:
+    """Returns the reader of a scheme in a format. ValueError says what in it is of another kind, and what would do."""
+    lie = scales(weights, where)
+    if weights.floats:
+        if not weights.symmetric:
+            raise ValueError(f"{where} has floats with zero points; quintet reads symmetric ones")
+        return _floats(weights, lie, form, where)
+    if not 2 <= weights.bits <= 8:
+        raise ValueError(f"{where} has {weights.bits} bits; quintet reads 2 to 8, W4A16 and W8A8 among them")
+    if form not in (*WHOLE, "pack-quantized"):
+        raise ValueError(
+            f"{where} has whole numbers in the format {form!r:.60}; quintet reads pack-quantized and int-quantized"
+        )
+    if lie.rows > 1:
+        raise ValueError(f"{where} has whole numbers in blocks; quintet reads them by tensor, channel and group")
+    rounded = inputs is not None and not inputs.floats and inputs.bits <= 8
+    return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, form == "pack-quantized")
+
+
+def _floats(weights: Arguments, lie: Scales, form: str, where: str) -> Reader:
+    if weights.bits == 8 and form == "mxfp8-quantized" and lie == Scales(1, BLOCK):
+        return minifloats.mxfp8()
+    if weights.bits == 8 and form in WHOLE:
+        return Float8(lie)
+    if weights.bits == 4 and form == "nvfp4-pack-quantized" and lie == Scales(1, SMALL_BLOCK):
+        return minifloats.nvfp4("weight_packed", "weight_global_scale", divides=True)
+    if weights.bits == 4 and form == "mxfp4-pack-quantized" and lie == Scales(1, BLOCK):
+        return minifloats.mxfp4()
+    raise ValueError(
+        f"{where} has floats of {weights.bits} bits by {weights.strategy} (group_size {weights.group}) in the "
+        f"format {form!r:.60}; quintet reads float-quantized, mxfp8-quantized, nvfp4-pack-quantized and "
+        "mxfp4-pack-quantized"
+    )
+
+
+def notes(weights: Arguments, inputs: Arguments | None) -> list[str]:
+    """Returns notes on what is computed otherwise than the scheme means it."""
+    if inputs is None:
+        return []
+    if inputs.floats:
+        return [f"activations stay in the model's type, where the checkpoint means floats of {inputs.bits} bits"]
+    if weights.floats or inputs.bits > 8:
+        return ["activations stay in the model's type, where the checkpoint means whole numbers"]
+    said = []
+    if not inputs.dynamic:
+        said.append(
+            "activations are quantized as they come, each token by itself: static scales of inputs are not used"
+        )
+    elif inputs.strategy != "token":
+        said.append("activations are quantized each token by itself")
+    if not inputs.symmetric:
+        said.append("activations are quantized without zero points")
+    if inputs.bits < 8:
+        said.append(f"activations have 8 bits, where the checkpoint means {inputs.bits}")
+    return said
+
+
+def refuse_others(config: Mapping[str, Any]) -> None:
+    """ValueError for what changes what weights mean and is not computed: sparsity, transforms."""
+    sparsity, said = config.get("sparsity_config") or {}, str(config.get("format") or "").lower()
+    sparse = str(sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity).lower()
+    found = next((each for each in (said, sparse) if each in SPARSE or each.startswith("sparse")), None)
+    if found is not None:
+        raise ValueError(
+            f"the checkpoint is sparse ({found[:40]}): zeros are left out, and no products here skip them; use the "
+            "model's W4A16, W8A8 or FP8 checkpoint, or save this one with the format dense"
+        )
+    transforms = config.get("transform_config") or {}
+    schemes = transforms.get("config_groups") or {} if isinstance(transforms, Mapping) else {"": None}
+    where = [
+        str(each.get("location")) if isinstance(each, Mapping) else "an unknown place"
+        for scheme in (schemes.values() if isinstance(schemes, Mapping) else [None])
+        for each in _places(scheme)
+    ]
+    online = next((each for each in where if each not in ("weight_input", "weight_output")), None)
+    if online is not None:
+        raise ValueError(
+            f"the checkpoint transforms activations while it runs (transform_config at {online[:40]}: Hadamard and the "
+            "like), which quintet does not; use one without, or whose transforms are all in its weights"
+        )
+
+
+def _places(scheme: object) -> list[Any]:
+    """Returns the places where a transform applies; [None] if they are not understood."""
+    said = (scheme.get("apply") or []) if isinstance(scheme, Mapping) else None
+    return said if isinstance(said, list) else [None]
+
+
+def named(targets: object, where: str) -> tuple[Names, bool]:
+    """The modules that a group names, and whether it means all products."""
+    if not isinstance(targets, list | tuple):
+        raise ValueError(f"{where} has targets {targets!r:.60}, not a list of names")
+    names = regular([each for each in targets if each not in CLASSES], where)
+    return names, any(each in CLASSES for each in targets)

@@ -1,0 +1,83 @@
+"""FP8 checkpoints: in blocks as DeepSeek-V3 (2024) and Qwen publish them, per tensor, and per channel as FBGEMM does.
+
+weight_scale_inv [ceil(N / rows), ceil(K / columns)] multiplies, its name notwithstanding; others call it weight_scale.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quintet.interface.weights import FLOATS, OnFile, Reader
+from quintet.layers.quantization.block_scales import POWERS, Scales
+from quintet.layers.quantization.fp4_fp8 import Float8
+
+LARGEST = 2**20  # outputs or inputs of a block
+DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
+STACKED = ".experts.gate_up_proj_scale"  # how the names of scales go on that experts' stacks have
+SILENT = (".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
+ACTIVATIONS = "activations stay in the model's type, where the checkpoint means floats of 8 bits"
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8:
+    """One checkpoint's products. Where scales are not of blocks, its files say whether they are of outputs."""
+
+    dtype: torch.dtype = torch.float8_e4m3fn
+    block: tuple[int, int] | None = None  # outputs and inputs
+    dtypes: tuple[torch.dtype, ...] = FLOATS  # of the scales
+    files: Mapping[str, OnFile] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
+
+    def reader(self, module: str) -> Reader:
+        usual = NAMES[0 if self.block else 1]
+        name = next((each for each in NAMES if f"{module}.{each}" in self.files), usual)
+        there = self.files.get(f"{module}.{name}")
+        if there is not None and self.block is not None:
+            _refuse_blocks_of_both(there, self.files.get(f"{module}.weight"), self.block[0])
+        single = there is None or there.shape is None or math.prod(there.shape) == 1
+        return Float8(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
+
+
+def _refuse_blocks_of_both(scales: OnFile, weight: OnFile | None, rows: int) -> None:
+    """ValueError where a stack's scales are as many for blocks of gate, then of up, as for blocks of both together, one
+    of which would have rows of each."""
+    if STACKED not in scales.name or not scales.shape or weight is None or not weight.shape:
+        return
+    each = weight.shape[0]
+    if each % rows and 2 * scales.shape[0] == -(-2 * each // rows):
+        raise ValueError(
+            f"{scales.name} is of blocks of {rows} rows, and gate has {each}: one block may be of gate's last rows and "
+            "up's first, which it does not say; use a checkpoint that holds the experts one by one"
+        )
+
+
+def read(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Fp8:
+    """Reads a quantization_config. ValueError says what in it is of another kind."""
+    block, kind = config.get("weight_block_size"), str(config.get("fmt", "e4m3"))
+    if kind not in DTYPES or config.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
+        raise ValueError(
+            f"the checkpoint is of fp8 with fmt {kind:.40} and activation_scheme "
+            f"{config.get('activation_scheme')!r:.40}; quintet reads e4m3 and e5m2, dynamic and static"
+        )
+    dtypes = (*FLOATS, *POWERS) if config.get("scale_fmt") == "ue8m0" else FLOATS
+    if block is None:
+        return Fp8(DTYPES[kind], None, dtypes, files)
+    if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(each) is int for each in block)):
+        raise ValueError(
+            f"the checkpoint is of fp8 with weight_block_size {block!r:.60}; quintet reads blocks, such as [128, 128], "
+            "and none"
+        )
+    if min(block) < 16 or max(block) > LARGEST or block[1] % 16:
+        raise ValueError(
+            f"fp8's weight_block_size {list(block)} is not of 16 to {LARGEST}, its second a multiple of 16"
+        )
+    return Fp8(DTYPES[kind], (block[0], block[1]), dtypes, files)
+
+
+def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns notes on what is computed otherwise than the checkpoint means it."""
+    static = "; static scales of inputs are not used" * (config.get("activation_scheme") == "static")
+    return (f"{ACTIVATIONS}{static}",)

@@ -1,0 +1,133 @@
+"""GGUF files: each matrix is one tensor of blocks, uint8 [N, bytes of a row], of a type of its own (ggml.py)."""
+
+import functools
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.gguf.names import unnumbered
+from quintet.gguf.tensor_types import KINDS, TensorType
+from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Reader, Rows
+from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
+from quintet.layers.quantization.group_scales import fitted, spread
+from quintet.ops.quantized import dequantized
+
+_KINDS = {kind.name: kind for kind in KINDS.values()}
+ROWS = 2**24  # values that are dequantized at a time: what lies between takes several times their memory
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Reads matrices of one type: by their outputs, also where the model's own checkpoint has them by their inputs."""
+
+    name: str
+
+    @property
+    def kind(self) -> TensorType:
+        return _KINDS[self.name]
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
+        if inputs % self.kind.values:
+            raise ValueError(f"{part.source} has {inputs} inputs, no multiple of {self.name}'s {self.kind.values}")
+        return {part.source: OnFile((outputs, inputs // self.kind.values * self.kind.size), (torch.uint8,))}
+
+    def form(self, cut: Cut) -> Form:
+        if self.name in GRIDS:
+            return PLAIN
+        return fitted(replace(TYPES[self.name].form, blocks=self.name if self._whole(cut) else ""), cut)
+
+    def rows(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Rows | None:
+        if not self._whole(cut):
+            return None
+        (first, last), count = cut.outputs, (cut.inputs[1] - cut.inputs[0]) // self.kind.values
+        found = self._blocks(tensors[part.source][first:last], cut.inputs)[0]
+        if found.shape[:2] != (last - first, count):  # a platform reads them by their addresses
+            raise ValueError(f"{part.source} has {list(found.shape[:2])} rows and blocks, not {[last - first, count]}")
+        return Rows(self.name, found.flatten(1))
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        return self._matrix(tensors[part.source][slice(*cut.outputs)], cut.inputs, self.form(cut))
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        rows = tensors[part.source][slice(*cut.outputs)]
+        known = torch.empty(len(rows), cut.inputs[1] - cut.inputs[0])
+        for index in range(0, len(rows), step := max(1, ROWS // part.shape[1])):
+            known[index : index + step] = self._floats(rows[index : index + step], cut.inputs)
+        return known
+
+    def _matrix(self, rows: Tensor, inputs: tuple[int, int], form: Form) -> Matrix:
+        held, (blocks, first) = TYPES[self.name], self._blocks(rows, inputs)
+        found, start = held.numbers(blocks), inputs[0] - first
+        stop = inputs[1] - first
+        values = found.values.flatten(1)[:, start:stop]
+        if form.bits == 4:
+            values = values[:, ::2] | values[:, 1::2] << 4
+        scales, mins = (
+            None if each is None else spread(each.flatten(1), held.form.group, form.group, (start, stop))
+            for each in (found.scales, found.mins)
+        )
+        assert scales is not None
+        zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.zeros else None
+        return Matrix(values.contiguous(), scales, zeros, form=form, mins=mins)
+
+    def _floats(self, rows: Tensor, inputs: tuple[int, int]) -> Tensor:
+        """The share of some rows, by way of the whole blocks that it lies in."""
+        blocks, first = self._blocks(rows, inputs)
+        whole = 0, blocks.shape[1] * self.kind.values
+        if self.name in GRIDS:
+            known = _by_package(self.name, blocks).flatten(1)
+        else:
+            known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].form))
+        return known[:, inputs[0] - first : inputs[1] - first]
+
+    def _whole(self, cut: Cut) -> bool:
+        return not any(each % self.kind.values for each in cut.inputs)
+
+    def _blocks(self, rows: Tensor, inputs: tuple[int, int]) -> tuple[Tensor, int]:
+        """[N, B, bytes] of the blocks that hold these inputs, and the first input of them."""
+        count, size = self.kind.values, self.kind.size
+        first, last = inputs[0] // count, -(-inputs[1] // count)
+        return rows[:, first * size : last * size].unflatten(1, (-1, size)), first * count
+
+
+def _by_package(name: str, blocks: Tensor) -> Tensor:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    return torch.from_numpy(dequantize(blocks.contiguous().numpy(), GGMLQuantizationType[name]))
+
+
+@dataclass(frozen=True)
+class Types:
+    """The types of the modules that are not in floats; a layer's experts are one, by the name without numbers."""
+
+    of: tuple[tuple[str, str], ...]
+
+    def reader(self, module: str) -> Reader | None:
+        name = self._by_module.get(unnumbered(module))
+        return None if name is None else Blocks(name)
+
+    @property
+    def counted(self) -> str:
+        """Number of entries of each type: 12 Q4_K, 3 Q6_K."""
+        return ", ".join(f"{count} {name}" for name, count in Counter(name for _, name in self.of).most_common())
+
+    @functools.cached_property
+    def _by_module(self) -> Mapping[str, str]:
+        return dict(self.of)
+
+
+def read(config: Mapping[str, Any]) -> Types:
+    """Reads the quantization_config that stands for a file (quintet.gguf.config). ValueError names types not read."""
+    types = config.get("types")
+    if not isinstance(types, Mapping):
+        raise ValueError("quantization_config of gguf has no types of its modules; give the .gguf file as the model")
+    unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRIDS)})
+    if unknown:
+        raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
+    return Types(tuple(types.items()))

@@ -1,0 +1,110 @@
+"""GPTQ (Frantar et al. 2022) as AutoGPTQ, GPTQModel, AutoRound and Neural Compressor write it: 2 to 8 bits.
+
+qweight int32 [K * bits / 32, N] holds an output's inputs one after the other, qzeros int32 [G, N * bits / 32] a group's
+zero points likewise, scales [G, N] floats. g_idx int32 [K] says which group an input is of; without it groups are of
+neighbours. A value stands for (value - zero point) * scale. Files of the first version hold zero points less one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.layers.quantization.group_scales import LEAST, fitted, spread
+from quintet.layers.quantization.int32_packing import ONES, nibbles, one_more, unpacked, words
+from quintet.ops.quantized import MIDDLE
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """Reads one module's. Layers that compute x W of a weight [in, out] (GPT-2's) are packed as all others are."""
+
+    bits: int
+    group: int  # inputs that share a scale; 0: all of an output's
+    symmetric: bool = False  # zero points are all in the middle
+    first: bool = True  # version: zero points are stored less one
+    planar: bool = False  # bits are in planes
+    indexed: bool = False  # g_idx says something
+    ordered: int = 0  # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
+        name, groups = part.source.removesuffix("weight"), -(-inputs // (self.group or inputs))
+        order = {f"{name}g_idx": OnFile((inputs,), (torch.int32,))} if self.indexed else {}
+        return {
+            f"{name}qweight": OnFile((words(inputs, self.bits), outputs), (torch.int32,)),
+            f"{name}qzeros": OnFile((groups, words(outputs, self.bits)), (torch.int32,)),
+            f"{name}scales": OnFile((groups, outputs), FLOATS),
+            **order,
+        }
+
+    def form(self, cut: Cut) -> Form:
+        if self.group % LEAST or (self.indexed and cut.inputs != (0, self.ordered)):
+            return PLAIN
+        if self.bits > 4:
+            form = Form("int8", 8, 16, self.group, mins=not self.symmetric)
+        else:
+            form = Form("int4", 4, 16, self.group, zeros=not self.symmetric)
+        form = fitted(form, cut)
+        return form if form.plain else replace(form, ordered=self.indexed)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, form = part.source.removesuffix("weight"), self.form(cut)
+        packed = tensors[f"{name}qweight"][:, slice(*cut.outputs)]
+        order = tensors[f"{name}g_idx"].argsort(stable=True).int() if form.ordered else None
+        values = self._whole(packed, cut.inputs) if order is None else None
+        if values is None:
+            values = self._values(unpacked(packed, self.bits, cut.inputs, self.planar), order)
+        scales = tensors[f"{name}scales"][:, slice(*cut.outputs)].t().float()
+        zeros = spread(self._zeros(name, cut, tensors), self.group, form.group, cut.inputs)
+        scales = spread(scales, self.group, form.group, cut.inputs)
+        mins = (self._middle - zeros.float()) * scales if form.mins else None
+        return Matrix(values, scales, zeros if form.zeros else None, order, form, mins)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        name, (first, last) = part.source.removesuffix("weight"), cut.inputs
+        packed = tensors[f"{name}qweight"][:, slice(*cut.outputs)]
+        known = unpacked(packed, self.bits, cut.inputs, self.planar).t().float()
+        inputs = torch.arange(first, last) // (self.group or part.shape[1])
+        groups = tensors[f"{name}g_idx"][first:last].long() if self.indexed else inputs
+        known -= self._zeros(name, cut, tensors)[:, groups].float()
+        return known.mul_(tensors[f"{name}scales"][:, slice(*cut.outputs)].t().float()[:, groups])
+
+    @property
+    def _middle(self) -> int:
+        return 1 << self.bits - 1
+
+    def _whole(self, packed: Tensor, inputs: tuple[int, int]) -> Tensor | None:
+        """Returns values of 4 and 8 bits, which the words hold in Matrix's order already; None for others."""
+        first, last = (each * self.bits for each in inputs)
+        if self.bits not in (4, 8) or first % 8 or last % 8:
+            return None
+        start = first // 32
+        there = packed[start : -(-last // 32)].t().contiguous().view(torch.uint8)
+        there = there[:, first // 8 - 4 * start : last // 8 - 4 * start]
+        return there.contiguous() if self.bits == 4 else (there ^ 128).view(torch.int8)
+
+    def _values(self, known: Tensor, order: Tensor | None) -> Tensor:
+        """uint8 [K, N] -> as Matrix has them, in this order of inputs."""
+        known = (known if order is None else known[order]).t().contiguous()
+        if self.bits > 4:
+            return (known.to(torch.int16) - self._middle).to(torch.int8)
+        return nibbles(known + (MIDDLE - self._middle) if self.symmetric else known)
+
+    def _zeros(self, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        """uint8 [N, G]. ValueError where they are not what the configuration says."""
+        packed = tensors[f"{name}qzeros"].t()
+        if self.first and self.bits in ONES:
+            packed = one_more(packed, self.bits)
+        zeros = unpacked(packed, self.bits, cut.outputs, self.planar)
+        if self.first and self.bits not in ONES:
+            zeros = zeros + 1 & (1 << self.bits) - 1
+        if self.symmetric and bool((zeros != self._middle).any()):
+            other = int(zeros[zeros != self._middle][0])
+            raise ValueError(
+                f"{name}qzeros holds the zero point {other}, and the quantization_config says that it is symmetric: "
+                f"all would be {self._middle}; set its sym to false, or its checkpoint_format to what wrote it"
+            )
+        return zeros

@@ -1,0 +1,84 @@
+"""Reads GPTQ's quantization_config, as AutoGPTQ, GPTQModel, optimum and AutoRound write it."""
+
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from quintet.interface.weights import OnFile
+from quintet.layers.quantization.packed_schemes import Packed, Rule, Scheme, flattened, scheme_of
+
+HEAD = "lm_head"
+VERSIONS = ("gptq", "gptq_v2", "gptq_p", "marlin")
+REFUSED = {
+    "bitblas": "its bits are in the order that BitBLAS chose for the GPU that wrote them",
+    "qqq": "its scales are made for 8-bit activations, and its kernels' own order",
+}
+PLANAR = (5, 6, 7)  # bits that GPTQModel packs in planes whatever the format is
+
+
+def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, OnFile]]) -> tuple[Packed, bool]:
+    """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
+    version, scheme = _version(config), scheme_of(config, "GPTQ")
+    if scheme is None:
+        raise ValueError(f"the checkpoint is of GPTQ with {config.get('bits')} bits; quintet reads 2 to 8")
+    plan = Packed(scheme, (*_dynamic(config, scheme), *_only(config)), planes=PLANAR)
+    if version == "marlin":
+        plan = replace(plan, layout=version)
+        check_marlin(scheme)
+    plan = replace(plan, first=version == "gptq", planar=version == "gptq_p").beside(there())
+    return plan, config.get(HEAD) is True or plan.speaks_of(HEAD)
+
+
+def check_marlin(scheme: Scheme) -> None:
+    """ValueError for numbers that Marlin's kernels do not take."""
+    if scheme.bits != 4 or scheme.group not in (0, 128) or scheme.sorted:
+        raise ValueError(
+            f"the checkpoint is of Marlin's layout with {scheme.bits} bits, group_size {scheme.group or -1} and "
+            f"desc_act {scheme.sorted}; that has 4 bits, groups of 128 or one (-1) and no order: correct config.json"
+        )
+
+
+def _version(config: Mapping[str, Any]) -> str:
+    said = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
+    version = "marlin" if config.get("is_marlin_format") is True else said
+    if version not in VERSIONS:
+        why = REFUSED.get(version, f"quintet reads {', '.join(VERSIONS)}")
+        raise ValueError(
+            f"the checkpoint is of GPTQ with checkpoint_format {reprlib.repr(version)}: {why}; use one that was "
+            "written as gptq or gptq_v2, or the model's original"
+        )
+    pack = str(config.get("pack_dtype") or "int32").removeprefix("torch.")
+    if pack != "int32":
+        raise ValueError(
+            f"the checkpoint is of GPTQ with pack_dtype {reprlib.repr(pack)}; quintet reads int32, which writers "
+            "choose if they are not asked for another: use one of those, or the model's original"
+        )
+    return version
+
+
+def _dynamic(config: Mapping[str, Any], scheme: Scheme) -> list[Rule]:
+    """GPTQModel's: "-:pattern" for what stayed in floats, "+:pattern" or "pattern" for other numbers."""
+    said = config.get("dynamic") or {}
+    if not isinstance(said, Mapping):
+        raise ValueError(f"quantization_config's dynamic is {reprlib.repr(said)}, not an object of patterns")
+    return [_rule(pattern, entry, scheme) for pattern, entry in said.items()]
+
+
+def _rule(pattern: str, entry: Any, scheme: Scheme) -> Rule:
+    sign, plain = (pattern[0], pattern[2:]) if pattern[:2] in ("+:", "-:") else ("+", pattern)
+    if sign == "-":
+        return Rule(plain, None)
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"quantization_config's dynamic has {reprlib.repr(entry)} for {reprlib.repr(pattern)}")
+    return Rule(plain, scheme_of(entry, "GPTQ", scheme))
+
+
+def _only(config: Mapping[str, Any]) -> list[Rule]:
+    """Leaves all other modules in floats, where modules_in_block_to_quantize names some."""
+    names = list(flattened(config.get("modules_in_block_to_quantize")))
+    if wrong := [each for each in names if not isinstance(each, str)]:
+        raise ValueError(f"modules_in_block_to_quantize names {reprlib.repr(wrong[0])}, which is no module")
+    ends = "|".join(re.escape(each) for each in [*names, HEAD])
+    return [Rule(rf"(?!.*({ends})$)", None)] if names else []

@@ -1,0 +1,226 @@
+"""torchao's checkpoints in safetensors: "_weight_qdata", "_weight_scale" and perhaps "_weight_zero_point" of a module.
+
+By the file's types and shapes:
+int8 [N, K], scale [N, G]: a number stands for (number - zero point) * scale: Int8Tensor, and IntxUnpackedToInt8Tensor,
+which may hold numbers of fewer bits; float8 [N, K], scale [N, G] or one: Float8Tensor; int8 [N, K / 2], scale and zero
+point [G, N]: Int4Tensor, the lower bits first, each -8..7, that stand for number * scale + zero point.
+
+quant_type, the configuration as torchao writes it to JSON, says what activations are quantized to.
+"""
+
+import functools
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
+from quintet.layers.quantization.group_scales import fitted, floats, spread
+from quintet.layers.quantization.module_patterns import expression
+from quintet.ops.quantized import MIDDLE
+
+DATA, SCALE, ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DYNAMIC = {"Int8DynamicActivationInt8WeightConfig", "Float8DynamicActivationFloat8WeightConfig"}
+WEIGHTS = {"Int8WeightOnlyConfig", "Int4WeightOnlyConfig", "Float8WeightOnlyConfig", "IntxWeightOnlyConfig"}
+BY_MODULE = {"FqnToConfig", "ModuleFqnToConfig"}
+
+
+@dataclass(frozen=True)
+class Torchao:
+    """Reads one module's numbers of 8 bits. `of` is the form of the whole matrix."""
+
+    of: Form
+    zeros: torch.dtype | None = None  # type of the zero points on file
+    shifted: bool = False  # they may be another number than 0
+    whole: bool = False  # one scale for all
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        module, outputs, inputs = part.source.removesuffix(".weight"), outputs_of(part), part.shape[1]
+        group = self.of.group or inputs
+        if inputs % group:
+            raise ValueError(f"{part.source} has {inputs} inputs, which do not divide into groups of {group}")
+        shape = (1, 1) if self.whole else (outputs, inputs // group)
+        found = {
+            f"{module}{DATA}": OnFile((outputs, inputs), (self.of.dtype or torch.int8,)),
+            f"{module}{SCALE}": OnFile(shape, FLOATS),
+        }
+        return found | ({f"{module}{ZERO}": OnFile(shape, (self.zeros,))} if self.zeros else {})
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(replace(self.of, mins=self.shifted), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form, module, rows = self.form(cut), part.source.removesuffix(".weight"), slice(*cut.outputs)
+        values = tensors[f"{module}{DATA}"][rows, slice(*cut.inputs)]
+        if form.bits == 4:
+            values = (values + MIDDLE).view(torch.uint8)
+            if bool((values > 15).any()):
+                raise ValueError(f"{module}{DATA} holds numbers beyond -8 to 7, which 4 bits are; fetch the model anew")
+            values = values[:, ::2] | values[:, 1::2] << 4
+        scales = self._wide(tensors[f"{module}{SCALE}"], part, cut, form)
+        zeros = self._wide(tensors[f"{module}{ZERO}"], part, cut, form) if self.zeros else None
+        if zeros is not None and not self.shifted and bool(zeros.any()):
+            raise ValueError(f"{module}{ZERO} is not all 0, and the configuration says so; fetch the model anew")
+        return Matrix(values, scales, form=form, mins=-zeros * scales if zeros is not None and self.shifted else None)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.of.group, part, cut, tensors)
+
+    def _wide(self, x: Tensor, part: Part, cut: Cut, form: Form) -> Tensor:
+        """float32 [N, G] of the cut."""
+        x = x.float().expand(cut.outputs[1], 1) if self.whole else x.float()
+        return spread(x[slice(*cut.outputs)], self.of.group, form.group, cut.inputs)
+
+
+@dataclass(frozen=True)
+class Fours:
+    """Reads an Int4Tensor."""
+
+    group: int
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        module, outputs, inputs = part.source.removesuffix(".weight"), outputs_of(part), part.shape[1]
+        if inputs % self.group or self.group % 2:
+            raise ValueError(f"{part.source} has {inputs} inputs, which do not divide into pairs, {self.group} a group")
+        found = {f"{module}{DATA}": OnFile((outputs, inputs // 2), (torch.int8, torch.uint8))}
+        return found | {f"{module}{each}": OnFile((inputs // self.group, outputs), FLOATS) for each in (SCALE, ZERO)}
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("int4", 4, 16, self.group, mins=True), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form, module, (first, last) = self.form(cut), part.source.removesuffix(".weight"), cut.inputs
+        packed = tensors[f"{module}{DATA}"].view(torch.uint8)[slice(*cut.outputs), first // 2 : last // 2]
+        scales, mins = (
+            spread(tensors[f"{module}{each}"].float()[:, slice(*cut.outputs)].t(), self.group, form.group, cut.inputs)
+            for each in (SCALE, ZERO)
+        )
+        return Matrix(packed ^ 0x88, scales, form=form, mins=mins)  # -8..7 to 0..15
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, cut, tensors)
+
+
+@dataclass(frozen=True)
+class ParsedConfig:
+    """Settings that a configuration has for a module's products."""
+
+    dynamic: bool = False
+    bits: int = 8
+    shifted: bool = False
+
+
+def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile]) -> TensorPlan:
+    """The modules that the files hold so. ValueError for what is not read."""
+    named = [(name, None if each is None else _said(*each)) for name, each in entries(config)]
+    return TensorPlan({module: _reader(module, tensors, _of(module, named)) for module in modules(tensors, DATA)})
+
+
+def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str, Any]] | None]]:
+    """Returns the entries of quant_type, in order: a module's name, or "re:" and a pattern, or "_default" for all
+    others; and a type and its fields, or None for those that stay in floats."""
+    said = config.get("quant_type")
+    kind, data = _apart(said.get("default") if isinstance(said, Mapping) else said)
+    if kind not in BY_MODULE:
+        return [("_default", (kind, data))]
+    each = data.get("fqn_to_config") or data.get("module_fqn_to_config") or {}
+    if not isinstance(each, Mapping):
+        raise ValueError(f"torchao's {kind} is of {reprlib.repr(each)}, which names no modules")
+    for name in each:
+        fits(name, "")
+    return [(name, None if entry is None else _apart(entry)) for name, entry in each.items()]
+
+
+def fits(name: str, module: str) -> bool:
+    """True if an entry's name means a module: its own, its weight's, or a pattern of either. ValueError for a pattern
+    of other things than names and ".*"."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"quant_type names {reprlib.repr(name)}, no module or pattern of .* alone")
+    return any(bool(_pattern(name).fullmatch(each)) for each in (module, f"{module}.weight"))
+
+
+_NAME = re.compile(r"(re:)?\^?[\w\-.*\\]{1,500}\$?")  # "*" behind a dot alone means something
+
+
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    plain = name.removeprefix("re:").strip("^$")
+    if not name.startswith("re:"):
+        return re.compile(re.escape(plain))
+    pieces = [re.escape(piece.replace("\\.", ".")) for piece in plain.split(".*")]
+    return expression(".*".join(pieces), "quant_type")
+
+
+def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
+    """A configuration's type and fields."""
+    data = said.get("_data") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping) or not isinstance(data, Mapping):
+        raise ValueError(
+            f"torchao's quant_type is {reprlib.repr(said)}; quintet reads configurations as torchao 0.15 and later "
+            "write them, with _type and _data"
+        )
+    return str(said.get("_type")), data
+
+
+def _said(kind: str, data: Mapping[str, Any]) -> ParsedConfig:
+    """Reads a type and its fields. ValueError for a type with products that are not known."""
+    if kind not in DYNAMIC | WEIGHTS:
+        known = ", ".join(sorted(DYNAMIC | WEIGHTS))
+        raise ValueError(f"the checkpoint is of torchao's {reprlib.repr(kind)}; quintet reads {known}")
+    mapping, width = enumerated(data.get("mapping_type")), enumerated(data.get("weight_dtype"))
+    bits = int(width.removeprefix("int")) if width.removeprefix("int") in "12345678" and width else 8
+    by_token = enumerated(data.get("act_mapping_type")) in ("", "SYMMETRIC") and not data.get("weight_only_decode")
+    return ParsedConfig(kind in DYNAMIC and by_token, bits, mapping not in ("", "SYMMETRIC"))
+
+
+def enumerated(said: Any) -> str:
+    """The name of a type or of an enumeration's value, as torchao writes it; "" if it is none."""
+    return str(said.get("_data")) if isinstance(said, Mapping) else ""
+
+
+def _of(module: str, named: list[tuple[str, ParsedConfig | None]]) -> ParsedConfig:
+    """Its own entry, or the first pattern that it fits, or the default."""
+    own = [said for name, said in named if not name.startswith("re:") and fits(name, module)]
+    by_pattern = [said for name, said in named if name.startswith("re:") and fits(name, module)]
+    return next(iter([*own, *by_pattern]), dict(named).get("_default")) or ParsedConfig()
+
+
+def _reader(module: str, tensors: Mapping[str, OnFile], said: ParsedConfig) -> Torchao | Fours:
+    """By what the files hold."""
+    data, scale, zero = (tensors.get(f"{module}{each}") for each in (DATA, SCALE, ZERO))
+    shapes = [each.shape for each in (data, scale) if each is not None and each.shape is not None]
+    other = ValueError(
+        f"{module}{DATA} is of torchao in a layout that quintet does not read (it reads Int8Tensor, Float8Tensor, "
+        "IntxUnpackedToInt8Tensor and Int4Tensor); quantize the original anew, in one of these"
+    )
+    if data is None or not data.dtypes or [len(shape) for shape in shapes] != [2, 2]:
+        raise other
+    (outputs, inputs), (rows, groups), kind = *shapes, data.dtypes[0]
+    whole = (rows, groups) == (1, 1) and outputs > 1
+    if zero is not None and zero.dtypes and zero.dtypes[0].is_floating_point:
+        if kind not in (torch.int8, torch.uint8) or groups != outputs or not rows or 2 * inputs % rows:
+            raise other
+        return Fours(2 * inputs // rows)
+    if kind in FLOAT8 and (rows == outputs or whole) and groups and inputs % groups == 0:
+        form = Form(
+            "fp8a8" if said.dynamic else "fp8", 8, 8 if said.dynamic else 16, _group(inputs, groups), dtype=kind
+        )
+        return Torchao(form, whole=whole)
+    if kind == torch.int8 and (rows == outputs or whole) and groups and inputs % groups == 0:
+        if zero is not None and (not zero.dtypes or zero.shape != (rows, groups)):
+            raise other
+        held = 4 if said.bits <= 4 and inputs % 2 == 0 else 8
+        dynamic = said.dynamic and held == 8 and groups == 1
+        form = Form("w8a8" if dynamic else f"int{held}", held, 8 if dynamic else 16, _group(inputs, groups))
+        return Torchao(form, zero.dtypes[0] if zero else None, said.shifted, whole)
+    raise other
+
+
+def _group(inputs: int, groups: int) -> int:
+    return 0 if groups == 1 else inputs // groups

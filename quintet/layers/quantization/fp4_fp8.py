@@ -1,0 +1,148 @@
+"""Matrices of floats in 4, 6 and 8 bits, with scales for blocks of them: FP8, NVFP4, MXFP4, MXFP6, MXFP8.
+
+Numbers without a type in torch are places in a table (OCP Microscaling Formats, 2023): a sign, exponent and mantissa.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import Cut, Form, Matrix, OnFile, Part
+from quintet.layers.quantization.block_scales import POWERS, SMALL, Scales, beside, one, whole
+from quintet.layers.quantization.group_scales import fitted, floats
+from quintet.layers.quantization.integers import unpacked
+
+BLOCK, SMALL_BLOCK = 32, 16  # inputs that share a scale: of the MX formats, and of NVFP4
+
+
+def table(exponent: int, mantissa: int) -> tuple[float, ...]:
+    """Returns the numbers of a float type with a sign and so many bits, by their codes, without infinities."""
+    bias, steps = 2 ** (exponent - 1) - 1, 2**mantissa
+    known = [
+        (step / steps + (power > 0)) * 2.0 ** (max(power, 1) - bias)
+        for power in range(2**exponent)
+        for step in range(steps)
+    ]
+    return (*known, *(-each for each in known))
+
+
+E2M1, E2M3, E3M2 = table(2, 1), table(2, 3), table(3, 2)
+
+
+@dataclass(frozen=True)
+class Float8:
+    """A "weight" of float8 [N, K]. The scales are written out for every output, so that any share of the outputs, and
+    products side by side, are one matrix."""
+
+    scales: Scales
+    dtype: torch.dtype = torch.float8_e4m3fn
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        shape = whole(part)
+        return {
+            part.source: OnFile(shape, (self.dtype,)),
+            beside(part, self.scales.name): self.scales.on_file(shape),
+        }
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("fp8", 8, 16, self.scales.columns, dtype=self.dtype), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form = self.form(cut)
+        values = tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
+        return Matrix(values, scales, form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.scales.columns, part, cut, tensors)
+
+
+@dataclass(frozen=True)
+class Float4:
+    """e2m1 in halves of bytes, the first input in the low one: uint8 [N, K / 2], or [N, K / 32, 16] by blocks.
+
+    Scales of blocks of inputs, and where `tensor` names it one more for the whole, which multiplies or `divides`.
+    """
+
+    scales: Scales
+    values: str = "weight_packed"
+    tensor: str | None = None
+    divides: bool = False
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        (outputs, inputs), block = whole(part), self.scales.columns
+        if inputs % block:
+            raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {block} do not divide")
+        blocks = (outputs, inputs // block, block // 2)
+        found = {
+            beside(part, self.values): OnFile((outputs, inputs // 2), (torch.uint8,), (blocks,)),
+            beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
+        }
+        if self.tensor is not None:
+            found[beside(part, self.tensor)] = Scales(0, 0).on_file((outputs, inputs))
+        return found
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("table4", 4, 16, self.scales.columns, table=E2M1), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form, (first, last) = self.form(cut), cut.inputs
+        rows = tensors[beside(part, self.values)][slice(*cut.outputs)].flatten(1)
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
+        if self.tensor is not None:
+            known = one(tensors, beside(part, self.tensor))
+            scales = scales / known if self.divides else scales * known
+        return Matrix(rows[:, first // 2 : last // 2].contiguous(), scales, form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.scales.columns, part, cut, tensors)
+
+
+@dataclass(frozen=True)
+class Float6:
+    """Six bits a number, one after the other from the lowest: "weight" uint8 [N, 3 K / 4], a power of 2 for 32."""
+
+    table: tuple[float, ...]  # E2M3 or E3M2
+    scales: Scales = Scales(1, BLOCK, dtypes=POWERS)
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = whole(part)
+        if inputs % BLOCK:
+            raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {BLOCK} do not divide")
+        return {
+            part.source: OnFile((outputs, inputs * 3 // 4), (torch.uint8,)),
+            beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
+        }
+
+    def form(self, cut: Cut) -> Form:
+        return fitted(Form("table8", 8, 16, BLOCK, table=self.table), cut)
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form = self.form(cut)
+        values = unpacked(tensors[part.source][slice(*cut.outputs)], 6 * torch.arange(*cut.inputs), 6)
+        return Matrix(values, self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form), form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, BLOCK, part, cut, tensors)
+
+
+def mxfp8() -> Float8:
+    """float8 with a power of 2 for every 32 inputs."""
+    return Float8(Scales(1, BLOCK, dtypes=POWERS))
+
+
+def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4:
+    """e2m1 with a power of 2 for every 32 inputs."""
+    return Float4(Scales(1, BLOCK, scales, POWERS), values)
+
+
+def nvfp4(values: str, tensor: str, divides: bool, block: int = SMALL_BLOCK) -> Float4:
+    """e2m1 with a float8 for every 16 inputs, and one float32 for all."""
+    return Float4(Scales(1, block, dtypes=SMALL), values, tensor, divides)
+
+
+def gpt_oss() -> Float4:
+    """MXFP4 as gpt-oss (OpenAI, 2025) has its experts: "_blocks" uint8 [N, K / 32, 16] and "_scales" [N, K / 32]."""
+    return Float4(Scales(1, BLOCK, "_scales", POWERS), "_blocks")

@@ -1,0 +1,40 @@
+"""Scales of groups of inputs, where a rank keeps some of the inputs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import PLAIN, Cut, Form, Part, Reader
+from quintet.ops.quantized import dequantized
+
+LEAST = 16  # inputs that a group is cut down to
+
+
+def fitted(form: Form, cut: Cut) -> Form:
+    """The form of the cut: with smaller groups where it begins or ends within one, plain if they get too small."""
+    start, stop = cut.inputs
+    if not form.group:
+        return PLAIN if (stop - start) * form.bits % 8 else form
+    whole = stop % form.group == 0 or form.dtype is not None  # whole numbers have no short group at the end
+    if start % form.group == 0 and whole:
+        return form
+    group = math.gcd(form.group, start, stop)
+    return PLAIN if group < LEAST else replace(form, group=group)
+
+
+def floats(reader: Reader, group: int, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Returns the share of a part, dequantized from the whole groups of so many inputs that it lies in."""
+    (start, stop), unit = cut.inputs, group or LEAST
+    wide = start - start % unit, min(stop + -stop % unit, part.shape[1])
+    known = dequantized(reader.matrix(part, Cut(cut.outputs, wide), tensors))
+    return known[:, start - wide[0] : stop - wide[0]]
+
+
+def spread(x: Tensor, stored: int, wanted: int, inputs: tuple[int, int]) -> Tensor:
+    """[N, G], for groups of so many stored inputs -> for groups of so many wanted ones, within a range of them."""
+    if not wanted:
+        return x.contiguous()
+    return x[:, torch.arange(*inputs, wanted) // stored].contiguous()

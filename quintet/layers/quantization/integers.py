@@ -1,0 +1,152 @@
+"""Matrices of whole numbers in 2 to 8 bits, as int8 or packed densely into int32, with scales and zero points."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.layers.quantization.block_scales import Scales, beside, whole
+from quintet.layers.quantization.group_scales import fitted, floats
+from quintet.ops.quantized import MIDDLE, dequantized
+
+WORD = 32  # bits
+
+
+@dataclass(frozen=True)
+class IntWeights:
+    """Reads compressed-tensors' "int-quantized" and "pack-quantized", and what is kept alike.
+
+    "weight" int8 [N, K]; or, `packed`, "weight_packed" int32 [N, K bits / 32], in which numbers of `bits` bits follow
+    one another from the lowest, each 2^(bits - 1) more than it stands for. Zero points are int8 beside the scales, or
+    packed along their outputs; an order tells each input's group ("weight_g_idx" int32 [K]).
+    """
+
+    bits: int
+    scales: Scales
+    zeros: bool = False
+    activations: int = 16  # bits
+    packed: bool = False
+    ordered: int = 0  # inputs of a matrix with groups that are not of inputs in a row; 0: they are
+
+    def stored(self, part: Part) -> dict[str, OnFile]:
+        outputs, inputs = shape = whole(part)
+        down, across = self.scales.blocks(shape)
+        found = {beside(part, self.scales.name): self.scales.on_file(shape)}
+        if self.packed:
+            also = (
+                outputs,
+                -(-inputs // (WORD // self.bits)),
+            )  # no number crossed words before compressed-tensors 0.13
+            found[beside(part, "weight_packed")] = OnFile((outputs, self._words(inputs)), (torch.int32,), (also,))
+        else:
+            found[part.source] = OnFile(shape, (torch.int8,))
+        if self.zeros:
+            points = OnFile((self._words(down), across), (torch.int32,))
+            loose = self.scales.on_file(shape)._replace(dtypes=(torch.int8,))
+            found[beside(part, "weight_zero_point")] = points if self._zeros_packed else loose
+        if self.ordered:
+            found[beside(part, "weight_g_idx")] = OnFile((inputs,), (torch.int32,))
+        return found
+
+    @property
+    def _zeros_packed(self) -> bool:
+        return self.packed and self.scales.rows > 0
+
+    def _words(self, count: int) -> int:
+        return -(-count * self.bits // WORD)
+
+    def form(self, cut: Cut) -> Form:
+        group, nibbles = self.scales.columns, self.bits <= 4
+        kind = f"w{4 if nibbles else 8}a8" if self.activations == 8 else f"int{4 if nibbles else 8}"
+        form = Form(kind, 4 if nibbles else 8, self.activations, group)
+        if self.zeros:  # 5 to 7 bits less their zero point have 8
+            form = Form(kind, form.bits, self.activations, group, zeros=nibbles, mins=self.bits == 8)
+        if not self.ordered:
+            return fitted(form, cut)
+        return replace(form, ordered=True) if cut.inputs == (0, self.ordered) else PLAIN
+
+    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+        form, order = self.form(cut), self._order(part, tensors)
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
+        zeros = self._points(part, cut, tensors, form)
+        if self.packed and self.bits == form.bits == 4 and order is None and cut.inputs[0] % 2 == 0:
+            known = self._bytes(part, cut, tensors)  # as Matrix has them
+            return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), form=form)
+        values = self._values(part, cut, tensors)  # signed
+        if order is not None:
+            values = values[:, order.long()]
+        if form.bits == 4:
+            lifted = (values + MIDDLE).to(torch.uint8)
+            known = lifted[:, ::2] | lifted[:, 1::2] << 4
+            lifted_zeros = None if zeros is None else (zeros + MIDDLE).to(torch.uint8)
+            return Matrix(known, scales, lifted_zeros, order, form)
+        if zeros is None or form.mins:
+            mins = None if zeros is None else zeros.float() * -scales
+            return Matrix(values.contiguous(), scales, order=order, form=form, mins=mins)
+        wide = zeros if zeros.shape[1] == 1 else zeros.repeat_interleave(form.group, 1)[:, : values.shape[1]]
+        return Matrix(values - wide, scales, order=order, form=form)
+
+    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        if self.ordered:
+            known = dequantized(self.matrix(part, Cut(cut.outputs, (0, self.ordered)), tensors))
+            return known[:, slice(*cut.inputs)]
+        return floats(self, self.scales.columns, part, cut, tensors)
+
+    def _values(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        """int8 [n, k]."""
+        if not self.packed:
+            return tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
+        if self.bits == 8:
+            return _signed(self._bytes(part, cut, tensors), 8)
+        words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)]
+        places = torch.arange(*cut.inputs)
+        each = WORD // self.bits
+        dense = words.shape[1] == self._words(part.shape[1])
+        starts = places * self.bits if dense else places // each * WORD + places % each * self.bits
+        return _signed(unpacked(words, starts, self.bits), self.bits)
+
+    def _bytes(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+        """uint8 [n, bytes of k], of numbers that none crosses."""
+        words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)].contiguous()
+        return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in cut.inputs))].contiguous()
+
+    def _points(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor], form: Form) -> Tensor | None:
+        """int8 [n, G]."""
+        if not self.zeros:
+            return None
+        points = tensors[beside(part, "weight_zero_point")]
+        if self._zeros_packed:
+            starts = torch.arange(whole(part)[0]) * self.bits
+            points = _signed(unpacked(points.t(), starts, self.bits), self.bits).t()
+        return self.scales.spread(points, part, cut, form)
+
+    def _order(self, part: Part, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """int32 [K]: inputs by their groups. ValueError where these are not of equal size."""
+        if not self.ordered:
+            return None
+        name = beside(part, "weight_g_idx")
+        groups, count = tensors[name].long(), self.scales.blocks(whole(part))[1]
+        if groups.min() < 0 or groups.max() >= count or (groups.bincount() != self.scales.columns).any():
+            raise ValueError(f"{name} does not deal {self.ordered} inputs into {count} groups of {self.scales.columns}")
+        return groups.argsort(stable=True).to(torch.int32)
+
+
+def unpacked(words: Tensor, starts: Tensor, bits: int) -> Tensor:
+    """int32 or uint8 [M, W] -> uint8 [M, K], the numbers that begin at these bits of a row [K], from its lowest."""
+    held = words.contiguous().view(torch.uint8)
+    first, shifts = starts // 8, (starts % 8).to(torch.int16)
+    low = held[:, first]
+    if bits == 8:
+        return low
+    if bits in (2, 4):  # none crosses a byte
+        return low >> shifts.to(torch.uint8) & (1 << bits) - 1
+    high = held[:, (first + 1).clamp(max=held.shape[1] - 1)]
+    both = low.to(torch.int16) | high.to(torch.int16) << 8
+    return (both >> shifts & (1 << bits) - 1).to(torch.uint8)
+
+
+def _signed(x: Tensor, bits: int) -> Tensor:
+    """uint8, 2^(bits - 1) more than it stands for -> int8."""
+    return (x - (1 << bits - 1)).view(torch.int8)

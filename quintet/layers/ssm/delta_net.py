@@ -1,0 +1,141 @@
+"""Gated delta nets (Yang, Kautz and Hatamizadeh 2025), and the gated attention beside them in Qwen3-Next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.interface.types import StateSpec
+from quintet.interface.weights import Part, Weight
+from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.build import BuildContext, Layer, Shards, split_heads
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import Section, Sections, rows
+from quintet.layers.rope import Rotary
+from quintet.layers.ssm.mamba import GatedNorm
+from quintet.layers.ssm.short_conv import ShortConv
+from quintet.ops.states import Scan, Turns
+
+SCANNED = ("A_log", "dt_bias")  # of each head
+
+
+@dataclass(frozen=True)
+class DeltaNetSizes:
+    """The whole layer's sizes, before it is shared out over ranks."""
+
+    hidden: int
+    key_heads: int
+    heads: int  # of values
+    key_dim: int  # of a head of queries or keys
+    value_dim: int
+    taps: int  # of the convolution
+    eps: float
+
+
+class DeltaNet(Layer):
+    """x [T, hidden] -> [T, hidden]. Ranks share the heads of values, and those of keys as attention shares KV heads.
+
+    With `apart`, a checkpoint keeps q, k and v in one tensor and the gate, and both rates, each in its own; else all of
+    a key head's stand together.
+    """
+
+    def __init__(self, build: BuildContext, shape: DeltaNetSizes, apart: bool) -> None:
+        super().__init__(build)
+        if shape.key_heads % build.size:
+            raise ValueError(
+                f"{build.size} ranks cannot share {shape.key_heads} heads of keys; choose a tensor_parallel_size that "
+                "divides them"
+            )
+        self._build, self._shape = build, shape
+        heads, keys = split_heads(shape.heads, shape.key_heads, build.size)
+        self._heads, self._keys = heads, keys
+        kept, inner = keys.times(shape.key_dim), heads.times(shape.value_dim)
+        laid = _apart(shape, kept, inner, heads) if apart else _together(shape, build.size)
+        self.in_proj = Sections(build, shape.hidden, laid[0])
+        self.rates = Sections(build, shape.hidden, laid[1])
+        self.conv1d = ShortConv(build, [kept, kept, inner], shape.taps, bias=False, silu=True)
+        self.norm = GatedNorm(build, Shards(shape.value_dim, ((0, shape.value_dim),) * build.size), shape.eps, GATE)
+        self.out_proj = rows(build, inner, ("out_proj", shape.hidden))
+        size = (heads.local(build.rank), shape.value_dim, shape.key_dim)
+        self.mixing = build.mixing(StateSpec("delta_rule", size))
+        self.A_log: Tensor  # [H] float32, as the next
+        self.dt_bias: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        shape, tokens, rank = self._shape, x.shape[0], self._build.rank
+        heads, keys = self._heads.local(rank), self._keys.local(rank)
+        kept, inner = keys * shape.key_dim, heads * shape.value_dim
+        mixed, gate = self.in_proj(x).split([2 * kept + inner, inner], dim=-1)
+        learn, forget = self.rates(x).split([heads, heads], dim=-1)
+        q, k, v = self.conv1d(mixed, cache).split([kept, kept, inner], dim=-1)
+        q, k, v = q.reshape(tokens, keys, -1), k.reshape(tokens, keys, -1), v.reshape(tokens, heads, -1)
+        out = self.mixing.advance(cache, Turns(q, k, v, forget, learn), Scan(self.A_log, self.dt_bias))
+        made: Tensor = self.out_proj(self.norm(out.reshape(tokens, inner), gate, shape.value_dim))
+        return made
+
+
+GATE = "before the gate"
+
+
+def _apart(shape: DeltaNetSizes, kept: Shards, inner: Shards, heads: Shards) -> tuple[list[Section], list[Section]]:
+    total = 2 * kept.total + inner.total
+    mixed = [("in_proj_qkv", 0, kept), ("in_proj_qkv", kept.total, kept), ("in_proj_qkv", 2 * kept.total, inner)]
+    sections = [Section(source, first, split, total) for source, first, split in mixed]
+    rates = [Section(name, 0, heads, heads.total) for name in ("in_proj_b", "in_proj_a")]
+    return [*sections, Section("in_proj_z", 0, inner, inner.total)], rates
+
+
+def _together(shape: DeltaNetSizes, size: int) -> tuple[list[Section], list[Section]]:
+    """A key head's q, k, values and gates stand side by side, and so do both rates of its heads."""
+    each = shape.heads // shape.key_heads
+    wide = [shape.key_dim, shape.key_dim, each * shape.value_dim, each * shape.value_dim]
+    return (
+        dealt("in_proj_qkvz", shape.key_heads, wide, size),
+        dealt("in_proj_ba", shape.key_heads, [each, each], size),
+    )
+
+
+def dealt(source: str, heads: int, widths: Sequence[int], size: int) -> list[Section]:
+    """Sections of a tensor in which each head has all of its pieces side by side: the first pieces of all heads, then
+    the second ones. Each head is one rank's."""
+    row, sections, first = sum(widths), [], 0
+    for width in widths:
+        for head in range(heads):
+            owner = head * size // heads
+            ranges = tuple((0, width) if rank == owner else (0, 0) for rank in range(size))
+            sections.append(Section(source, head * row + first, Shards(width, ranges), heads * row))
+        first += width
+    return sections
+
+
+class GatedAttention(SelfAttention):
+    """Attention with its output multiplied by the sigmoid of a gate beside each head's query."""
+
+    def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
+        super().__init__(build, shape, rotary)
+        queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
+        if shape.heads % build.size:
+            raise ValueError(
+                f"{build.size} ranks cannot share {shape.heads} heads with gates; choose a tensor_parallel_size that "
+                "divides them"
+            )
+        q, *rest = shape.names
+        kept = keys.times(shape.head_dim)
+        both = dealt(q, shape.heads, [shape.head_dim, shape.head_dim], build.size)
+        others = [Section(name, 0, kept, kept.total) for name in rest]
+        self.qkv = Sections(build, shape.hidden, [*both[: shape.heads], *others, *both[shape.heads :]], shape.bias)
+        self._ops = build.ops.take("sigmoid_gate")
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        tokens, inner = x.shape[0], self._heads * self._head_dim
+        made = self.qkv(x)
+        taken, gate = made.split([made.shape[1] - inner, inner], dim=-1)
+        sizes = [inner, *[self._kv_heads * self._head_dim] * 2]
+        q, k, v = (each.reshape(tokens, -1, self._head_dim) for each in taken.split(sizes, dim=-1))
+        out: Tensor = self.out(self._ops.sigmoid_gate(self.mix(q, k, v, cache), gate))
+        return out

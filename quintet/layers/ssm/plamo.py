@@ -1,0 +1,88 @@
+"""Plamo 2's mixers (Preferred Networks 2025): Mamba 2 steered as Mamba 1 is, attention with a norm for each head."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.interface.types import StateSpec
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, even
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import Sections, columns, rows
+from quintet.layers.norm import HeadLayerNorm, RMSNorm
+from quintet.layers.ssm.delta_net import dealt
+from quintet.layers.ssm.mamba import SCANNED
+from quintet.layers.ssm.short_conv import ShortConv
+from quintet.ops.states import Moves, Scan
+
+
+@dataclass(frozen=True)
+class Steered:
+    """The sizes of a layer, before it is shared out over ranks."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    state: int  # numbers that each of a head's features keeps
+    rank: int  # of the time steps
+    taps: int
+    eps: float
+
+
+class SteeredMamba2(Layer):
+    """x [T, hidden] -> [T, hidden]: what goes into and comes out of states, and the time steps, are made of the
+    convolution's output, and normalised. Ranks share the heads."""
+
+    def __init__(self, build: BuildContext, shape: Steered) -> None:
+        super().__init__(build, "gated_norm")
+        self._build, self._shape, self._heads = build, shape, even(shape.heads, build.size)
+        inner, dim = self._heads.times(shape.head_dim), shape.head_dim
+        if shape.heads % build.size:
+            raise ValueError(
+                f"{build.size} ranks cannot share {shape.heads} heads with states; choose a tensor_parallel_size that "
+                "divides them"
+            )
+        self.in_proj = Sections(build, shape.hidden, dealt("in_proj", shape.heads, [dim, dim], build.size))
+        self.conv1d = ShortConv(build, [inner], shape.taps, bias=False, silu=True)
+        self.steers = rows(build, inner, ("bcdt_proj", 2 * shape.state + shape.rank))
+        self.dt_norm = RMSNorm(build, shape.rank, shape.eps)
+        self.B_norm = RMSNorm(build, shape.state, shape.eps)
+        self.C_norm = RMSNorm(build, shape.state, shape.eps)
+        self.dt_proj = columns(build, shape.rank, {"dt_proj": self._heads})
+        self.out_proj = rows(build, inner, ("out_proj", shape.hidden))
+        self.mixing = build.mixing(StateSpec("state_space", (self._heads.local(build.rank), dim, shape.state)))
+        self.A_log: Tensor  # [H] float32, as the next two
+        self.dt_bias: Tensor
+        self.D: Tensor
+
+    def weights(self, path: str) -> list[Weight]:
+        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        shape, tokens = self._shape, x.shape[0]
+        gate, mixed = self.in_proj(x).chunk(2, dim=-1)
+        given = self.conv1d(mixed, cache)
+        into, out, dt = self.steers(given).split([shape.state, shape.state, shape.rank], dim=-1)
+        moves = Moves(
+            given.reshape(tokens, -1, shape.head_dim),
+            self.dt_proj(self.dt_norm(dt)),
+            self.B_norm(into)[:, None],
+            self.C_norm(out)[:, None],
+        )
+        y = self.mixing.advance(cache, moves, Scan(self.A_log, self.dt_bias, self.D), settings=(0.0,))
+        inner = gate.shape[1]
+        return self.out_proj(self.ops.gated_norm(y.reshape(tokens, inner), gate, None, 0.0, inner, True))
+
+
+class HeadRMSNorm(HeadLayerNorm):
+    """Each head divided by its root mean square, times a weight of its own: in float32, rounded once."""
+
+    def __init__(self, build: BuildContext, heads: Shards, head_dim: int, eps: float) -> None:
+        super().__init__(build, heads, head_dim, eps)
+        self.ops.take("rms_norm")
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, H, D] -> [T, H, D]
+        y = self.ops.rms_norm(x.float(), self.ones, self._eps, 0.0)
+        return (y * self.weight.reshape(x.shape[1:])).to(x.dtype)

@@ -1,0 +1,73 @@
+"""Short convolutions over each request's last few tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from quintet.interface.types import StateSpec
+from quintet.interface.weights import Part, Weight
+from quintet.layers.build import BuildContext, Layer, Shards, even
+from quintet.layers.layer_state import StepState
+from quintet.layers.linear import CheckpointLayout, columns, rows
+from quintet.ops.states import Conv
+
+
+def check_silu(config: Any, entry: str = "hidden_act") -> None:
+    """ValueError if what follows a model's convolutions is another activation than the one that is computed here."""
+    if (said := getattr(config, entry)) not in ("silu", "swish"):
+        raise ValueError(f"{config.model_type} with {entry}={said!r} is not supported: silu follows its convolutions")
+
+
+class ShortConv(Layer):
+    """x [T, C] -> [T, C], C being this rank's channels; `splits` share out those of the checkpoint's one tensor.
+
+    The tensor [channels, 1, K], and its bias, have the name of the module.
+    """
+
+    def __init__(
+        self, build: BuildContext, splits: Sequence[Shards], taps: int, bias: bool, silu: bool = False
+    ) -> None:
+        super().__init__(build)
+        self._build, self._splits, self._taps, self._has_bias, self._silu = build, splits, taps, bias, silu
+        channels = sum(split.local(build.rank) for split in splits)
+        self.mixing = build.mixing(StateSpec("short_conv", (channels, taps - 1), build.dtype))
+        self.weight: Tensor  # [C, 1, K]
+        self.bias: Tensor | None = None
+
+    def weights(self, path: str) -> list[Weight]:
+        shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._taps)}
+        if self._has_bias:
+            shapes["bias"] = ()
+        return [self._vector(f"{path}.{name}", name, rest) for name, rest in shapes.items()]
+
+    def _vector(self, source: str, name: str, rest: tuple[int, ...]) -> Weight:
+        total, offset, parts = sum(split.total for split in self._splits), 0, []
+        for split in self._splits:
+            parts.append(Part(source, (split.total, *rest), split.ranges, offset, total=total))
+            offset += split.total
+        return Weight(name, tuple(parts), 0, self._build.rank, self._build.dtype, "channels")
+
+    def forward(self, x: Tensor, cache: StepState, gates: Tensor | None = None) -> Tensor:
+        """`gates` [T, 2 C]: factors before and after."""
+        conv = Conv(self.weight[:, 0], self.bias)
+        return self.mixing.advance(cache, x, gates, conv, settings=(self._silu,))
+
+
+class GatedConv(nn.Module):
+    """LFM2's operator: x [T, hidden] -> out(C * conv(B * x')), where B, C and x' are projections of x."""
+
+    def __init__(self, build: BuildContext, config: Any) -> None:
+        super().__init__()
+        hidden, bias = config.hidden_size, config.conv_bias
+        share = even(hidden, build.size)
+        parts = dict.fromkeys(("before", "after", "taken"), share)
+        self.in_proj = columns(build, hidden, parts, bias, CheckpointLayout(fused="in_proj"))
+        self.conv = ShortConv(build, [share], config.conv_L_cache, bias)
+        self.out_proj = rows(build, share, ("out_proj", hidden), bias)
+        self._width = share.local(build.rank)
+
+    def forward(self, x: Tensor, cache: StepState) -> Tensor:
+        gates, taken = self.in_proj(x).split([2 * self._width, self._width], dim=-1)
+        out: Tensor = self.out_proj(self.conv(taken, cache, gates))
+        return out

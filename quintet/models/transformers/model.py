@@ -1,0 +1,89 @@
+"""A causal model of transformers as one of our families."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.interface.platform import State
+from quintet.interface.types import AttentionSpec, Batch, Outputs
+from quintet.layers.build import BuildContext
+from quintet.layers.decoder import ModelBase
+from quintet.layers.layer_state import StepState
+from quintet.models.transformers.construct import NAME, Unsupported, constructed
+from quintet.models.transformers.layer_replacement import Replacing
+from quintet.models.transformers.layers import Attended, Rest, Running
+from quintet.models.transformers.tp_plan import Plan
+from quintet.models.transformers.trace import Call, Trace, traced
+from quintet.models.transformers.weight_names import Names
+
+
+class Model(ModelBase):
+    """Runs transformers' forward(): one flat row of tokens, no mask, no cache of its own."""
+
+    counted = False  # LongCat-Flash has two attentions in a layer of its files
+    recordable = False  # torch's own functions compute a part of it
+    _theirs: Any
+
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        super().__init__()
+        if build.wanted.taps:
+            raise Unsupported(config, "outputs of single layers are not given")
+        theirs = constructed(config, build.dtype, build.max_model_len)
+        trace, self._names = traced(theirs, build.max_model_len), Names(theirs)
+        self._running, self._wanted, self._ops = Running(), build.wanted, build.ops.take("take_rows")
+        replacing = Replacing(theirs, build, trace, self._names, self._running)
+        self._give_attention(build, trace, replacing.plan)
+        self.vocab_size = int(theirs.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+        self.ignored = _ignored(theirs)
+        loose = replacing.replace()
+        theirs.set_attn_implementation(NAME)  # type: ignore[operator]
+        for name, module in theirs.named_children():
+            self.add_module(name, module)
+        self.beside = Rest(build, loose)
+        self.__dict__["_theirs"] = theirs  # no module of ours: its parts are, under the names that checkpoints have
+
+    def _give_attention(self, build: BuildContext, trace: Trace, plan: Plan) -> None:
+        for call in trace.calls:
+            held = call.module.__dict__.setdefault("attended", Attended(self._running))
+            spec = plan.shared(_spec(call, build))
+            mixing = build.mixing(spec)
+            mixing.kv_heads = call.kv_heads
+            held.add(mixing, spec.head_dim, call.value_dim)
+
+    def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """One step, as of other families."""
+        cache, running = StepState(state, batch), self._running
+        running.begin(cache)
+        try:
+            ids, positions = batch.token_ids.long()[None], batch.positions.long()[None]
+            logits = self._theirs(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+            if logits.shape[0] != batch.rows.shape[0] or running.hidden is None:
+                logits = self._ops.take_rows(logits, batch.rows)
+            return Outputs(logits, running.hidden if self._wanted.hidden else None), cache.state
+        finally:
+            running.end()
+
+    def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._names.gathered(entries)
+
+
+def _spec(call: Call, build: BuildContext) -> AttentionSpec:
+    return AttentionSpec(
+        heads=call.heads,
+        kv_heads=call.kv_heads,
+        head_dim=max(call.head_dim, call.value_dim),
+        scale=call.scale,
+        dtype=build.dtype,
+        page_size=build.page_size,
+        window=call.seen.window,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        kv_dtype=build.kv_dtype,
+    )
+
+
+def _ignored(theirs: Any) -> tuple[str, ...]:
+    """Patterns of tensors that checkpoints may hold and the model does not keep."""
+    said = [f".*(?:{each}).*" for each in getattr(theirs, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    tied = [re.escape(name) for name in getattr(theirs, "all_tied_weights_keys", None) or ()]
+    return (r".*rotary_emb\.inv_freq", *said, *tied)

@@ -1,0 +1,92 @@
+"""Turns what a shape reads into events: no call is announced before its name is known and its arguments have begun."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quintet.parsers.events import CallArguments, CallBegin, CallEnd, Event
+from quintet.parsers.scanner import MalformedText, Scanner
+from quintet.parsers.schema import argument_types
+
+MAX_CALLS = 1024  # of one output
+NOTHING: Mapping[str, Any] = {}
+
+
+class CallEventBuilder:
+    """The calls of one output. Until one is announced, what was read of it is kept, to be content if it is broken."""
+
+    def __init__(self, scan: Scanner, emit: Callable[[Event], None], schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._scan, self._emit, self._schemas = scan, emit, schemas
+        self._types: dict[tuple[str, str], frozenset[str]] = {}  # of a tool's argument
+        self.count = 0  # of calls that were announced and have ended
+        self._clear()
+
+    def _clear(self) -> None:
+        self._name: str | None = None
+        self._id: str | None = None
+        self._written: list[str] = []
+        self._announced = self._whole = False
+
+    def begin(self) -> None:
+        """A call may begin here."""
+        if self.count == MAX_CALLS:
+            raise MalformedText
+        self._clear()
+
+    def named(self, name: str) -> None:
+        """The call's name is known; its arguments may already be."""
+        if not name or self._name is not None:
+            raise MalformedText
+        self._name = name
+        self._announce()
+
+    def identified(self, id: str) -> None:
+        self._id = id
+
+    def types(self, argument: str) -> frozenset[str]:
+        """The JSON types that the call's tool takes for it."""
+        key = self._name or "", argument
+        if key not in self._types:
+            if len(self._types) >= MAX_CALLS:
+                self._types.clear()  # a model that makes names up
+            self._types[key] = argument_types(self._schemas.get(key[0], NOTHING), argument)
+        return self._types[key]
+
+    def write(self, text: str) -> None:
+        """More JSON of the arguments. The opening brace alone announces nothing: many a text has one."""
+        if self._announced and text:
+            self._emit(CallArguments(self.count, text))
+        elif text:
+            self._written.append(text)
+            self._announce()
+
+    def _announce(self) -> None:
+        if self._name is None or len(self._written) < 2 or self._announced:
+            return
+        self._announced = True
+        self._emit(CallBegin(self.count, self._name, self._id))
+        self._emit(CallArguments(self.count, "".join(self._written)))
+        self._scan.keeping = False
+        self._scan.forget()
+
+    def whole(self) -> None:
+        """Its arguments are complete."""
+        self._whole = True
+
+    @property
+    def unwritten(self) -> bool:
+        """True if the call has no arguments yet."""
+        return not self._written
+
+    def close(self) -> None:
+        """The call is complete."""
+        if not self._announced:
+            raise MalformedText
+        self.leave()
+
+    def leave(self) -> None:
+        """Nothing more comes of the call, if one was begun."""
+        if self._announced:
+            self._emit(CallEnd(self.count, self._whole))
+            self.count += 1
+        self._scan.keeping = True
+        self._clear()

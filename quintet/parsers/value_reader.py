@@ -1,0 +1,203 @@
+"""Reads a value as a model writes it (JSON, Python, Gemma's notation) and writes it as JSON, piece by piece."""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from quintet.parsers.scanner import MalformedText, Scanner, Steps, without
+
+MAX_DEPTH = 100  # lists and objects within one another
+MAX_SCALAR = 512  # characters of a number
+MAX_NAME = 256  # of a function's or an argument's name
+WORD = re.compile(r"[\w.\-/]+")
+SCALAR = re.compile(r"[\w.+\-]+")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+HEX = re.compile(r"[0-9a-fA-F]+")
+DIGITS = {"u": 4, "x": 2, "U": 8}  # after such a backslash
+ESCAPES = {
+    **{each: "\\" + each for each in '"\\/bfnrt'},
+    "'": "'",
+    "\n": "",
+    "0": "\\u0000",
+    "a": "\\u0007",
+    "v": "\\u000b",
+}
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A list, or with `pair` (what stands between a key and its value) an object. Bare keys have no quotes."""
+
+    open: str
+    close: str
+    pair: str = ""
+    bare: bool = False
+
+    @property
+    def json(self) -> str:
+        return "{}" if self.pair else "[]"
+
+
+JSON_LIST, JSON_OBJECT = Bracket("[", "]"), Bracket("{", "}", ":")
+JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
+
+
+@dataclass(frozen=True)
+class Notation:
+    """Notation of values. `arguments`: the brackets around a call's arguments."""
+
+    arguments: Bracket = JSON_OBJECT
+    brackets: tuple[Bracket, ...] = (JSON_LIST, JSON_OBJECT)
+    quotes: tuple[str, ...] = ('"',)
+    escapes: bool = True
+    words: Mapping[str, str] = field(default_factory=lambda: JSON_WORDS)
+
+    @functools.cached_property
+    def opens(self) -> dict[str, Bracket]:
+        return {bracket.open: bracket for bracket in self.brackets}
+
+
+JSON = Notation()
+PYTHON = Notation(
+    arguments=Bracket("(", ")", "=", bare=True),
+    brackets=(JSON_LIST, Bracket("(", ")"), JSON_OBJECT),
+    quotes=('"', "'"),
+    words=JSON_WORDS | {"True": "true", "False": "false", "None": "null"},
+)
+
+
+def gemma(quote: str) -> Notation:
+    """Keys have no quotes, and strings have markers of their own."""
+    braces = Bracket("{", "}", ":", bare=True)
+    return Notation(arguments=braces, brackets=(JSON_LIST, braces), quotes=(quote,), escapes=False)
+
+
+Write = Callable[[str], object]
+
+
+def written(text: str) -> str:
+    """Inside the quotes of a JSON string."""
+    return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def read_value(scan: Scanner, write: Write, notation: Notation, top: Bracket | None = None) -> Steps[None]:
+    """One value, which must stand in the brackets `top` if they are given. Broken where it is none."""
+    inside: list[Bracket] = []
+    allowed = {top.open: top} if top else notation.opens
+    while True:
+        if opened := (yield from scan.skip(*allowed)):
+            bracket = allowed[opened]
+            if len(inside) == MAX_DEPTH:
+                raise MalformedText
+            inside.append(bracket)
+            write(bracket.json[0])
+            if not (yield from scan.skip(bracket.close)):
+                allowed = notation.opens
+                yield from _key(scan, write, notation, bracket)
+                continue
+            write(inside.pop().json[1])
+        elif top and not inside:
+            raise MalformedText
+        else:
+            yield from _scalar(scan, write, notation)
+        if (yield from _closed(scan, write, notation, inside)):
+            return
+
+
+def _closed(scan: Scanner, write: Write, notation: Notation, inside: list[Bracket]) -> Steps[bool]:
+    """After a value: brackets that close, and up to the next value -> whether there is none."""
+    while inside:
+        if (yield from scan.expect(",", inside[-1].close)) == ",":
+            yield from _key(scan, write, notation, inside[-1], ", ")
+            return False
+        write(inside.pop().json[1])
+    return True
+
+
+def _key(scan: Scanner, write: Write, notation: Notation, bracket: Bracket, before: str = "") -> Steps[None]:
+    """In an object: the next key and what stands behind it. It is written once it is known to be one."""
+    if not bracket.pair:
+        write(before)
+        return
+    key = yield from read_name(scan, notation, bracket.bare)
+    yield from scan.expect(bracket.pair)
+    write(f'{before}"{key}": ')
+
+
+def read_name(scan: Scanner, notation: Notation, bare: bool = False) -> Steps[str]:
+    """A key -> as JSON has it between its quotes."""
+    yield from scan.space()
+    if quote := (yield from scan.sees(notation.quotes)):
+        pieces: list[str] = []
+        scan.take(len(quote))
+        yield from read_string(scan, pieces.append, quote, notation.escapes)
+        return "".join(pieces)
+    name = (yield from scan.run(WORD, MAX_NAME)) if bare else ""
+    if not name:
+        raise MalformedText
+    return written(name)
+
+
+def _scalar(scan: Scanner, write: Write, notation: Notation) -> Steps[None]:
+    if quote := (yield from scan.sees(notation.quotes)):
+        scan.take(len(quote))
+        write('"')
+        yield from read_string(scan, write, quote, notation.escapes)
+        write('"')
+        return
+    word = yield from scan.run(SCALAR, MAX_SCALAR)
+    if word not in notation.words and not NUMBER.fullmatch(word):
+        raise MalformedText
+    write(notation.words.get(word, word))
+
+
+def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps[None]:
+    """Reads the rest of a string after its first quote, and the last quote; writes it as JSON has it between quotes."""
+    plain = without(quote[0] + "\\" * escapes)
+    while not (scan.empty() and scan.ended):
+        if text := scan.match(plain):
+            write(written(text))
+        elif scan.empty():
+            yield
+        elif (yield from scan.sees((quote,))):
+            scan.take(len(quote))
+            return
+        elif scan.cut((quote,)):
+            raise MalformedText
+        elif escapes and (yield from scan.ahead(1)) == "\\":
+            yield from _escape(scan, write)
+        else:
+            write(written(scan.take(1)))
+    raise MalformedText
+
+
+def _escape(scan: Scanner, write: Write) -> Steps[None]:
+    """A backslash and what it says: JSON's and Python's. One that says nothing stands for itself."""
+    kind = (yield from scan.ahead(2))[1:]
+    digits = DIGITS.get(kind, 0)
+    code = (yield from scan.ahead(2 + digits))[2:]
+    scan.take(1 + len(kind) + len(code))
+    if not kind or (digits and (len(code) < digits or not HEX.fullmatch(code))):
+        raise MalformedText
+    if kind == "u":
+        write("\\u" + code)
+    elif digits:
+        if int(code, 16) > 0x10FFFF:
+            raise MalformedText
+        write(written(chr(int(code, 16))))
+    else:
+        write(ESCAPES.get(kind, "\\\\" + written(kind)))
+
+
+def converted(text: str, notation: Notation, top: Bracket | None = None) -> str | None:
+    """The JSON of a whole text; None if it is not one value."""
+    scan, pieces = Scanner(text, ended=True), list[str]()
+    try:
+        for _ in read_value(scan, pieces.append, notation, top):
+            pass
+    except MalformedText:
+        return None
+    return None if scan.rest().strip() else "".join(pieces)

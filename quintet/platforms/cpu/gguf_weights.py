@@ -1,0 +1,90 @@
+"""Matrices of GGUF's blocks, unpacked by quintet._cpu: to canonical ones, or straight to where products find them."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quintet.interface.weights import Form, Matrix, Rows, Weight
+from quintet.ops.quantize import canonicals as by_reader
+from quintet.ops.quantize import joined
+from quintet.platforms.cpu.arena import lasting
+from quintet.platforms.cpu.ops.extension import extension, missing
+from quintet.platforms.cpu.weight_layout import leveled, shapes
+
+
+def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
+    """This rank's matrix, in the weight's form: what the reader would give, bit for bit."""
+    rows = _known(weight, parts)
+    return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.form)
+
+
+def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
+    """The same, each part by itself."""
+    rows = _known(weight, parts)
+    if rows is None:
+        return by_reader(weight, parts)
+    return [_unpacked([each], weight.shape[-1], weight.form) for each in rows]
+
+
+def _known(weight: Weight, parts: Mapping[str, Tensor]) -> list[Rows] | None:
+    """As the file has them, if they are in blocks that the extension unpacks."""
+    rows = weight.rows(parts)
+    if rows is None or missing("unpack_blocks") or not {each.kind for each in rows} <= set(extension().BLOCKS):
+        return None
+    return rows
+
+
+def _unpacked(rows: Sequence[Rows], inputs: int, form: Form) -> Matrix:
+    """One after the other by their outputs."""
+    outputs, groups, first = sum(len(each.bytes) for each in rows), inputs // form.group, 0
+    values = torch.empty(outputs, inputs * form.bits // 8, dtype=torch.uint8)
+    scales = torch.empty(outputs, groups)
+    mins = torch.empty(outputs, groups) if form.mins else None
+    for each in rows:
+        places = (0 if x is None else x[first:].data_ptr() for x in (values, scales, mins))
+        count = len(each.bytes)
+        extension().unpack_blocks(each.kind, *places, each.bytes.data_ptr(), count, inputs, _stride(each))
+        first += count
+    zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.zeros else None
+    return Matrix(values if form.bits == 4 else values.view(torch.int8), scales, zeros, form=form, mins=mins)
+
+
+def lays(weight: Weight) -> bool:
+    """True if laid() makes what products with the weight's form want."""
+    return leveled(weight.form) and not missing("lay_blocks")
+
+
+def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """K-quants as tiles.shapes() says, of a stack one matrix after the other: "weight", "scales" and "mins".
+
+    ValueError for scales that are not finite.
+    """
+    rows = weight.rows(parts)
+    assert rows is not None, "a form of blocks is of whole ones"
+    count, (outputs, inputs) = weight.stack or 1, weight.shape[-2:]
+    (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.form)
+    found = {"weight": lasting((count * blocks, *packed), torch.uint8)}
+    found["scales"] = torch.empty(count * blocks, *levels, dtype=torch.int8)
+    if weight.form.mins:
+        found["mins"] = torch.empty_like(found["scales"])
+    each = len(rows) // count
+    for index in range(count):
+        own = _under(rows[index * each : (index + 1) * each])
+        places = [found[name][index * blocks :].data_ptr() if name in found else 0 for name in NAMES]
+        if not extension().lay_blocks(own.kind, *places, own.bytes.data_ptr(), outputs, inputs, _stride(own)):
+            raise ValueError("its scales or minima are not finite")
+    return found
+
+
+NAMES = ("weight", "scales", "mins")
+
+
+def _under(rows: Sequence[Rows]) -> Rows:
+    """One after the other by their outputs."""
+    return rows[0] if len(rows) == 1 else Rows(rows[0].kind, torch.cat([each.bytes for each in rows]))
+
+
+def _stride(rows: Rows) -> int:
+    """Bytes from a row to the next."""
+    return rows.bytes.stride(0) if len(rows.bytes) > 1 else rows.bytes.shape[1]

@@ -1,0 +1,232 @@
+"""The step run again from C++: its kernel calls are recorded once per size, then replayed with one call from Python.
+
+A recording is proven before it serves. When its size comes again, with other numbers, it is replayed and the model is
+run beside it: what a replay leaves out, or finds gone, shows in the outputs, and steps of that size stay eager. Ranks
+prove together: what does not hold on one is kept by none.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from quintet.interface.platform import State
+from quintet.interface.types import PAGE_AXES, Batch, Outputs, leaves, mapped
+from quintet.platforms.cpu.arena import Arena, lending
+
+logger = logging.getLogger(__name__)
+
+Model = Callable[[State, Batch], tuple[Outputs, State]]
+
+KEPT = 64  # graphs; who was not used for longest goes first
+MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
+DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
+MANY_TOKENS = 64  # of a step that is not recorded, with memory that is kept for the next,
+MOST_SCRATCH = 256 << 20  # of so many bytes at most
+LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
+
+
+Size = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
+
+
+@dataclass
+class Graph:
+    """One recorded step, and where it reads and writes."""
+
+    calls: Any  # quintet._cpu.Graph
+    inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in the order of its leaves
+    outputs: Outputs  # views of memory that other steps write to as well: they hold until the next step
+    kept: list[Tensor]  # what torch made on the way, and kernels may read
+    proven: bool = False
+    turns: int = 0  # how often it served
+
+
+class Replay:
+    """A step like the model, which records itself. Its outputs hold until its next call."""
+
+    def __init__(self, model: Model, extension: Any, agreed: Callable[[bool], bool] = bool) -> None:
+        """`agreed`: whether something holds on all ranks, which ask at the same time."""
+        self._model, self._extension, self._agreed = model, extension, agreed
+        self._arena = Arena()
+        self._scratch = Arena()  # of steps that are not recorded
+        self._graphs: OrderedDict[Size, Graph] = OrderedDict()
+        self._seen: dict[Size, int] = {}  # how often each size came
+        self._state: State = ()
+        self.refused: dict[Size, str] = {}  # sizes that stay eager, and why
+
+    def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        if state is not self._state:
+            self._use(state)
+        size = _size(batch)
+        graph = self._graphs.get(size)
+        if graph is None:
+            if size in self.refused or not self._worth(size, batch):
+                return self._eager(state, batch)
+            return self._record(size, state, batch), state
+        self._graphs.move_to_end(size)
+        if not graph.proven:
+            if not self._agreed(not _same(graph.inputs, batch)):  # what it was recorded with proves nothing
+                return self._eager(state, batch)
+            return self._prove(size, graph, state, batch), state
+        _fill(graph.inputs, batch)
+        graph.calls.run()
+        graph.turns += 1
+        return graph.outputs, state
+
+    def _eager(self, state: State, batch: Batch) -> tuple[Outputs, State]:
+        """The model. Its results are large from so many tokens on: the system would take their memory back after each
+        step, and have to find pages for the next."""
+        if batch.token_ids.shape[0] < MANY_TOKENS:
+            return self._model(state, batch)
+        with lending(self._scratch):
+            result = self._model(state, batch)
+        if self._scratch.nbytes > MOST_SCRATCH:
+            self._scratch = Arena()
+        return result
+
+    def _use(self, state: State) -> None:
+        """Another state than before: graphs hold its addresses."""
+        if [each.data_ptr() for each in state] != [each.data_ptr() for each in self._state]:
+            self._graphs.clear()
+        self._state = state
+
+    def _worth(self, size: Size, batch: Batch) -> bool:
+        """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
+        tokens = batch.token_ids.shape[0]
+        rest = batch.inputs._replace(types=None, handed=None, beside=None)
+        if tokens > MOST_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
+            return False
+        times = self._seen.get(size, 0)
+        if len(self._seen) > 16 * KEPT:
+            self._seen.clear()
+        self._seen[size] = times + 1
+        return tokens == batch.starts.shape[0] - 1 or times >= max(1, tokens // DEAR)
+
+    def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
+        """Runs the step on memory that stays, and keeps its calls."""
+        mine = _own(batch)
+        inputs = tuple(leaf.numpy() for leaf in leaves(mine))
+        calls, kept = self._extension.Graph(), _Kept()
+        with lending(self._arena), _recording(calls), kept:
+            outputs, _ = self._model(state, mine)
+        while len(self._graphs) >= KEPT:
+            self._graphs.popitem(last=False)
+        self._graphs[size] = Graph(calls, inputs, mapped(outputs, self._arena.view), kept.tensors)
+        return outputs
+
+    def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
+        """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
+        written = [_places(each, batch) for each in state]
+        _fill(graph.inputs, batch)
+        for each, places in zip(state, written, strict=True):  # else what was there would hide what is not written
+            _bytes(each)[places] = 0xFF
+        graph.calls.run()
+        got = [leaf.clone() for leaf in leaves(graph.outputs)]
+        got += [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
+        outputs, _ = self._model(state, batch)
+        want = leaves(outputs) + [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
+        wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not _equal_bits(a, b)]
+        if not self._agreed(not wrong):
+            what = f"result {wrong[0] + 1} of {len(got)}" if wrong else "what another rank has"
+            self._refuse(size, batch, f"{what} came out otherwise when the step was replayed")
+        else:
+            graph.proven = True
+        return outputs
+
+    def _refuse(self, size: Size, batch: Batch, why: str) -> None:
+        if why not in self.refused.values():
+            logger.info("steps of %d tokens stay eager: %s", batch.token_ids.shape[0], why)
+        self.refused[size] = why
+        del self._graphs[size]
+
+
+def _size(batch: Batch) -> Size:
+    tables = {id(group.table) for group in batch.groups}
+    return tuple((x.shape[0], _width(x.shape[1])) if id(x) in tables else tuple(x.shape) for x in leaves(batch))
+
+
+def _width(pages: int) -> int:
+    return LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
+
+
+def _own(batch: Batch) -> Batch:
+    """Tensors of the graph's own with what the batch holds; tables are as wide as their size."""
+    groups = []
+    for group in batch.groups:
+        table = group.table.new_zeros((group.table.shape[0], _width(group.table.shape[1])))
+        groups.append(group._replace(table=table))
+    mine: Batch = mapped(batch._replace(groups=tuple(groups)), torch.clone)
+    _fill(tuple(leaf.numpy() for leaf in leaves(mine)), batch)
+    return mine
+
+
+def _fill(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> None:
+    for array, x in zip(arrays, leaves(batch), strict=True):
+        array[..., : x.shape[-1]] = x.numpy()
+
+
+def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
+    """True if the arrays hold this batch already."""
+    given = zip(arrays, leaves(batch), strict=True)
+    return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
+
+
+def _places(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
+    """Returns the index of what the step writes in a tensor of the state: in pages [P, sides, heads, page_size, row],
+    the slots of all groups; in states [units, ...], which have other axes, the units in the last group's table. Unit 0
+    takes what is not read again."""
+    if kept.dim() != 1 + PAGE_AXES:
+        return (batch.groups[-1].table[:, 1].unique().long(),)
+    slots, size = torch.cat([group.slots for group in batch.groups]).unique().long(), kept.shape[3]
+    return slots // size, slice(None), slice(None), slots % size
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)
+
+
+def _equal_bits(x: Tensor, y: Tensor) -> bool:
+    """True if x and y have equal bits, NaNs included."""
+    return x.shape == y.shape and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+
+
+@contextmanager
+def _recording(calls: Any) -> Iterator[None]:
+    calls.begin()
+    try:
+        yield
+    finally:
+        calls.end()
+
+
+class _Kept(TorchFunctionMode):
+    """Holds the memory that torch's own functions ask for: a kernel that was recorded reads it where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_memory(each) for each in _tensors(args)}
+        self.tensors += [each for each in _tensors((result,)) if _memory(each) not in given]
+        return result
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for each in x:
+            yield from _tensors(each)
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()

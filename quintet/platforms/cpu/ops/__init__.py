@@ -1,0 +1,1 @@
+"""Op providers of the CPU platform: kernels of `csrc/cpu`, and torch fallbacks."""

@@ -1,0 +1,154 @@
+"""Paged attention and the writing of K and V by quintet._cpu: each result in one order, whatever the batch."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.ops.extension import extension, missing
+
+SERVED = (torch.float32, torch.bfloat16, torch.float16)
+QUANTIZED = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8_e5m2"}
+
+
+def probe() -> str | None:
+    """One token that sees only itself: attention gives its V back."""
+    if (why := missing("WholeAttention")) is not None:
+        return why
+    if "biases" not in str(extension().WholeAttention.__call__.__doc__):
+        return "the compiled extension is older than this provider; build it again with `make`"
+    spec = AttentionSpec(1, 1, 8, 1.0, torch.float32, 16)
+    k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
+    none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    group = Group(16 * one, one[None], one)
+    books = Books(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
+    out = _paged_attention(k, _write_kv(kv, k, v, books), books, spec, None)
+    return None if torch.equal(out, v) else f"attention to one token gave {out.tolist()}, not its values"
+
+
+@write_kv.provide("native", probe)
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+    """Writes in place."""
+    pages, sides, heads, size, width = kv.shape
+    if not kv.is_contiguous():
+        raise ValueError("the cache is not contiguous")
+    k = _rows(k, k.dtype if kv.dtype in QUANTIZED else kv.dtype)
+    v = None if v is None else _rows(v, k.dtype)
+    slots, bytes_ = books.group.slots, k.element_size()
+    if v is not None and k.shape != v.shape or sides != 1 + (v is not None) or _width(k, kv) != width:
+        raise ValueError(f"k {tuple(k.shape)}, v {v is None or tuple(v.shape)} do not fit a cache of {tuple(kv.shape)}")
+    if slots.shape[0] != k.shape[0] or k.shape[1] != heads:
+        raise ValueError(f"k {tuple(k.shape)} and {len(slots)} slots do not fit a cache of {tuple(kv.shape)}")
+    extension().store_kv(
+        kv.data_ptr(), k.data_ptr(), 0 if v is None else v.data_ptr(), k.stride(0) * bytes_,
+        0 if v is None else v.stride(0) * bytes_, _address(slots), k.shape[0], pages, heads, size, k.shape[2],
+        *_numbers(k.dtype, kv.dtype),
+    )  # fmt: skip
+    return kv
+
+
+@paged_attention.provide("native", probe)
+def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    if kv.dtype != spec.cached or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
+    if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
+        raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
+    q = _rows(q, q.dtype)
+    out = empty((*q.shape[:2], spec.value_dim), q.dtype)
+    batch, group = books
+    table, starts = group.table, batch.starts
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    _layer(spec, q.dtype)(
+        out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
+        _address(starts), _address(group.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
+        0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+@attention.provide("native", probe)
+def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    return _within(q, k, v, batch, spec, sinks, None)
+
+
+@biased_attention.provide("native", probe)
+def _biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
+    if bias.dtype != torch.float32 or bias.shape[0] != spec.heads or bias.shape[1] % 2 == 0:
+        raise ValueError(f"bias is {bias.dtype} {tuple(bias.shape)}, not float32 [{spec.heads}, an odd number]")
+    return _within(q, k, v, batch, spec, None, bias.contiguous())
+
+
+def _within(  # noqa: PLR0913
+    q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    kept = spec.kv_heads, spec.head_dim
+    if q.shape[1:] != (spec.heads, spec.head_dim) or k.shape != v.shape or k.shape[1:] != kept:
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit {spec}")
+    q, k, v = (_rows(each, q.dtype) for each in (q, k, v))
+    out = empty(tuple(q.shape), q.dtype)
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    _whole_layer(spec, q.dtype)(
+        out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+        _address(batch.starts), q.shape[0], batch.starts.shape[0] - 1, 0 if sinks is None else sinks.data_ptr(),
+        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(), 0 if bias is None else bias.data_ptr(),
+        0 if bias is None else bias.shape[1] // 2,
+    )  # fmt: skip
+    return out
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, heads, D] with each token's heads side by side; tokens may stand apart, as in the slices of one product."""
+    if x.dtype != dtype:
+        x = x.to(dtype)
+    return x if x.is_contiguous() or x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _width(x: Tensor, kv: Tensor) -> int:
+    return row_width(x.shape[2], kv.dtype)
+
+
+def _numbers(dtype: torch.dtype, cached: torch.dtype) -> tuple[int, bool, str]:
+    """A type and the cache's, as the kernels name them: bits, whether it is bfloat16, and what the cache holds."""
+    if dtype not in SERVED:
+        raise ValueError(f"attention is computed in {', '.join(map(str, SERVED))}, not in {dtype}")
+    if cached != dtype and cached not in QUANTIZED:
+        raise ValueError(f"a cache for {dtype} is of that type, or of {', '.join(map(str, QUANTIZED))}, not {cached}")
+    return 8 * dtype.itemsize, dtype == torch.bfloat16, QUANTIZED.get(cached, "same")
+
+
+def _address(x: Tensor) -> int:
+    if x.dtype != torch.int32 or not x.is_contiguous():
+        raise ValueError(f"a batch's arrays are contiguous int32, not {x.dtype} with strides {x.stride()}")
+    return x.data_ptr()
+
+
+@functools.lru_cache(maxsize=256)
+def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
+    layer: Callable[..., None] = extension().PagedAttention(
+        spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.chunk or 0,
+        spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
+    )  # fmt: skip
+    return layer
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
+    bits, brain, _ = _numbers(dtype, dtype)
+    layer: Callable[..., None] = extension().WholeAttention(
+        spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, spec.chunk or 0, spec.causal, spec.scale,
+        spec.softcap or 0.0, bits, brain,
+    )  # fmt: skip
+    return layer
+
+
+@functools.cache
+def _slopes(alibi: tuple[float, ...]) -> Tensor:
+    """Kept for good: a recorded step holds its address."""
+    return torch.from_numpy(np.array(alibi, np.float32))

@@ -1,0 +1,130 @@
+"""Activations, and what else is computed number by number, by quintet._cpu: a number's result is its own alone.
+
+An activation that the extension lacks is computed as the specification says; the others stay native.
+"""
+
+import functools
+import logging
+
+import torch
+from torch import Tensor
+
+from quintet.ops.activation import KINDS, activate, gated
+from quintet.ops.elementwise import add, scale, scale_heads, softcap
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.ops.extension import extension, kind_of, missing
+
+logger = logging.getLogger(__name__)
+
+NATIVE = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}  # where the extension's name is another
+
+
+def probe() -> str | None:
+    """Checks that every activation of 0 is 0."""
+    if reason := missing("elementwise"):
+        return reason
+    names: tuple[str, ...] = extension().ELEMENTWISE
+    got = torch.stack([_activate(torch.zeros(1), kind) for kind in KINDS if NATIVE.get(kind, kind) in names])
+    return None if not got.any() else f"activations of 0 gave {got.tolist()}"
+
+
+@functools.cache
+def lacking(kind: str) -> bool:
+    """True if the extension has no such activation; logs a warning once."""
+    if NATIVE.get(kind, kind) in extension().ELEMENTWISE:
+        return False
+    logger.warning(
+        "activation %s: quintet._cpu has no kernel for it, so torch computes it, and steps with it are not recorded",
+        kind,
+    )
+    return True
+
+
+@activate.provide("native", probe)
+def _activate(x: Tensor, kind: str) -> Tensor:
+    """Computed in float32, rounded once."""
+    if lacking(kind):
+        plain: Tensor = activate.reference(x, kind)
+        return plain
+    return _flat(_number(kind), x, x, False, 0.0)
+
+
+@gated.provide("native", probe)
+def _gated(x: Tensor, kind: str) -> Tensor:
+    if lacking(kind):
+        plain: Tensor = gated.reference(x, kind)
+        return plain
+    tokens, both = x.shape
+    width, size = both // 2, x.element_size()
+    if both % 2:
+        raise ValueError(f"gate beside up are {both} wide, which is odd")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    out = empty((tokens, width), x.dtype)
+    stride, gate = x.stride(0), x.data_ptr()
+    extension().elementwise(
+        kind_of(x.dtype), _number(kind), True, out.data_ptr(), gate, gate + width * size, tokens, width, stride, stride,
+        0.0,
+    )  # fmt: skip
+    return out
+
+
+@add.provide("native", probe)
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and y {tuple(y.shape)} {y.dtype} do not match")
+    return _flat(_number("add"), x, y, True, 0.0)
+
+
+@scale.provide("native", probe)
+def _scale(x: Tensor, factor: float) -> Tensor:
+    return _flat(_number("scale"), x, x, True, factor)
+
+
+@softcap.provide("native", probe)
+def _softcap(x: Tensor, cap: float) -> Tensor:
+    return _flat(_number("softcap"), x, x, True, cap)
+
+
+def probe_heads() -> str | None:
+    """Two heads of one number, times 2 and 3."""
+    if reason := missing("scale_heads"):
+        return reason
+    got = _scale_heads(torch.ones(1, 2, 1), torch.tensor([[2.0], [3.0]])).flatten().tolist()
+    return None if got == [2.0, 3.0] else f"1 and 1 times 2 and 3 gave {got}"
+
+
+@scale_heads.provide("native", probe_heads)
+def _scale_heads(x: Tensor, factors: Tensor) -> Tensor:
+    tokens, heads, dim = x.shape
+    if factors.dtype != torch.float32 or not factors.is_contiguous() or not 0 < len(factors) <= heads:
+        raise ValueError(f"factors {tuple(factors.shape)} {factors.dtype} do not fit {heads} heads")
+    if x.stride(2) != 1 and dim > 1:
+        x = x.contiguous()
+    out = empty(x.shape, x.dtype)
+    extension().scale_heads(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), factors.data_ptr(), tokens, heads, len(factors), dim,
+        x.stride(0), x.stride(1),
+    )  # fmt: skip
+    return out
+
+
+def _flat(op: int, x: Tensor, y: Tensor, overwrites: bool, factor: float) -> Tensor:
+    """`overwrites`: the result is in x's memory, if no other tensor shares that."""
+    count, dtype = x.numel(), x.dtype
+    if not x.is_contiguous():
+        x, overwrites = x.contiguous(), False
+    if not y.is_contiguous():
+        y = y.contiguous()
+    whole = overwrites and x.untyped_storage().nbytes() == count * x.element_size()
+    out = x if whole else empty(x.shape, dtype)
+    extension().elementwise(
+        kind_of(dtype), op, False, out.data_ptr(), x.data_ptr(), y.data_ptr(), 1, count, count, count, factor
+    )
+    return out
+
+
+@functools.cache
+def _number(kind: str) -> int:
+    names: tuple[str, ...] = extension().ELEMENTWISE
+    return names.index(NATIVE.get(kind, kind))

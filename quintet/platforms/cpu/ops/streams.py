@@ -1,0 +1,108 @@
+"""Streams of hidden states, gates that are cut and scaled rows, by quintet._cpu: each row's result is its own."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quintet.ops.elementwise import scale_rows
+from quintet.ops.streams import as_large, correct_streams, keep_above, known_ids, predict_streams
+from quintet.platforms.cpu.arena import empty
+from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
+
+MOST = 8  # streams: kMostStreams of csrc/cpu/elementwise/streams.h
+
+
+def probe() -> str | None:
+    """Two streams of one number, and a row of two."""
+    if reason := missing("streams"):
+        return reason
+    one, two = torch.ones(1, 1), torch.full((1, 1), 2.0)
+    predicted = _predict((one, two), torch.tensor([[0.0, 1.0, 3.0, 0.0]]))
+    corrected = _correct((one, two), two, torch.tensor([[1.0, 0.0]]), torch.full((1,), 4.0), 0)
+    got = [each.item() for each in (*predicted, *corrected, _as_large(one, two))]
+    got += _keep_above(torch.tensor([[1.0, 3.0, 5.0, 7.0]]), 0.0).flatten().tolist()
+    got += _scale_rows(two, torch.full((1, 1), 3.0)).flatten().tolist()
+    got += _known_ids(torch.tensor([1, 2], dtype=torch.int32), 2).tolist()
+    want = [3, 5, 3, 3, 12, 2, 0, 1, 5, 7, 6, 1, 0]
+    return None if got == want else f"streams of 1 and 2 and a row gave {got}, not {want}"
+
+
+@predict_streams.provide("native", probe)
+def _predict(streams: tuple[Tensor, ...], coefs: Tensor) -> tuple[Tensor, ...]:
+    return _streams(streams, coefs)
+
+
+@correct_streams.provide("native", probe)
+def _correct(
+    streams: tuple[Tensor, ...], made: Tensor, coefs: Tensor, weight: Tensor, active: int
+) -> tuple[Tensor, ...]:
+    if weight.shape != made.shape[1:] or weight.dtype != made.dtype or not weight.is_contiguous():
+        raise ValueError(f"a weight {tuple(weight.shape)} {weight.dtype} does not fit {tuple(made.shape)} {made.dtype}")
+    return _streams(streams, coefs, (made.contiguous(), weight), active)
+
+
+def _streams(
+    streams: Sequence[Tensor], coefs: Tensor, made: tuple[Tensor, Tensor] | None = None, active: int = 0
+) -> tuple[Tensor, ...]:
+    """`made` with its weight, where streams are corrected."""
+    count, (tokens, width), dtype = len(streams), streams[0].shape, streams[0].dtype
+    wanted = count**2 if made is None else count
+    if count > MOST or coefs.shape != (tokens, wanted) or coefs.dtype != dtype:
+        raise ValueError(
+            f"coefs {tuple(coefs.shape)} {coefs.dtype} do not fit {count} streams of {dtype}, {MOST} at most"
+        )
+    given = [each.contiguous() for each in streams]
+    if any(each.shape != (tokens, width) or each.dtype != dtype for each in (*given, *(made or ())[:1])):
+        raise ValueError("streams are of one shape and type")
+    coefs = coefs if coefs.stride(1) == 1 else coefs.contiguous()
+    out = [empty((tokens, width), dtype) for _ in (*given, *(made or ())[:1])]
+    of_made, weight = (0, 0) if made is None else (each.data_ptr() for each in made)
+    extension().streams(
+        kind_of(dtype), [each.data_ptr() for each in out], [each.data_ptr() for each in given], coefs.data_ptr(),
+        of_made, weight, tokens, width, coefs.stride(0), active,
+    )  # fmt: skip
+    return tuple(out)
+
+
+@as_large.provide("native", probe)
+def _as_large(x: Tensor, like: Tensor) -> Tensor:
+    if x.shape != like.shape or x.dtype != like.dtype:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and {tuple(like.shape)} {like.dtype} do not match")
+    return _sized(x, like.contiguous(), x.shape[1], 0.0)
+
+
+@keep_above.provide("native", probe)
+def _keep_above(x: Tensor, deviations: float) -> Tensor:
+    if x.shape[1] % 2:
+        raise ValueError(f"gate beside up are {x.shape[1]} wide, which is odd")
+    return _sized(x, None, x.shape[1] // 2, deviations)
+
+
+def _sized(x: Tensor, like: Tensor | None, width: int, deviations: float) -> Tensor:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = empty(tuple(x.shape), x.dtype)
+    extension().sized(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), 0 if like is None else like.data_ptr(), len(x), width,
+        x.stride(0), deviations,
+    )  # fmt: skip
+    return out
+
+
+@scale_rows.provide("native", probe)
+def _scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    if factors.shape != (len(x), 1) or factors.dtype != torch.float32:
+        raise ValueError(f"factors {tuple(factors.shape)} {factors.dtype} do not fit {len(x)} rows")
+    x, factors = x if x.stride(1) == 1 else x.contiguous(), factors.contiguous()
+    out = empty(tuple(x.shape), x.dtype)
+    extension().scale_rows(
+        kind_of(x.dtype), out.data_ptr(), x.data_ptr(), factors.data_ptr(), len(x), x.shape[1], x.stride(0)
+    )
+    return out
+
+
+@known_ids.provide("native", probe)
+def _known_ids(ids: Tensor, count: int) -> Tensor:
+    out = empty(tuple(ids.shape), torch.int32)
+    extension().known_ids(out.data_ptr(), indices(ids), len(ids), count)
+    return out

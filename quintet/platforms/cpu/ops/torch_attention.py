@@ -1,0 +1,154 @@
+"""Paged attention in torch on host memory: blocks of context with a running maximum (Dao et al. 2022).
+
+Every product has the same shape whatever the batch holds (rows in fours, context in blocks of SPLIT): MKL adds in
+another order otherwise, and a request's results would depend on its neighbours.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.interface.types import AttentionSpec, Books
+from quintet.ops.attention import paged_attention, widened
+
+SPLIT = 128  # tokens of context per block; page sizes divide it
+ROWS = 4
+NOTHING = -1e30  # a maximum over no scores; finite, so that differences with it are not NaN
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Requests that bring the same number of tokens."""
+
+    q: Tensor  # [R, Q, H, D]
+    positions: Tensor  # [R, Q]
+    table: Tensor  # [R, N]
+    lengths: Tensor  # [R], tokens of context
+    span: tuple[int, int]  # the shortest and the longest of them
+
+
+@paged_attention.provide("torch")
+def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """Requests with one token go together, the others one by one."""
+    batch, group = books
+    starts = batch.starts.tolist()
+    counts = [last - first for first, last in zip(starts[:-1], starts[1:], strict=True)]
+    out = q.new_empty((*q.shape[:2], spec.value_dim))
+    single = [r for r, count in enumerate(counts) if count == 1]
+    if single:
+        rows = [starts[r] for r in single]
+        together = _queries(
+            q[rows][:, None], batch.positions[rows][:, None], group.table[single], group.lengths[single]
+        )
+        out[rows] = _attend(together, kv, spec, sinks)[:, 0]
+    for r, count in enumerate(counts):
+        if count > 1:
+            own, row = slice(starts[r], starts[r + 1]), slice(r, r + 1)
+            alone = _queries(q[None, own], batch.positions[None, own], group.table[row], group.lengths[row])
+            out[own] = _attend(alone, kv, spec, sinks)[0]
+    return out
+
+
+def _queries(q: Tensor, positions: Tensor, table: Tensor, lengths: Tensor) -> Queries:
+    return Queries(q, positions, table, lengths, (int(lengths.min()), int(lengths.max())))
+
+
+def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """-> [R, Q, H, D] in the type of q."""
+    requests, count, heads, _ = queries.q.shape
+    group = heads // spec.kv_heads
+    rows = _grouped(queries.q.float() * spec.scale, spec.kv_heads)  # [R * Hkv, Q * G padded, D]
+    positions = queries.positions.repeat_interleave(group, dim=1)  # [R, Q * G]
+    positions = _padded(positions[:, :, None])[:, :, 0].repeat_interleave(spec.kv_heads, dim=0)
+    slopes = None if spec.alibi is None else _per_head(torch.tensor(spec.alibi), spec, requests, count)
+    best, total = _start(rows, spec, sinks, requests, count)
+    acc = rows.new_zeros((*rows.shape[:2], spec.value_dim))
+    for first in range(_first_block(queries, spec), queries.span[1], SPLIT):
+        k, v = _block(kv, queries, first, spec)
+        seen = _seen(positions, queries.lengths, first, spec)
+        scores = rows @ k
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        if slopes is not None:
+            scores = scores - slopes * (torch.arange(first, first + SPLIT) - positions[:, :, None]).abs()
+        scores = scores.masked_fill(~seen, float("-inf"))
+        higher = torch.maximum(best, scores.amax(-1, keepdim=True))
+        weights, shrink = torch.exp(scores - higher), torch.exp(best - higher)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        acc, best = acc * shrink + weights @ v, higher
+    out = (acc / total)[:, : count * group].reshape(requests, spec.kv_heads, count, group, -1)
+    return out.permute(0, 2, 1, 3, 4).reshape(requests, count, heads, -1).to(queries.q.dtype)
+
+
+def _grouped(q: Tensor, kv_heads: int) -> Tensor:
+    """[R, Q, H, D] -> [R * Hkv, Q * G, D], rows padded to a multiple of ROWS."""
+    requests, count, heads, dim = q.shape
+    split = q.reshape(requests, count, kv_heads, heads // kv_heads, dim).permute(0, 2, 1, 3, 4)
+    return _padded(split.reshape(requests * kv_heads, -1, dim))
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Repeats the first row until the number of rows is a multiple of ROWS."""
+    missing = -x.shape[1] % ROWS
+    return torch.cat([x, x[:, :1].expand(-1, missing, -1)], dim=1) if missing else x
+
+
+def _start(rows: Tensor, spec: AttentionSpec, sinks: Tensor | None, requests: int, count: int) -> tuple[Tensor, Tensor]:
+    """The running maximum and sum, [R * Hkv, rows, 1]: of nothing, or of each head's sink."""
+    if sinks is None:
+        return rows.new_full((*rows.shape[:2], 1), NOTHING), rows.new_zeros((*rows.shape[:2], 1))
+    best = _per_head(sinks.float(), spec, requests, count)
+    return best, torch.ones_like(best)
+
+
+def _per_head(x: Tensor, spec: AttentionSpec, requests: int, count: int) -> Tensor:
+    """[H] -> [R * Hkv, rows, 1]."""
+    return _grouped(x.reshape(1, 1, -1, 1).expand(requests, count, -1, -1), spec.kv_heads)
+
+
+def _first_block(queries: Queries, spec: AttentionSpec) -> int:
+    """Returns the first slot of the first block that some query sees."""
+    return int(_first_seen(queries.positions, spec).min()) // SPLIT * SPLIT
+
+
+def _first_seen(positions: Tensor, spec: AttentionSpec) -> Tensor:
+    """The first position that each of these sees."""
+    if spec.chunk is not None:
+        return positions - positions % spec.chunk
+    return torch.zeros_like(positions) if spec.window is None else (positions - spec.window + 1).clamp(min=0)
+
+
+def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """K [R * Hkv, D, SPLIT] and V [R * Hkv, SPLIT, value_dim] of the context from `first` on, in float32.
+
+    What lies past a request's end is another's old data, and page 0, which stands behind its window, holds what padding
+    wrote; a weight of 0 would not keep infinities out: there V is 0.
+    """
+    pages = queries.table[:, first // spec.page_size : (first + SPLIT) // spec.page_size]
+    missing = SPLIT // spec.page_size - pages.shape[1]
+    if missing:
+        pages = torch.nn.functional.pad(pages, (0, missing))
+    cache = widened(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
+    cache = cache.reshape(kv.shape[1], -1, spec.kv_heads, SPLIT, spec.head_dim)
+    forgets = spec.window is not None or spec.chunk is not None
+    if first + SPLIT > queries.span[0] or forgets:
+        slots = torch.arange(first, first + SPLIT)
+        foreign = slots >= queries.lengths[:, None]
+        if forgets:
+            foreign = foreign | (slots < _first_seen(queries.positions, spec).amin(1, keepdim=True))
+        cache = cache.masked_fill(foreign[:, None, :, None], 0)
+    kept = cache.reshape(kv.shape[1], -1, SPLIT, spec.head_dim)
+    return kept[0].transpose(1, 2), kept[-1][..., : spec.value_dim]
+
+
+def _seen(positions: Tensor, lengths: Tensor, first: int, spec: AttentionSpec) -> Tensor:
+    """[R * Hkv, rows, SPLIT]: whether a row may look at a slot."""
+    slots, places = torch.arange(first, first + SPLIT, device=positions.device), positions[:, :, None]
+    if spec.causal:
+        seen = slots <= places
+    else:
+        seen = (slots < lengths.repeat_interleave(spec.kv_heads)[:, None, None]).expand(*positions.shape, SPLIT)
+    if spec.window is not None:
+        seen = seen & (slots > places - spec.window) & (slots < places + spec.window)
+    return seen if spec.chunk is None else seen & (slots >= _first_seen(places, spec))

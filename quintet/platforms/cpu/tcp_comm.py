@@ -1,0 +1,28 @@
+"""The ranks of one model on whichever machines: the sums of comm.py, over sockets instead of shared memory.
+
+They are the same kernels, so that a recorded step holds them, and add up in the same order: a sum has the same bits
+over either. Every rank sends its whole part to each other, so that a sum costs (ranks - 1) times its bytes, both ways.
+"""
+
+import hmac
+
+import torch
+
+from quintet import __version__
+from quintet.distributed.messages import RankMessages
+from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
+from quintet.interface.types import Place
+from quintet.platforms.cpu.ops.extension import extension
+from quintet.platforms.cpu.shared_memory import SharedMemory
+
+__all__ = ["TCP", "Terms", "networked"]
+
+
+def networked(place: Place, terms: Terms) -> SharedMemory:
+    """Blocks until all ranks have come; ValueError names a missing rank, or settings that differ."""
+    key = key_of(place.endpoint)
+    alike = {"quintet": __version__, "torch": str(torch.__version__), "instruction set": extension().isa()}
+    met, seconds = meet(place, key, alike, terms), terms.seconds
+    mesh, seal = extension().Mesh(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
+    letters = RankMessages(mesh, place, met.wires, seal, seconds, extension().RankLost)
+    return SharedMemory(mesh, letters)

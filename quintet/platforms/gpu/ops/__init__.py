@@ -1,0 +1,1 @@
+"""Op providers that CUDA, ROCm and XPU share: Triton kernels of `kernels/`, and torch fallbacks."""

@@ -1,0 +1,159 @@
+"""Several machines' devices as one mesh: their processes meet, and start JAX's runtime together.
+
+Nothing here imports torchax: that computes something, and JAX's runtime has to know of the others before it does.
+"""
+
+import atexit
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from quintet import __version__
+from quintet.distributed.exchange import Exchange, RankLost
+from quintet.distributed.messages import RankMessages
+from quintet.distributed.rendezvous import Terms, key_of, meet, where
+from quintet.interface.platform import Alone, Device, DeviceLost, State
+from quintet.interface.types import Layout, Memory, Place
+from quintet.platforms.tpu.facts import Facts
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NEVER = 10**6  # seconds without a sign of life until JAX ends the process: the channel sees it, and says who is lost
+LEAVE = 10.0  # seconds for the other processes to end before this one, which has JAX's coordinator, takes it away
+LOOK = 0.5  # seconds between two looks at whether a rank is gone
+
+
+class Awaited(Device):
+    """A device that is there when its machine has met the others."""
+
+    opened: Device | None = None
+
+    @property
+    def _there(self) -> Device:
+        assert self.opened is not None, "connect() opens it"
+        return self.opened
+
+    def memory(self) -> Memory:
+        return self._there.memory()
+
+    def allocate(self, layouts: Sequence[Layout], units: int) -> State:
+        return self._there.allocate(layouts, units)
+
+    def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
+        return self._there.to_device(arrays)
+
+    def to_host(self, x: Tensor) -> Callable[[], Tensor]:
+        return self._there.to_host(x)
+
+
+class OverMachines(Alone):
+    """Size 1: the compiler adds the collectives. The channel is to the other machines' processes."""
+
+    def __init__(self, notes: Exchange, channel: RankMessages) -> None:
+        self.channel: RankMessages = channel
+        self._notes = notes
+
+    def waited(self, call: Callable[[], T]) -> T:
+        """Returns the call's result. DeviceLost if a rank is lost meanwhile: its data never comes, and nothing ends the
+        call. A RuntimeError of the call stops all ranks: it is not known how the step ended on the others."""
+        found: list[T | BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                found.append(call())
+            except BaseException as error:
+                found.append(error)
+            done.set()
+
+        threading.Thread(target=run, name="quintet-wait", daemon=True).start()
+        while not done.wait(LOOK):
+            if self.channel.stopped:
+                raise DeviceLost(self.channel.stopped)
+        (result,) = found
+        if not isinstance(result, BaseException):
+            return result
+        if not isinstance(result, RuntimeError):
+            raise result
+        self.channel.stop(f"a step failed on one of several machines: {type(result).__name__}: {result}")
+        raise DeviceLost(self.channel.stopped) from result
+
+    def leave(self) -> None:
+        """For the end of this process. JAX ends processes that lose its coordinator, with code 134: those go first."""
+        self.channel.stop("a rank's process ends")
+        self._notes.wait_until_gone(LEAVE)
+
+
+def together(place: Place, found: Facts, terms: Terms) -> OverMachines:
+    """Meets the others, and starts JAX's runtime of all; blocks until all have come. ValueError if it fails."""
+    _check_unused()
+    key = key_of(place.endpoint)
+    alike = {"quintet": __version__, "accelerator": found.detail}
+    met, seconds = meet(place, key, alike, terms), terms.seconds
+    notes, seal = Exchange(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
+    channel = RankMessages(notes, place, met.wires, seal, seconds, RankLost)
+    _start(place, channel, terms)
+    made = OverMachines(notes, channel)
+    if place.rank == 0:
+        atexit.register(made.leave)  # before what JAX has registered
+    return made
+
+
+def _check_unused() -> None:
+    import jax
+
+    if jax.distributed.is_initialized():
+        raise ValueError("nnodes: this process has run a model on several machines already; start another for this one")
+
+
+def _start(place: Place, channel: RankMessages, terms: Terms) -> None:
+    """JAX's coordinator is where rank 0 is, on a port that is free there; the channel tells the others which."""
+    import jax
+
+    host, _, _ = where(place.endpoint)
+    port = channel.exchange(_free_port(host).to_bytes(2, "big") if place.rank == 0 else b"")[0]
+    address = f"{f'[{host}]' if ':' in host else host}:{int.from_bytes(port, 'big')}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # it would heed SIGTERM in the place of the server
+    jax.config.update("jax_enable_recoverability", True)  # or a rank that is lost ends this process, before it says so
+    try:
+        jax.distributed.initialize(
+            address, place.size, place.rank, cluster_detection_method="deactivate", coordinator_bind_address=address,
+            initialization_timeout=int(terms.start), heartbeat_timeout_seconds=NEVER,
+            shutdown_timeout_seconds=int(LEAVE),
+        )  # fmt: skip
+    except RuntimeError as error:
+        why = f"rank {place.rank} of {place.size}: JAX's runtime of all machines does not start: {error}"
+        channel.stop(why)
+        raise ValueError(why) from None
+
+
+def _free_port(host: str) -> int:
+    with contextlib.closing(socket.create_server((host, 0), family=_family(host))) as made:
+        return int(made.getsockname()[1])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+
+
+def of_all(devices: Sequence[Any], each: int) -> list[Any]:
+    """Returns so many devices of every process, in the same order on all. ValueError if a process has fewer."""
+    own: dict[int, list[Any]] = {}
+    for device in sorted(devices, key=lambda one: (one.process_index, one.id)):
+        own.setdefault(device.process_index, []).append(device)
+    for process, here in own.items():
+        if len(here) < each:
+            raise ValueError(
+                f"nnodes: process {process} has {len(here)} devices, where tensor_parallel_size wants {each} of each"
+            )
+    return [device for here in own.values() for device in here[:each]]

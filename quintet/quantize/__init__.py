@@ -1,0 +1,1 @@
+"""Writes quantized checkpoints: GPTQ, AWQ, compressed-tensors and GGUF."""

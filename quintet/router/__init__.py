@@ -1,0 +1,1 @@
+"""Router: one address in front of several servers, with prefix-aware load balancing."""

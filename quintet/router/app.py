@@ -1,0 +1,292 @@
+"""The ASGI app of a router: what it answers itself, and what it reads of a request before that is passed on."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quintet import __version__
+from quintet.router import admin, routes
+from quintet.router.core import Core
+from quintet.router.metrics import CONTENT_TYPE
+from quintet.router.request_info import RequestInfo, read_body
+from quintet.router.response_stream import HOP, ResponseStream
+from quintet.router.upstream import Header
+from quintet.server.config import ServerConfig
+from quintet.server.http.errors import ApiError, ClientGone, as_api_error
+from quintet.server.http.ids import HEADER, is_sane, new_id
+from quintet.server.http.middleware.access import HeadAsGet, failure
+from quintet.server.http.middleware.access import RequestLimit as ConnectionPlaces
+from quintet.server.http.middleware.auth import ApiKeys, LocalNames
+from quintet.server.http.middleware.base import speaks_anthropic
+from quintet.server.http.middleware.content_encoding import Unpacked, coding_of
+from quintet.server.http.middleware.paths import Slashes
+from quintet.server.http.sse import encode
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("quintet.access")
+
+_CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
+_SOON = {"Retry-After": "5"}
+_NAME = HEADER.encode()
+# What a server reads of the connection to it, and what was settled here.
+_BEHIND = HOP | {
+    b"host", b"content-length", b"content-encoding", b"accept-encoding", b"origin", b"expect", _NAME,
+    b"access-control-request-method", b"access-control-request-headers",
+}  # fmt: skip
+_KEYS = (b"authorization", b"x-api-key")
+
+
+def make_app(core: Core, door: ServerConfig) -> ASGIApp:
+    """The last one that is wrapped around is the first that a request meets."""
+    app: ASGIApp = HeadAsGet(Router(core, door))
+    app = ConnectionPlaces(app, most=door.max_connections)
+    app = ApiKeys(app, door, admin.PATHS if door.admin_api_key else ())
+    app = LocalNames(app, door)
+    app = Front(app, core, door)
+    if door.allowed_origins:
+        app = CORSMiddleware(
+            app, allow_origins=door.allowed_origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=[HEADER, "retry-after"],
+        )  # fmt: skip
+    return Slashes(app)
+
+
+@dataclass
+class Visit:
+    """State of one request to the router, in its scope's state."""
+
+    request_id: str
+    begun: float
+    pipe: ResponseStream | None = None
+    status: int = 0  # of an answer of our own
+
+
+class Front:
+    """Gives a request its name, an error its shape, and the log a line."""
+
+    def __init__(self, app: ASGIApp, core: Core, door: ServerConfig) -> None:
+        self._app, self._core = app, core
+        self._log, self._quiet = door.access_log, frozenset(door.disable_access_log_for_endpoints)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        given = next((value for name, value in scope["headers"] if name == _NAME), b"").decode("latin-1")
+        visit = Visit(given if is_sane(given) else new_id(), time.perf_counter())
+        scope.setdefault("state", {})["visit"] = visit
+        try:
+            await self._app(scope, receive, send)
+        except ClientGone:
+            visit.status = self._gone()
+        except asyncio.CancelledError:
+            if visit.pipe is None or not visit.pipe.gone:
+                raise
+            visit.status = self._gone()
+            if uncancel := getattr(asyncio.current_task(), "uncancel", None):  # Python 3.11 counts them
+                uncancel()
+        except Exception as error:
+            await self._fail(error, visit, scope, receive, send)
+        finally:
+            if visit.pipe is not None:
+                visit.pipe.unwatch()
+            if self._log and scope["path"] not in self._quiet:
+                access.info(_line(scope, visit))
+
+    def _gone(self) -> int:
+        self._core.totals.cancelled += 1
+        return _CLIENT_GONE
+
+    async def _fail(self, error: Exception, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+        told = as_api_error(error)
+        if not isinstance(error, ApiError):
+            logger.error("request %s failed", visit.request_id, exc_info=error)
+        if visit.pipe is not None and visit.pipe.started:
+            raise error  # the connection is cut: the client sees that the answer is not whole
+        visit.status = told.status
+        refused = self._core.totals.refused
+        refused[told.status] = refused.get(told.status, 0) + 1
+        response = failure(scope, told)
+        response.headers[HEADER] = visit.request_id
+        await response(scope, receive, send)
+
+
+def _line(scope: Scope, visit: Visit) -> str:
+    """Returns the line of the access log: no query, no text of prompts, and no id that opens a stored response."""
+    client, pipe = scope.get("client"), visit.pipe
+    path = "/v1/responses/*" if routes.stored(scope["method"], scope["path"]) else scope["path"][:200]
+    where = "" if pipe is None or not pipe.servers else f", by {' then '.join(pipe.servers)}"
+    return (
+        f"{f'{client[0]}:{client[1]}' if client else '-'} {scope['method']} {path!r} "
+        f"{visit.status or (pipe.status if pipe else 0)} {1000 * (time.perf_counter() - visit.begun):.1f} ms{where}, "
+        f"request {visit.request_id}"
+    )
+
+
+class Router:
+    """Dispatches requests that passed authentication: own answers, administration, or forwarding to a server."""
+
+    def __init__(self, core: Core, door: ServerConfig) -> None:
+        self._core, self._door = core, door
+        self._held = 0  # bytes of bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method == "POST" and path in routes.POSTS:
+            await self._pass_on(scope, receive, send)
+        elif path in admin.PATHS:
+            await self._administer(scope, receive, send)
+        elif method == "GET" and (own := self._own(path, scope)) is not None:
+            await _say(own, scope, receive, send)
+        elif routes.stored(method, path) is not None or (method == "POST" and path.startswith("/v1/")):
+            await self._pass_on(scope, receive, send)
+        else:
+            routes.refuse(path)
+            if path in routes.POSTS:
+                raise ApiError(
+                    405, f"{method} does not work at {path!r}; POST does", code="method_not_allowed",
+                    headers={"Allow": "POST"},
+                )  # fmt: skip
+            raise routes.nothing_there(path)
+
+    def _own(self, path: str, scope: Scope) -> Response | None:
+        """Returns the router's own answer; None if the path has none."""
+        core = self._core
+        if path in ("/health", "/ping"):
+            return _json({"status": "alive"})
+        if path == "/ready":
+            core.check_ready()
+            return _json({"status": "ready"})
+        if path == "/version":
+            return _json({"version": __version__})
+        if path == "/metrics":
+            return Response(core.metrics(), headers={"Content-Type": CONTENT_TYPE})
+        if path == "/v1/models":
+            return _json(core.model_list(speaks_anthropic(scope)))
+        if path.startswith("/v1/models/"):
+            return _json(core.model(path.removeprefix("/v1/models/"), speaks_anthropic(scope)))
+        return None
+
+    async def _administer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method != admin.PATHS[path]:
+            right = admin.PATHS[path]
+            raise ApiError(405, f"{method} does not work at {path}; {right} does", headers={"Allow": right})
+        if self._door.admin_api_key is None:
+            admin.check_neighbour(scope)
+        body = await self._body(scope, receive)
+        self._held -= len(body)
+        await _say(_json(self._core.admin.answer(path, body)), scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        core = self._core
+        if core.draining:
+            raise ApiError(
+                503, "the router ends and takes no new requests", code="draining",
+                headers={**_SOON, "Connection": "close"},
+            )  # fmt: skip
+        path, visit = scope["path"], scope["state"]["visit"]
+        stored = routes.stored(scope["method"], path)
+        route = routes.OTHER if stored is not None else routes.post(path)
+        body = await self._body(scope, receive)
+        try:
+            ask = self._ask(scope, body, route)
+            ask.arrived = time.perf_counter()
+            if stored is None:
+                ask.read = read_body(body)
+                ask.session = self._session(scope) or ask.read.user or ""
+            visit.pipe = ResponseStream(scope, receive, send, visit.request_id)
+            visit.pipe.watch()
+            if not await core.places.enter():
+                ask.arrived = 0.0
+            try:
+                await core.answer(ask, visit.pipe, stored)
+            finally:
+                core.places.leave()
+        finally:
+            self._held -= len(body)
+
+    def _ask(self, scope: Scope, body: bytes, route: routes.Route) -> RequestInfo:
+        """Returns the request as a server gets it."""
+        name, query = scope["state"]["visit"].request_id.encode(), scope["query_string"]
+        target = scope["path"].encode() + (b"?" + query if query else b"")  # paths that are passed on are plain ASCII
+        headers = _behind(scope["headers"], self._core.key)
+        headers += ((b"accept-encoding", b"identity"), (_NAME, name))
+        owner = scope["state"].get("owner", "")
+        return RequestInfo(scope["method"].encode(), target, headers, body, route, name.decode(), owner=owner)
+
+    def _session(self, scope: Scope) -> str:
+        wanted = self._core.session_header
+        return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """Returns the whole body, unpacked. Its bytes count as held until the request is over. ApiError 413, 429;
+        ClientGone."""
+        if scope["method"] == "GET":
+            return b""
+        most = self._door.max_body_bytes
+        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if len(length) > 18 or int(length) > most:  # the HTTP library has seen that it is a number
+            raise self._too_large()
+        if any(name == b"content-encoding" for name, _ in scope["headers"]):
+            coding = coding_of(Headers(scope=scope))
+            receive = receive if coding is None else Unpacked(receive, coding)
+        found, held = bytearray(), 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                found += message.get("body", b"")
+                if len(found) > most:
+                    raise self._too_large()
+                self._hold(len(found) - held)
+                held = len(found)
+                if not message.get("more_body", False):
+                    return bytes(found)
+        except BaseException:
+            self._held -= held
+            raise
+
+    def _hold(self, size: int) -> None:
+        if self._held + size > self._door.max_queued_bytes:
+            raise ApiError(
+                429, f"the router holds {self._held} bytes of requests and takes {self._door.max_queued_bytes}; try "
+                "again", code="server_overloaded", headers={"Retry-After": "1"},
+            )  # fmt: skip
+        self._held += size
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._door.max_body_bytes} bytes; send less, or start the router with "
+            "--max-body-bytes", code="request_too_large",
+        )  # fmt: skip
+
+
+def _behind(headers: list[Header], key: list[Header]) -> list[Header]:
+    """Returns the headers that are sent on: without those of this connection, and with the key for servers."""
+    listed: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            listed.update(each.strip().lower() for each in value.split(b","))
+    left_out = _BEHIND.union(listed, _KEYS if key else ())
+    return [each for each in headers if each[0] not in left_out] + key
+
+
+def _json(what: Any) -> Response:
+    return Response(encode(what), media_type="application/json")
+
+
+async def _say(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    visit: Visit = scope["state"]["visit"]
+    visit.status = response.status_code
+    response.headers[HEADER] = visit.request_id
+    with contextlib.suppress(ClientGone):
+        await response(scope, receive, send)

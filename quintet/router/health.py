@@ -1,0 +1,101 @@
+"""Health checks of servers: whether they take requests, and which models they have."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from quintet.clients.http_client import ConnectionLost, ProtocolError
+from quintet.router.backends import Backend
+from quintet.router.config import RouterConfig
+from quintet.router.queue import RequestQueue
+from quintet.router.upstream import Header, Late, Times, Unreached
+
+logger = logging.getLogger(__name__)
+
+_DOWN = 1.0  # seconds between two looks at a server that is down
+_MOST = 4 * 2**20  # bytes of a list of models
+_UNKNOWN = (404, 405, 501)
+
+
+class _Models(msgspec.Struct):
+    data: list[dict[str, Any]]
+
+
+_DECODER = msgspec.json.Decoder(_Models)
+
+
+class Health:
+    """Health checks of all servers, with one task for each."""
+
+    def __init__(self, config: RouterConfig, places: RequestQueue, headers: list[Header]) -> None:
+        """`headers`: the key that is sent to servers."""
+        self._config, self._places = config, places
+        seconds = config.health_check_timeout
+        self._times = Times(seconds, seconds, seconds)
+        self._headers = [*headers, (b"accept-encoding", b"identity"), (b"user-agent", b"quintet-router")]
+        self._thresholds = (config.health_failure_threshold, config.health_success_threshold)
+
+    def watch(self, backend: Backend) -> None:
+        backend.watching = asyncio.get_running_loop().create_task(self._watch(backend))
+
+    async def _watch(self, backend: Backend) -> None:
+        while True:
+            await self.look(backend)
+            pause = self._config.health_check_interval
+            await asyncio.sleep(pause if backend.up and not backend.bad else min(pause, _DOWN))
+
+    async def look(self, backend: Backend) -> None:
+        """Checks a server once."""
+        odd = ""
+        try:
+            trouble = await self._ready(backend)
+            if not trouble:
+                odd = await self._models(backend)
+        except (Unreached, ConnectionLost, ProtocolError, Late) as error:
+            trouble = str(error)
+        except ValueError as error:
+            trouble = f"its list of models cannot be read: {error}"
+        if backend.looked(self._thresholds, trouble):
+            logger.log(
+                logging.INFO if backend.up else logging.WARNING, "%s %s", backend.url,
+                f"takes requests, for {', '.join(sorted(backend.models)) or 'any model'}" if backend.up
+                else f"is left out: {trouble}",
+            )  # fmt: skip
+            if odd:
+                logger.warning("%s: %s", backend.url, odd)
+        if odd and backend.up:
+            backend.trouble = odd
+        self._places.turn()
+
+    async def _ready(self, backend: Backend) -> str:
+        """Returns why it takes no requests; "" if it does. quintet has /ready, vLLM /health alone."""
+        status, _ = await self._get(backend, backend.ready_path)
+        if status in _UNKNOWN and backend.ready_path == "/ready":
+            backend.ready_path = "/health"
+            status, _ = await self._get(backend, backend.ready_path)
+        return "" if status == 200 else f"{backend.ready_path} answers {status}"
+
+    async def _models(self, backend: Backend) -> str:
+        """Reads which it has. What is odd about it: then it is asked for any."""
+        status, body = await self._get(backend, "/v1/models")
+        if status == 200:
+            entries = _DECODER.decode(body).data
+            backend.models = {each["id"]: each for each in entries if isinstance(each.get("id"), str)}
+            return ""
+        backend.models = {}
+        if status in (401, 403):
+            return f"/v1/models answers {status} without its API key, so it is asked for any model; give its key " \
+                   "with --backend-api-key"  # fmt: skip
+        return f"/v1/models answers {status}, so it is asked for any model"
+
+    async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
+        upstream = backend.upstream
+        message = upstream.message(b"GET", path.encode(), self._headers)
+        exchange = await upstream.send(message, fresh=True, times=self._times)
+        try:
+            head = await exchange.head()
+            return head.status, await exchange.body(_MOST)
+        finally:
+            exchange.close()

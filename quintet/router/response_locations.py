@@ -1,0 +1,58 @@
+"""Servers that keep responses: by the response's id, read from the beginning of the answer that made it."""
+
+import re
+from collections import OrderedDict
+from typing import NamedTuple
+
+MOST = 1 << 16  # ids that are remembered; the ones that were not asked for the longest go first
+_LOOKED = 64 * 2**10  # bytes of an answer in which its id has to come
+_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.-]{1,256})"')
+
+
+class Place(NamedTuple):
+    """Location of a response."""
+
+    url: str
+    owner: str  # the key that made it, by name
+
+
+class ResponseLocations:
+    """Locations of the latest responses."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[str, Place] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, response_id: str) -> Place | None:
+        found = self._places.get(response_id)
+        if found is not None:
+            self._places.move_to_end(response_id)
+        return found
+
+    def put(self, response_id: str, place: Place) -> None:
+        self._places[response_id] = place
+        self._places.move_to_end(response_id)
+        while len(self._places) > MOST:
+            self._places.popitem(last=False)
+
+
+class Finder:
+    """Looks for the id of a response in what passes by."""
+
+    def __init__(self, kept: ResponseLocations, place: Place) -> None:
+        self._kept, self._place = kept, place
+        self._seen = b""
+        self._done = False
+
+    def feed(self, piece: bytes) -> None:
+        if self._done:
+            return
+        self._seen += piece
+        found = _ID.search(self._seen)
+        if found is not None:
+            self._kept.put(found[1].decode(), self._place)
+        self._done = found is not None or len(self._seen) > _LOOKED
+        if self._done:
+            self._seen = b""

@@ -1,0 +1,263 @@
+"""Settings of a server besides its engine: listen address, access, limits, logging."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.common.value_parsers import Parse, count, json_object, one_of, optional, several, text, truth
+from quintet.config import option, settle
+from quintet.server.hosts import allowed_host
+
+PORT = 8000
+
+
+def seconds(least: float = 0.0) -> Parse:
+    def parse(value: Any) -> float:
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not least <= number <= 1e6:
+            raise ValueError(f"must be seconds, a number from {least:g} to 1000000, not {value!r}")
+        return number
+
+    return parse
+
+
+def _port(value: Any) -> int:
+    number = int(count(0)(value))
+    if number > 65535:
+        raise ValueError(f"must be a port from 0 (any that is free) to 65535, not {value!r}")
+    return number
+
+
+PROBES = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+_UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    """A list, or text with commas; vLLM's form."""
+    texts = [value] if isinstance(value, str) else several(str)(value)
+    found = tuple(each.strip() for one in texts for each in one.split(",") if each.strip())
+    for each in found:
+        if not each.startswith("/"):
+            raise ValueError(f"must be paths such as /health, not {each!r}")
+    return found
+
+
+def _asks(value: Any) -> int:
+    """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
+    return int(one_of("0", "1", "2")(str(value)))
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of the server without its engine. Checked on creation; vLLM's names where the meaning is the same."""
+
+    host: str = option("127.0.0.1", text, "address to listen on; 0.0.0.0 lets other machines in", group="server")
+    port: int = option(PORT, _port, "port to listen on; 0: one that is free", group="server")
+    headless: bool = option(
+        False, truth, "serve no HTTP: this machine's ranks follow those of machine 0 (--node-rank 1 and up)",
+        group="server",
+    )  # fmt: skip
+    uds: str | None = option(
+        None, optional(text), "Unix socket to listen on, instead of a port", group="server", metavar="PATH"
+    )
+    served_model_name: tuple[str, ...] = option(
+        (), several(text), "name of the model in the API, if not the path it was loaded from", group="server"
+    )
+    root_path: str = option("", str, "prefix that a proxy strips from the path", group="server", metavar="PATH")
+    api_workers: int = option(
+        1, count(), "processes that speak HTTP, in front of the one that runs the model", group="server",
+        aliases=("api_server_count",),
+    )  # fmt: skip
+    chat_template: str | None = option(
+        None, optional(text), "Jinja file, or text, instead of the model's own chat template", group="server"
+    )
+    default_chat_template_kwargs: dict[str, Any] | None = option(
+        None, optional(json_object), 'variables for the chat template that a request does not set, such as '
+        '{"enable_thinking": false}', group="server",
+    )  # fmt: skip
+    tool_call_parser: str | None = option(
+        None, optional(text), "how the model writes calls (docs/tools.md has the names); found by its chat template if "
+        "not given, none: calls are text", group="server", metavar="NAME",
+    )  # fmt: skip
+    reasoning_parser: str | None = option(
+        None, optional(text), "how the model marks its thoughts; found, or none, in the same way", group="server",
+        metavar="NAME",
+    )  # fmt: skip
+    tool_parser_plugin: str | None = option(
+        None, optional(text), "Python file that registers tool parsers; it is run in every API process", group="server",
+        metavar="FILE",
+    )  # fmt: skip
+    reasoning_parser_plugin: str | None = option(
+        None, optional(text), "the same for reasoning parsers", group="server", metavar="FILE"
+    )
+    enable_auto_tool_choice: bool = option(
+        True, truth, "let the model decide whether it calls a tool, where a request leaves that open", group="server"
+    )
+    exclude_tools_when_tool_choice_none: bool = option(
+        False, truth, 'leave tools out of the prompt where tool_choice is "none"', group="server"
+    )
+    tool_server: tuple[str, ...] = option(
+        (), several(text), "MCP server whose tools /v1/responses may call: host:port, [NAME=]URL, or a .json file with "
+        "mcpServers; commas between several (docs/tools.md)", group="server", metavar="WHERE",
+    )  # fmt: skip
+    trust_request_chat_template: bool = option(
+        False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
+    )
+    strict_requests: bool = option(
+        False, truth, "refuse requests with fields that are not known, which are otherwise left out and named in a "
+        "header", group="server",
+    )  # fmt: skip
+    enable_sleep_mode: bool = option(
+        False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
+        group="server",
+    )  # fmt: skip
+    enable_server_load_tracking: bool = option(
+        False, truth, "serve /load, the number of calls that are under way", group="server"
+    )
+    enable_tokenizer_info_endpoint: bool = option(
+        False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
+    )
+    io_processor_plugin: str | None = option(
+        None, optional(text), "IO processor that makes texts of the data of requests to /pooling, and answers of their "
+        "numbers: the name that its package gives it, or package.module:Class", group="server", metavar="NAME",
+    )  # fmt: skip
+    middleware: tuple[str, ...] = option(
+        (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
+        "request passes through; the last is met first", group="server", metavar="PATH",
+    )  # fmt: skip
+    playground: bool = option(True, truth, "serve the page at /", group="server")
+
+    api_key: tuple[str, ...] = option(
+        (), several(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
+    )  # fmt: skip
+    admin_api_key: str | None = option(
+        None, optional(text), "key that alone may reset the prefix cache and put the engine to sleep; or "
+        "QUINTET_ADMIN_API_KEY", group="access", repr=False,
+    )  # fmt: skip
+    ssl_certfile: str | None = option(None, optional(text), "TLS certificate (PEM)", group="access", metavar="FILE")
+    ssl_keyfile: str | None = option(None, optional(text), "its private key (PEM)", group="access", metavar="FILE")
+    ssl_ca_certs: str | None = option(
+        None, optional(text), "authorities (PEM) whose certificates clients may show; needs --ssl-cert-reqs",
+        group="access", metavar="FILE",
+    )  # fmt: skip
+    ssl_cert_reqs: int = option(
+        0, _asks, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
+        choices=("0", "1", "2"),
+    )  # fmt: skip
+    enable_ssl_refresh: bool = option(
+        False, truth, "use the files of TLS as they are now when they change, without a restart", group="access"
+    )
+    allowed_origins: tuple[str, ...] = option(
+        (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
+    )
+
+    allowed_hosts: tuple[str, ...] = option(
+        (), several(allowed_host), "name that the server answers to (Host) besides this machine's own, *.example.com "
+        "or * for any; if not given, any, but on a loopback address none", group="access", metavar="HOST",
+    )  # fmt: skip
+
+    max_queued_requests: int = option(
+        1024, count(), "completions that may run or wait; further ones get HTTP 429", group="limits"
+    )
+    max_queued_tokens: int = option(
+        4 * 2**20, count(), "tokens of prompts that may run or wait", group="limits", metavar="TOKENS"
+    )
+    max_queued_logprobs: int = option(
+        4 * 2**20, count(), "log-probabilities of answers that are not streamed, until those are sent",
+        group="limits", metavar="NUMBER",
+    )  # fmt: skip
+    max_queued_characters: int = option(
+        16 * 2**20, count(), "characters that may wait to be tokenized", group="limits", metavar="CHARACTERS"
+    )
+    max_queued_bytes: int = option(
+        64 * 2**20, count(), "bytes of the bodies of all requests that are read, run or wait", group="limits",
+        metavar="BYTES",
+    )  # fmt: skip
+    max_body_bytes: int = option(4 * 2**20, count(), "largest request body (4M)", group="limits", metavar="BYTES")
+    max_header_bytes: int = option(
+        64 * 2**10, count(1024), "largest request line and headers together", group="limits", metavar="BYTES"
+    )
+    max_prompts: int = option(256, count(), "prompts in one request to /v1/completions", group="limits")
+    max_inputs: int = option(
+        2048, count(), "texts in one request to /v1/embeddings and other routes that answer with numbers",
+        group="limits",
+    )  # fmt: skip
+    max_n: int = option(16, count(), "completions of one prompt (n)", group="limits")
+    max_connections: int = option(4096, count(), "open connections; more are refused (503)", group="limits")
+    request_timeout: float = option(
+        3600.0, seconds(0.001), "seconds that a request may take; header X-Request-Timeout asks for less",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    tool_timeout: float = option(
+        60.0, seconds(0.001), "seconds that one call of a tool server's tool may take", group="limits",
+        metavar="SECONDS",
+    )  # fmt: skip
+    max_tool_result_bytes: int = option(
+        256 * 2**10, count(), "bytes of its result (256K); for a longer one the model gets an error with the limit",
+        group="limits", metavar="BYTES",
+    )  # fmt: skip
+    drain_timeout: float = option(
+        30.0, seconds(), "seconds that running requests get at SIGTERM", group="limits", metavar="SECONDS"
+    )
+    engine_timeout: float = option(
+        30.0, seconds(1.0), "seconds without a sign of life, from the engine (the server ends) or an API process",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+    step_timeout: float = option(
+        300.0, seconds(1.0), "seconds that one step of the engine may take before it counts as hung",
+        group="limits", metavar="SECONDS",
+    )  # fmt: skip
+
+    access_log: bool = option(True, truth, "log each request with its tokens and times", group="logging")
+    disable_uvicorn_access_log: bool = option(False, truth, "vLLM's name for --no-access-log", group="logging")
+    disable_access_log_for_endpoints: tuple[str, ...] = option(
+        PROBES, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
+        metavar="PATHS",
+    )  # fmt: skip
+    log_format: str = option(
+        "text", one_of("text", "json"), "lines of time, level and message, or JSON objects", group="logging",
+        choices=("text", "json"),
+    )  # fmt: skip
+    uvicorn_log_level: str = option(
+        "warning", one_of(*_UVICORN_LEVELS), "what the HTTP library logs", group="logging", choices=_UVICORN_LEVELS
+    )
+    log_level: str = option(
+        "info", one_of("debug", "info", "warning", "error"), "what the server logs", group="logging",
+        choices=("debug", "info", "warning", "error"),
+    )  # fmt: skip
+    otlp_traces_endpoint: str | None = option(
+        None, optional(text), "OpenTelemetry collector (OTLP over HTTP) that gets a span for each request",
+        group="logging", metavar="URL",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        settle(self)
+        if self.disable_uvicorn_access_log:
+            object.__setattr__(self, "access_log", False)
+        if self.admin_api_key in self.api_key:
+            raise ValueError("admin_api_key is an api_key too; give the administrator a key of its own")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile belong together; give both or neither")
+        if self.ssl_certfile is None and (self.ssl_ca_certs or self.ssl_cert_reqs or self.enable_ssl_refresh):
+            raise ValueError(
+                "ssl_ca_certs, ssl_cert_reqs and enable_ssl_refresh are about TLS; give ssl_certfile and ssl_keyfile"
+            )
+        if (self.ssl_ca_certs is None) != (self.ssl_cert_reqs == 0):
+            raise ValueError(
+                "ssl_ca_certs and ssl_cert_reqs belong together: the authorities of clients, and 1 or 2 to ask for "
+                "their certificates; give both or neither"
+            )
+        if self.uds and self.ssl_certfile:
+            raise ValueError(
+                f"uds={self.uds!r} is a Unix socket, which takes no TLS; leave ssl_certfile and ssl_keyfile out"
+            )
+
+    @property
+    def url(self) -> str:
+        """URL at which clients reach the server."""
+        if self.uds:
+            return f"unix:{self.uds}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.ssl_certfile else 'http'}://{host}:{self.port}"

@@ -1,0 +1,1 @@
+"""Endpoints for operators: health, load, profile, sleep, tokenize, the web page, MCP servers."""

@@ -1,0 +1,68 @@
+"""GET / and /page/*: the page's files, from memory."""
+
+import hashlib
+import mimetypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.server.http.errors import ApiError
+
+FOLDER = Path(__file__).parents[2] / "page"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+class File(NamedTuple):
+    """File of the page."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+
+def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
+    """Returns routes for all files that the folder holds now. `tool_servers`: the page may ask for their tools."""
+    files = dict(_read(folder))
+    if tool_servers:
+        files["index.html"] = _told(files["index.html"])
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    async def index(http: HttpRequest) -> Response:
+        return _give(files, "index.html", http)
+
+    @routes.get("/page/{name:path}")
+    async def file(http: HttpRequest, name: str) -> Response:
+        return _give(files, name, http)
+
+    return routes
+
+
+def _told(index: File) -> File:
+    return _file(index.content.replace(b"<body>", b"<body data-tool-servers>"), index.kind)
+
+
+def _file(content: bytes, kind: str) -> File:
+    return File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _read(folder: Path) -> Iterator[tuple[str, File]]:
+    for path in sorted(folder.rglob("*")):
+        kind = _TYPES.get(path.suffix) or mimetypes.types_map.get(path.suffix)
+        if path.is_file() and kind is not None and not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix(), _file(path.read_bytes(), kind)
+
+
+def _give(files: dict[str, File], name: str, http: HttpRequest) -> Response:
+    file = files.get(name)
+    if file is None:
+        raise ApiError(404, f"the page has no file {name[:200]!r}", code="not_found")
+    headers = {"ETag": file.tag, "Cache-Control": "no-cache"}
+    asked = [each.strip().removeprefix("W/") for each in http.headers.get("if-none-match", "").split(",")]
+    if file.tag in asked or "*" in asked:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.kind, headers=headers)

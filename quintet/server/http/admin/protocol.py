@@ -1,0 +1,102 @@
+"""POST /tokenize and /detokenize in vLLM's shapes, /v1/models and /version: requests and answers."""
+
+from typing import Any, ClassVar
+
+import msgspec
+from pydantic import Field
+
+from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
+
+
+class TokenizeRequest(TemplateFields):
+    """Text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = None
+    add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages if not given")
+    return_token_strs: bool | None = None
+
+    lacking: ClassVar[dict[str, Lacking]] = {"mm_processor_kwargs": Lacking("models here take text alone")}
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """Token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to be read."""
+
+    model: str | None = None
+    tokens: list[int] = Field(fail_fast=True)
+
+
+class Detokenized(msgspec.Struct):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model that is served."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "quintet"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+    permission: list[Any] = []
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All models that are served."""
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Version(msgspec.Struct):
+    """Version of quintet."""
+
+    version: str
+
+
+class TraceFile(msgspec.Struct, kw_only=True):
+    """A trace that was written."""
+
+    file: str  # its name in the operator's folder
+    steps: int
+    ended: str  # why
+
+
+class IsSleeping(msgspec.Struct):
+    """Answer of /is_sleeping: true if the engine was put to sleep."""
+
+    is_sleeping: bool
+
+
+class Load(msgspec.Struct):
+    """Answer of /load: the number of running calls."""
+
+    server_load: int
+
+
+class TokenizerInfo(msgspec.Struct):
+    """Class of the tokenizer, its chat template and the other settings in its files."""
+
+    tokenizer_class: str
+    chat_template: str | dict[str, str] | None = None
+
+
+class Sign(msgspec.Struct):
+    """Status answer of /health, /ready, /sleep and similar routes."""
+
+    status: str

@@ -1,0 +1,52 @@
+"""POST /sleep and /wake_up, GET /is_sleeping, with --enable-sleep-mode: frees device memory for other programs."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.engine.sleep import check_tags
+from quintet.server.backend import Refused
+from quintet.server.http.admin.protocol import IsSleeping, Sign
+from quintet.server.http.errors import ApiError
+from quintet.server.http.openapi import documented
+from quintet.server.http.respond import json_response, service_of
+
+router = APIRouter()
+
+Level = Annotated[int, Query(ge=1, le=2, description="1: weights are put aside on the host; 2: they are dropped")]
+Tags = Annotated[list[str] | None, Query(description="weights and kv_cache: both, or none")]
+
+
+@router.post("/sleep")
+@documented(answer=Sign)
+async def sleep(http: HttpRequest, level: Level = 1) -> Response:
+    """Gives the device's memory back; refused while requests run. Asleep, the server takes none."""
+    try:
+        await service_of(http).backend.sleep(level)
+    except Refused as error:
+        raise ApiError(400, str(error), code="cannot_sleep") from None
+    return json_response(Sign("asleep"))
+
+
+@router.post("/wake_up")
+@documented(answer=Sign)
+async def wake_up(http: HttpRequest, tags: Tags = None) -> Response:
+    """Takes memory again; after level 2 the weights are read from their folder as it is now."""
+    try:
+        check_tags(tags)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="tags") from None
+    try:
+        await service_of(http).backend.wake_up()
+    except Refused as error:
+        raise ApiError(503, f"the engine is still asleep: {error}", code="asleep") from None
+    return json_response(Sign("awake"))
+
+
+@router.get("/is_sleeping")
+@documented(answer=IsSleeping)
+async def is_sleeping(http: HttpRequest) -> Response:
+    """Returns whether the engine was put to sleep."""
+    return json_response(IsSleeping(service_of(http).asleep > 0))

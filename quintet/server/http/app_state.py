@@ -1,0 +1,197 @@
+"""State that all routes of one API process share: the engine, the settings, and the running calls."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+from starlette.requests import Request as HttpRequest
+
+from quintet.chat.messages import load_chat_template
+from quintet.chat.output_parser import Parsers
+from quintet.chat.reasoning_tokens import ReasoningMarkers, find_thoughts
+from quintet.io_processors import Processors
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
+from quintet.server.backend import Backend, EngineDead
+from quintet.server.config import ServerConfig
+from quintet.server.http.capacity import CapacityLimiter, RequestCost
+from quintet.server.http.cooperative import Turns
+from quintet.server.http.engine_call import EngineCall, PromptRequest
+from quintet.server.http.errors import ApiError, as_api_error
+from quintet.server.http.middleware.auth import owner_of
+from quintet.server.mcp.servers import ToolServers
+from quintet.server.metrics.call_record import Record
+from quintet.server.metrics.metrics import Metrics
+from quintet.server.tracing import make_tracer
+
+TIMEOUT_HEADER = "x-request-timeout"
+
+
+class AppState:
+    """One for each API process; routes find it as `request.app.state.service`."""
+
+    def __init__(self, backend: Backend, settings: ServerConfig, worker: int = 0, profiles: bool = False) -> None:
+        """`profiles`: True if the engine may write profiler traces."""
+        self.backend, self.settings, self.profiles = backend, settings, profiles
+        self.name = f"w{worker}"  # of this process, in the ids of its requests
+        template = settings.chat_template
+        self.chat_template = None if template is None else load_chat_template(template)  # Jinja text
+        _check_parsers(settings)
+        self.io_processors = Processors(settings.io_processor_plugin)
+        self._parsers: Parsers | None = None
+        self._thoughts: ReasoningMarkers | str | None = None
+        backend.thoughts = lambda: self.thoughts
+        self.tool_servers = ToolServers(settings)
+        self.gate = CapacityLimiter(_share(settings))
+        self.turns = Turns()
+        self.metrics = Metrics()
+        self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
+        self.calls: set[EngineCall] = set()
+        self.metrics.calls = lambda: len(self.calls)
+        self.draining = False
+        self.cut_short: set[EngineCall] = set()  # by the server's end
+        self._failed: EngineDead | None = None
+        self._quiet = asyncio.Event()  # no call is under way
+        self._quiet.set()
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model in requests; answers show the first."""
+        return self.settings.served_model_name or (self.backend.served.model,)
+
+    @property
+    def parsers(self) -> Parsers:
+        """Parsers of the model's reasoning and tool calls; available once the model is loaded."""
+        if self._parsers is None:
+            self._parsers = Parsers.of(
+                self.settings, self.backend.tokenizer, self.chat_template, self.backend.served.family
+            )
+        return self._parsers
+
+    @property
+    def thoughts(self) -> ReasoningMarkers | str:
+        """Reasoning markers of the model in tokens, or the reason why it has none."""
+        if self._thoughts is None:
+            reasoning = self.backend.served.reasoning
+            self._thoughts = find_thoughts(self.backend.tokenizer, self.parsers.reasoning, reasoning)
+        return self._thoughts
+
+    def trouble(self) -> str | None:
+        """Returns why no request is accepted now, or None."""
+        if self.draining:
+            return "the server is shutting down"
+        why = self.backend.trouble()
+        if why is None and self.asleep:
+            return f"the engine is asleep (level {self.asleep}), and POST /wake_up wakes it"
+        return why
+
+    @property
+    def asleep(self) -> int:
+        """The level at which the engine sleeps; 0: it is awake."""
+        stats = self.backend.stats()
+        return 0 if stats is None else stats.asleep
+
+    def check_ready(self) -> None:
+        """Raises ApiError 503 if the engine cannot serve."""
+        if self._failed is not None:
+            raise as_api_error(self._failed)
+        why = self.trouble()
+        if why is not None:
+            code = "asleep" if self.asleep and not self.draining else "not_ready"
+            raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not served; no name is the one there is."""
+        if name is not None and name not in self.model_names:
+            there = ", ".join(self.model_names)
+            raise ApiError(
+                404, f"the model {name[:200]!r} is not here; this server has {there}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+    def call(
+        self, http: HttpRequest | None, asks: Sequence[PromptRequest], owner: str = "", waits: bool = False
+    ) -> EngineCall:
+        """Returns a call, to be entered. Without an HTTP request it continues when its client disconnects, for
+        `owner`."""
+        return EngineCall(self, http, asks, self._timeout(http), owner if http is None else owner_of(http), waits)
+
+    def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> Record:
+        """Returns the record that brings an admitted call into metrics and traces."""
+        return Record(self.metrics, asks, None if self.tracer is None else self.tracer.of(http))
+
+    def enter(self, call: EngineCall, size: RequestCost) -> None:
+        self.check_ready()
+        self.gate.enter(size, call.owner)
+        self.calls.add(call)
+        self._quiet.clear()
+
+    def leave(self, call: EngineCall, size: RequestCost) -> None:
+        self.gate.leave(size, call.owner)
+        self.calls.discard(call)
+        if not self.calls:
+            self._quiet.set()
+
+    async def drain(self) -> None:
+        """Accepts no more calls; returns when the last call is over, or ends those that take too long."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._quiet.wait(), self.settings.drain_timeout)
+        except asyncio.TimeoutError:
+            self.end_calls()
+
+    def end_calls(self) -> None:
+        """Ends all running calls with 503: the server is shutting down."""
+        self.cut_short |= self.calls
+        for call in list(self.calls):
+            call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
+
+    def close(self) -> None:
+        """Sends the last traces."""
+        if self.tracer is not None:
+            self.tracer.close()
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: every call ends, and none begins."""
+        self._failed = EngineDead(why)
+        for call in list(self.calls):
+            call.stop(as_api_error(self._failed))
+
+    def _timeout(self, http: HttpRequest | None) -> float:
+        most = self.settings.request_timeout
+        asked = http.headers.get(TIMEOUT_HEADER) if http is not None else None
+        if asked is None:
+            return most
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds:
+            raise ApiError(
+                400, f"{TIMEOUT_HEADER} must be seconds, a number over 0, not {asked[:40]!r}", param=TIMEOUT_HEADER
+            )
+        return min(seconds, most)
+
+
+def _check_parsers(settings: ServerConfig) -> None:
+    """Runs the operator's plug-ins. ValueError if one of them, or a parser that is named, is not there."""
+    for plugin in (settings.tool_parser_plugin, settings.reasoning_parser_plugin):
+        if plugin is not None:
+            load_plugin(plugin)
+    if settings.tool_call_parser not in (None, "none"):
+        TOOL_PARSERS.get(settings.tool_call_parser)
+    if settings.reasoning_parser not in (None, "none"):
+        REASONING_PARSERS.get(settings.reasoning_parser)
+
+
+def _share(settings: ServerConfig) -> RequestCost:
+    """One API process's part of the limits. The largest body fits in any case."""
+    whole = RequestCost(
+        settings.max_queued_requests,
+        settings.max_queued_tokens,
+        settings.max_queued_logprobs,
+        settings.max_queued_characters,
+        settings.max_queued_bytes,
+    )
+    share = RequestCost(*(-(-each // settings.api_workers) for each in whole))
+    least = settings.max_body_bytes
+    return share._replace(characters=max(share.characters, least), body_bytes=max(share.body_bytes, least))

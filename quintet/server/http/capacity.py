@@ -1,0 +1,84 @@
+"""Limits of the work that the server accepts, counted in what costs it time or memory; the excess is refused."""
+
+import contextlib
+import operator
+from collections import deque
+from collections.abc import Iterator
+from time import monotonic
+from typing import NamedTuple
+
+from quintet.server.http.errors import ApiError
+from quintet.server.http.fair_share import Shares
+
+_LONGEST_WAIT = 60  # seconds, the longest Retry-After
+_RETURN = 2  # a refused client is expected back within this many times its Retry-After
+_REMEMBERED = 64  # ends of requests, from which the wait is estimated
+
+
+class RequestCost(NamedTuple):
+    """Cost of a request in each limited quantity, or the limits themselves."""
+
+    completions: int = 0
+    tokens: int = 0  # of prompts, once for each completion's prompt
+    logprobs: int = 0  # held until an answer is whole: positions x (likeliest + 1), or 16 numbers of an embedding
+    characters: int = 0  # to tokenize; of a detokenization, token ids
+    body_bytes: int = 0
+
+
+_NAMES = ("completions", "prompt tokens", "log-probabilities", "characters to tokenize", "bytes of requests")
+_SPLIT = "split it"
+_FEWER = "ask for fewer, set max_tokens, or stream the answer; of texts that become numbers, 16 of these count as one"
+_REMEDIES = (_SPLIT, _SPLIT, _FEWER, _SPLIT, _SPLIT)
+
+
+class CapacityLimiter:
+    """Counts what is inside. One for each process of the API; its share of the limits is the caller's matter."""
+
+    def __init__(self, limits: RequestCost) -> None:
+        self.limits, self.held = limits, RequestCost()
+        self._shares = Shares(limits)
+        self._ends: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def enter(self, size: RequestCost, owner: str = "") -> None:
+        """Raises ApiError 429 if there is no room now, 400 if there never would be. An owner has a share of it."""
+        for name, remedy, asked, limit, held in zip(_NAMES, _REMEDIES, size, self.limits, self.held, strict=True):
+            if asked > limit:
+                raise ApiError(400, f"the request has {asked} {name}, and the server takes {limit} at most; {remedy}")
+            if asked and held + asked > limit:
+                raise self._busy(owner, f"the server has {held} {name} to work on and takes {limit}")
+        if owner:
+            if not self._shares.allows(owner, size):
+                raise self._busy(owner, "another API key waits for room, and this one has its share")
+            self._shares.enter(owner, size)
+        self.held = RequestCost(*map(operator.add, self.held, size))
+
+    def leave(self, size: RequestCost, owner: str = "") -> None:
+        if owner:
+            self._shares.leave(owner, size)
+        self.held = RequestCost(*map(operator.sub, self.held, size))
+        if size.completions:
+            self._ends.append(monotonic())
+
+    @contextlib.contextmanager
+    def place(self, size: RequestCost) -> Iterator[None]:
+        """Holds the place while the block runs."""
+        self.enter(size)
+        try:
+            yield
+        finally:
+            self.leave(size)
+
+    def _busy(self, owner: str, why: str) -> ApiError:
+        wait = self._wait()
+        if owner:
+            self._shares.wait(owner, _RETURN * wait)
+        return ApiError(
+            429, f"{why}; try again in {wait} s", code="server_overloaded", headers={"Retry-After": str(wait)}
+        )
+
+    def _wait(self) -> int:
+        """Seconds until a place should be free: the mean time between the latest ends, doubled."""
+        if len(self._ends) < 2:
+            return 1
+        mean = (monotonic() - self._ends[0]) / len(self._ends)
+        return max(1, min(_LONGEST_WAIT, round(2 * mean)))

@@ -1,0 +1,323 @@
+"""One API call's requests in the engine: queued together, read as one stream, and gone when the call is over."""
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from quintet.chat.prompts import Prompt
+from quintet.outputs import RequestOutput
+from quintet.pooling_params import PoolingParams
+from quintet.sampling_params import RequestOutputKind, SamplingParams
+from quintet.server.backend import ModelInfo, SubmitRequest
+from quintet.server.http.capacity import RequestCost
+from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.middleware.base import wire_of
+from quintet.server.metrics.call_record import Record
+
+if TYPE_CHECKING:
+    from quintet.server.http.app_state import AppState
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
+TEXTS = 256  # of one call that become numbers at once, where they are short
+STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
+NUMBERS = 16  # of an answer that take as much memory as a log-probability
+_OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
+
+_numbers = itertools.count()
+
+
+class PromptRequest(NamedTuple):
+    """One prompt of a call, checked. All asks of a call are the same but for their prompts."""
+
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    grammar: str = ""  # of params.structured_outputs
+    pooling: PoolingParams | None = None  # what numbers are wanted of it; `params` say nothing then
+
+
+class EngineCall:
+    """Iterate for (number of the ask, output); the loop ends when all asks have finished.
+
+    async with Call(service, http, asks) as call:
+        async for number, output in call: ...
+
+    A caller that hangs up raises ClientGone, one that takes too long ApiError 504, a failure inside one of the
+    requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
+    is cut off when MAX_UNREAD is reached.
+
+    Texts that become numbers come in turns: a call has TEXTS of them in the engine at most, or what STEPS steps take,
+    so that a small call waits for so much of a large one and not for all.
+    """
+
+    def __init__(
+        self,
+        service: "AppState",
+        http: HttpRequest | None,
+        asks: Sequence[PromptRequest],
+        timeout: float,
+        owner: str = "",
+        waits: bool = False,
+    ) -> None:
+        """`waits`: the asks say how much room it takes, and again() brings the first that is asked."""
+        self.owner = owner  # "": all callers are one
+        own = [] if waits else asks
+        self.asks = [_kept_apart(ask, owner) for ask in own] if owner else own
+        self._service, self._http, self._timeout = service, http, timeout
+        self._wire = None if http is None else wire_of(http.scope)
+        self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
+        self._unread = 0  # bytes in there that came while the reader did not read
+        self._running: dict[int, str] = {}  # ask -> its request in the engine
+        self._begun = 0  # asks that came to the engine
+        self._peeked: tuple[int, RequestOutput] | None = None
+        self._size = _size(asks, service.backend.served, streamed=http is not None)
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._beside: asyncio.Task[Any] | None = None
+        self._record: Record  # while it is open
+        self._open = False
+
+    async def __aenter__(self) -> "EngineCall":
+        """Queues all asks, or none of them."""
+        self._service.enter(self, self._size)
+        try:
+            self._record = self._service.record(self._http, self.asks)
+        except BaseException:
+            self._service.leave(self, self._size)
+            raise
+        self._open = True
+        try:
+            if self.asks:
+                self._submit()
+        except BaseException:
+            self.close()
+            raise
+        loop = asyncio.get_running_loop()
+        late = ApiError(504, f"the request took longer than {self._timeout:g} s", code="timeout")
+        self._timer = loop.call_later(self._timeout, self.stop, late)
+        if self._http is not None:
+            self._watcher = loop.create_task(self._watch(self._http))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs and gives the place back; a second call does nothing."""
+        if not self._open:
+            return
+        self._open = False
+        self._abort()
+        for waiting in (self._timer, self._watcher):
+            if waiting is not None:
+                waiting.cancel()
+        self._record.end()
+        self._service.leave(self, self._size)
+
+    def stop(self, why: Exception) -> None:
+        """Ends the call from outside: its reader gets `why`. The pages are free within a step, read or not."""
+        self._record.why = why
+        self._abort()
+        self._events.put_nowait(why)
+        if self._beside is not None:
+            self._beside.cancel()
+
+    async def peek(self) -> None:
+        """Waits for the first output, so that a failure before it can still be an HTTP status."""
+        if self._peeked is None and self._running:
+            self._peeked = await self._next()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        if self._peeked is not None:
+            yield self._peeked
+            self._peeked = None
+        while self._running or not self._events.empty():
+            yield await self._next()
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The last output of each ask, in order."""
+        last: dict[int, RequestOutput] = {}
+        async for number, output in self:
+            last[number] = output
+        return [last[number] for number in range(len(self.asks))]
+
+    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for `work` between two rounds. An error that ends the call cancels the work and is raised."""
+        if not self._events.empty():
+            work.close()
+            await self._next()
+        task = self._beside = asyncio.get_running_loop().create_task(work)
+        try:
+            await asyncio.wait({task})
+            if not self._events.empty():
+                await self._next()
+            return task.result()
+        finally:
+            self._beside = None
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    def again(self, ask: PromptRequest) -> None:
+        """A further round, when all asks before have ended: iterate once more for its outputs.
+
+        Raises ApiError 429 where there is no room for its prompt.
+        """
+        assert not self._running
+        size = _size([ask], self._service.backend.served, streamed=self._http is not None)
+        self._service.gate.leave(self._size, self.owner)
+        self._size = RequestCost()  # what it holds if there is no room
+        self._service.gate.enter(size, self.owner)
+        self._size = size
+        ask = _kept_apart(ask, self.owner) if self.owner else ask
+        self.asks = [*self.asks, ask]
+        self._record.add(ask)
+        self._submit(len(self.asks) - 1)
+
+    async def _next(self) -> tuple[int, RequestOutput]:
+        event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        number, output, size = event
+        self._unread -= size
+        failed = next((each.error for each in output.outputs if each.finish_reason == "error"), None)
+        if failed is not None:
+            if self._service.asleep:  # it fell asleep before the request came to it
+                self._service.check_ready()
+            raise ApiError(500, f"the request failed: {failed}", code="request_failed")
+        return number, output
+
+    def _submit(self, first: int = 0) -> None:
+        """Submits the asks from number `first` on; of texts that become numbers, as many as may be there at once."""
+        last = len(self.asks) if self.asks[first].pooling is None else self._turn(first)
+        wanted = {number: self._wanted(number, self.asks[number].prompt) for number in range(first, last)}
+        _, params, priority, grammar, pooling = self.asks[first]
+        self._service.backend.submit(list(wanted.values()), pooling or params, priority, grammar)
+        self._running.update((number, each.request_id) for number, each in wanted.items())
+        self._begun = last
+
+    def _turn(self, first: int) -> int:
+        """Returns the end of the asks, from `first` on, that the engine takes now; at least one."""
+        room = STEPS * self._service.backend.served.step_tokens - self._tokens()
+        last = first
+        while last < len(self.asks) and last - first + len(self._running) < TEXTS:
+            room -= len(self.asks[last].prompt.token_ids)
+            if room < 0 and last > first:
+                break
+            last += 1
+        return last
+
+    def _tokens(self) -> int:
+        """Prompt tokens of the texts that are in the engine."""
+        return sum(len(self.asks[number].prompt.token_ids) for number in self._running)
+
+    def _go_on(self) -> None:
+        """Brings the next texts when half of those before have their numbers: together they cost less."""
+        if self._begun == len(self.asks) or 2 * len(self._running) > TEXTS:
+            return
+        if self._running and 2 * self._tokens() > STEPS * self._service.backend.served.step_tokens:
+            return
+        try:
+            self._submit(self._begun)
+        except Exception as error:  # the engine is gone: the reader gets the error
+            self.stop(error)
+
+    def _wanted(self, number: int, prompt: Prompt) -> SubmitRequest:
+        def deliver(output: RequestOutput) -> None:
+            if output.finished:
+                self._running.pop(number, None)
+            self._record.take(number, output)
+            self._keep(number, output)
+            if output.finished and self._begun < len(self.asks) and output.pooled is not None:
+                self._go_on()
+
+        # the process that takes this one's place gives other ids, while the engine may still have these
+        return SubmitRequest(f"{self._service.name}-{os.getpid()}-{next(_numbers)}", prompt, deliver)
+
+    def _keep(self, number: int, output: RequestOutput) -> None:
+        """Queues an output for the reader, unless it has stopped reading and too much waits for it."""
+        size = _weight(output) if self._wire is not None and self._wire.stuck else 0
+        self._events.put_nowait((number, output, size))
+        self._unread += size
+        if self._running and self._unread > MAX_UNREAD * self._size.completions:
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        assert self._http is not None and self._wire is not None
+        name = self._http.scope["state"]["tally"].request_id
+        logger.warning("request %s ended: %d bytes wait for a reader that does not read", name, self._unread)
+        self._wire.cut()
+        self._leave()
+
+    def _abort(self) -> None:
+        self._begun = len(self.asks)
+        self._record.abort(self._running)
+        for request_id in self._running.values():
+            self._service.backend.abort(request_id)
+        self._running.clear()
+
+    async def _watch(self, http: HttpRequest) -> None:
+        """The body was read: the next message that comes is that the client has gone."""
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        """The reader has gone: the loop has better to do than to write out what waits for it."""
+        while not self._events.empty():
+            self._events.get_nowait()
+        self.stop(ClientGone())
+
+
+def _weight(output: RequestOutput) -> int:
+    """Returns about how many bytes an output takes while it waits."""
+    return sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
+
+
+def _kept_apart(ask: PromptRequest, owner: str) -> PromptRequest:
+    """Adds a cache salt that no other owner's request can have: the names of owners have one length."""
+    return ask._replace(prompt=replace(ask.prompt, cache_salt=owner + (ask.prompt.cache_salt or "")))
+
+
+def _size(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
+    """Returns the cost of a call. Outputs of a stream are sent as they come; others are held until the end."""
+    completions = tokens = logprobs = 0
+    for prompt, params, _, _, pooling in asks:
+        length = len(prompt.token_ids)
+        room = served.max_model_len - length
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        passing = streamed and params.output_kind is RequestOutputKind.DELTA
+        of_output = _likeliest(params.num_logprobs, served) * (1 if passing else most)
+        completions, tokens = completions + params.n, tokens + length
+        if pooling is not None:
+            logprobs += _numbers_of(pooling, served, length) // NUMBERS + 1
+        logprobs += params.n * (of_output + _likeliest(params.prompt_logprobs, served) * length)
+    if asks and asks[0].pooling is not None:
+        completions = min(completions, TEXTS)
+    return RequestCost(completions, tokens, logprobs)
+
+
+def _numbers_of(params: PoolingParams, served: ModelInfo, length: int) -> int:
+    """Numbers of an answer, which are held until all are there."""
+    assert served.pooling is not None
+    embeds = params.task in ("embed", "token_embed")
+    width = (params.dimensions or served.pooling.width) if embeds else max(len(served.labels), 1)
+    return width * (length if params.of_tokens else 1)
+
+
+def _likeliest(num: int | None, served: ModelInfo) -> int:
+    """Log-probabilities of one position, that of its own token among them."""
+    return 0 if num is None else 1 + (served.vocab_size if num == -1 else num)

@@ -1,0 +1,172 @@
+"""Reads and validates a request's JSON body: strict types, errors that name the field; drops unknown fields."""
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+
+from quintet.common.suggestions import nearest
+from quintet.common.unknown_fields import sift
+from quintet.server.http.errors import ApiError, ClientGone
+from quintet.server.http.inputs.unknown_fields import refusal
+
+MAX_DEPTH = 100  # levels of nested lists and objects: templates, checks and logs recurse through them
+_LARGE = 2**17  # bytes; larger bodies are decoded in a worker thread
+_FEW = 16  # unknown fields that are compared with the missing one, for did-you-mean
+_SHOWN = 80  # characters of a wrong value in an error message
+
+
+class Lacking(NamedTuple):
+    """A field of another API or engine that is not supported here."""
+
+    why: str
+    harmless: tuple[Any, ...] = ()  # accepted no-op values; null always is one
+    details: Mapping[str, Any] | None = None  # of the error, for programs
+
+
+class Body(BaseModel):
+    """A request's body. `lacking`: unsupported fields, refused with a specific reason.
+
+    Lists are fail_fast: pydantic would collect every error in them, and only the first is returned.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    lacking: ClassVar[Mapping[str, Lacking]] = {}
+    _size: int = PrivateAttr(0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the JSON that it was read from; 0 if it was not read from JSON."""
+        return self._size
+
+
+Model = TypeVar("Model", bound=Body)
+
+
+async def read_body(http: HttpRequest, model: type[Model]) -> Model:
+    """Reads a body. Raises ApiError 400 with the field, or 415 if Content-Type is not JSON."""
+    raw = await _read(http)
+    return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE else _parse(raw, model)
+
+
+async def _read(http: HttpRequest) -> bytes:
+    kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, f"the body is {kind[:_SHOWN]!r}; send JSON, with the header Content-Type: application/json")
+    try:
+        return await http.body()
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
+def _parse(raw: bytes, model: type[Model]) -> Model:
+    body = parse_body(_decode(raw), model)
+    body._size = len(raw)
+    return body
+
+
+def _decode(raw: bytes) -> dict[str, Any]:
+    """Decodes a JSON object. Refuses NaN, invalid UTF-8, lone surrogates and numbers out of range."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
+    _check_depth(value)
+    return value
+
+
+def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
+    known = _names(model)
+    fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
+    strange = [name for name in fields if name not in known]
+    _sift(fields, model)
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _wrong_type(error, strange) from None
+
+
+def _sift(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
+    """Removes unknown fields, also in nested objects."""
+    known = _names(model)
+    if wrong := sift(fields, known, where):
+        raise refusal(where, wrong, known)
+    for name, kind in _objects(model):
+        if isinstance(inner := fields.get(name), dict):
+            _sift(inner, kind, f"{where}.{name}" if where else name)
+
+
+@functools.cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(each.alias or name for name, each in model.model_fields.items())
+
+
+@functools.cache
+def _objects(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
+    """Returns the fields that are objects with their own fields, and their models."""
+    found = []
+    for name, each in model.model_fields.items():
+        kinds = (each.annotation, *get_args(each.annotation))
+        found += [(name, kind) for kind in kinds if isinstance(kind, type) and issubclass(kind, Body)]
+    return tuple(found)
+
+
+def _dropped(name: str, value: Any, model: type[Body]) -> bool:
+    """True if an unsupported field has a no-op value. Raises ApiError 400 for other values of it."""
+    lacking = model.lacking.get(name)
+    if lacking is None:
+        return False
+    if value is None or any(value == each and type(value) is type(each) for each in lacking.harmless):
+        return True
+    why = f"{name} is not served here: {lacking.why}"
+    raise ApiError(400, why, param=name, code="unsupported_field", details=lacking.details)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)
+                 if isinstance(inner, (dict, list))]  # fmt: skip
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body nests deeper than {MAX_DEPTH} lists and objects", code="invalid_json")
+
+
+def _kind(value: Any) -> str:
+    return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
+
+
+def _wrong_type(error: ValidationError, strange: list[str]) -> ApiError:
+    """Returns the first validation error. `strange`: unknown fields of the body."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
+    if first["type"] == "missing":
+        slip = nearest(where, strange[:_FEW])
+        instead = f" ({slip} is not known)" if slip else ""
+        return ApiError(400, f"{where} is missing{instead}; give it", param=where, code="missing_field")
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{where}: {message}, not {_short(first['input'])}", param=where, code="invalid_value")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    try:
+        text = repr(value)
+    except ValueError:  # an int with more digits than Python prints
+        return "a number that long"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,0 +1,68 @@
+"""Builds fill-in-the-middle (FIM) prompts from prompt and suffix, for tokenizers with FIM tokens."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.errors import ApiError
+from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.openai.completions_protocol import CompletionRequest
+from quintet.tokenizers.tokenizer import Tokenizer
+
+
+class Marks(NamedTuple):
+    """FIM tokens before the prompt, between prompt and suffix, and after the suffix, where generation starts."""
+
+    begin: str
+    hole: str
+    end: str
+
+
+# From the models' cards; a tokenizer has the tokens of one kind.
+KINDS = (
+    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama, as its tokenizer names them
+    Marks("<PRE>", "<SUF>", "<MID>"),
+)
+# Tokens that end an infill besides EOS: after them the model would begin the next file.
+_ENDS = (
+    "<|fim_pad|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>", "<fim_pad>", "<file_sep>", "<|end_of_text|>",
+    "▁<EOT>", "<EOT>",
+)  # fmt: skip
+
+
+def infilled(
+    tokenizer: Tokenizer, body: CompletionRequest, prompts: Sequence[Any], params: SamplingParams
+) -> list[str]:
+    """Returns the FIM texts of a request with a suffix. Adds the tokens that end an infill to `params`.
+
+    Raises ApiError 400 if the model has no FIM tokens, or the request has fields that exclude a suffix.
+    """
+    tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
+    marks = next((kind for kind in KINDS if set(kind) <= tokens.keys()), None)
+    if marks is None:
+        raise ApiError(
+            400, "suffix is not served for this model: its tokenizer has no tokens to fill in with, such as "
+            f"{KINDS[0].begin}; put what follows into the prompt", param="suffix", code="unsupported_field",
+        )  # fmt: skip
+    _check(body, prompts, marks)
+    if not params.ignore_eos:
+        ends = {tokens[name] for name in _ENDS if name in tokens}
+        params.stop_token_ids = [*(params.stop_token_ids or ()), *sorted(ends)]
+    return [f"{marks.begin}{prompt}{marks.hole}{body.suffix}{marks.end}" for prompt in prompts]
+
+
+def _check(body: CompletionRequest, prompts: Sequence[Any], marks: Marks) -> None:
+    if body.prompt_embeds is not None or not all(isinstance(prompt, str) for prompt in prompts):
+        raise refuse("suffix", "goes with prompts that are text; leave it out, or give text")
+    if body.echo:
+        raise refuse("echo", "gives the prompt before the output, and what is filled in has text on both sides")
+    if body.truncate_prompt_tokens is not None:
+        raise refuse("truncate_prompt_tokens", "would cut off what says that there is a gap; shorten the prompt")
+    for field, texts in (("prompt", prompts), ("suffix", [body.suffix or ""])):
+        found = next((mark for mark in marks for text in texts if mark in text), None)
+        if found is not None:
+            raise refuse(field, f"holds {found}, which tells this model where the gap is; leave that out")

@@ -1,0 +1,79 @@
+"""Reads response_format and structured_outputs of OpenAI's, Anthropic's and vLLM's APIs."""
+
+from dataclasses import fields
+from typing import Any
+
+from quintet.chat.validation import kind_of, object_of, one_of
+from quintet.common.unknown_fields import sift
+from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
+from quintet.server.http.app_state import AppState
+from quintet.server.http.errors import ApiError
+from quintet.server.http.openai.sampling_protocol import SamplingBody
+
+_TYPES = ("text", "json_object", "json_schema", "structural_tag")
+_FIELDS = tuple(each.name for each in fields(StructuredOutputsParams))
+_NAMED = ("name", "schema", "strict", "description")  # keys beside a schema; only `schema` has an effect
+
+
+def of_body(body: SamplingBody) -> tuple[Any, str]:
+    """Returns (fields of StructuredOutputsParams or None, name of the request's field)."""
+    wanted = of_format(body.response_format, "response_format")
+    if body.structured_outputs is None:
+        return wanted, "response_format"
+    if wanted is not None:
+        raise ParameterError("response_format", "says what structured_outputs says, too; leave one of them out")
+    return body.structured_outputs, "structured_outputs"
+
+
+def of_format(given: Any, where: str) -> dict[str, Any] | None:
+    """Reads {"type": ...}; a schema is in json_schema (Chat Completions), or beside the type (other APIs)."""
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise ParameterError(where, f"must be an object with a type, not {kind_of(given)}")
+    kind = one_of(given.get("type"), f"{where}.type", _TYPES)
+    if kind == "structural_tag":
+        return {"structural_tag": given}
+    if kind == "json_schema":
+        return {"json": _schema(given, where)}
+    object_of(given, where, ("type",))
+    return {"json_object": True} if kind == "json_object" else None
+
+
+def _schema(given: dict[str, Any], where: str) -> Any:
+    nested = "json_schema" in given
+    object_of(given, where, ("type", "json_schema") if nested else ("type", *_NAMED))
+    if nested:
+        given, where = given["json_schema"], f"{where}.json_schema"
+        object_of(given, where, _NAMED)
+    schema = given.get("schema")
+    if not isinstance(schema, dict):
+        raise ParameterError(f"{where}.schema", f"must be a JSON schema, an object, not {kind_of(schema)}")
+    return schema
+
+
+async def shape(service: AppState, params: SamplingParams, wanted: Any, where: str) -> str:
+    """Sets params.structured_outputs; returns its grammar, which is known to compile.
+
+    Raises ApiError 400 for the field `where`.
+    """
+    if wanted is None:
+        return ""
+    try:
+        shaped = wanted if isinstance(wanted, StructuredOutputsParams) else _fields(wanted)
+        grammar = await service.backend.shapes.grammar(shaped)
+    except ValueError as error:
+        said = str(error).removeprefix("structured_outputs ")
+        raise ApiError(400, f"{where} {said}", param=where, code="invalid_value") from None
+    params.structured_outputs = shaped
+    return grammar
+
+
+def _fields(wanted: Any) -> StructuredOutputsParams:
+    if not isinstance(wanted, dict):
+        raise ValueError(f"must be an object, not {kind_of(wanted)}")
+    sift(wanted, _FIELDS, "structured_outputs")
+    try:
+        return StructuredOutputsParams(**wanted)
+    except ValueError as error:
+        raise ValueError(f"cannot be used: {error}") from None

@@ -1,0 +1,101 @@
+"""Unknown fields of a request: ignored and named in a header and the log, or refused (--strict-requests)."""
+
+import functools
+import logging
+import re
+from collections.abc import Collection, Iterable
+from urllib.parse import quote
+
+from quintet.common.suggestions import nearest, unknown
+from quintet.server.http.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-quintet-ignored-fields"
+_NAME = 80  # characters of a field's name in messages
+_KEPT = 16  # fields of one request that are named; the rest are counted
+_LONGEST = 1000  # characters of the header
+_SETS = 256  # sets of fields that are logged; clients with random names must not fill the disk
+_SHOWN = 3  # fields that a refusal names
+
+
+class Strays:
+    """Unknown fields of one request. `strict`: the first one refuses the request."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self._met: dict[str, str | None] = {}  # a field's path -> the nearest known name, or None
+        self._more = 0
+
+    def __len__(self) -> int:
+        return len(self._met) + self._more
+
+    def meet(self, where: str, names: Collection[str], known: Iterable[str]) -> None:
+        """Records unknown fields of the object at `where` ("" is the body). Raises ApiError 400 if strict."""
+        if not names:
+            return
+        if self.strict:
+            raise refusal(where, names, known)
+        among = frozenset(known)
+        for name in names:
+            if len(self._met) == _KEPT:
+                self._more += 1  # counts repeated fields too
+                continue
+            name = name[:_NAME]  # a stored name must not be as large as a body
+            place = f"{where}.{name}" if where else name
+            match = _nearest(name, among)  # names of template variables may have any characters, too
+            self._met[quote(place, safe="[]$")] = match and quote(match[:_NAME])
+
+    def told(self) -> str:
+        """Returns all fields for a header: ASCII without line breaks; names only, never values."""
+        said, left = "", len(self)
+        for place, match in self._met.items():
+            part = (", " if said else "") + place + (f" (did you mean {match}?)" if match else "")
+            if len(said) + len(part) > _LONGEST:
+                break
+            said, left = said + part, left - 1
+        return f"{said}, and {left} more" if left else said
+
+    @property
+    def kind(self) -> str:
+        """A key for logging: equal for requests with the same fields, ignoring list indices."""
+        return re.sub(r"\[\d+\]", "[]", " ".join(sorted(self._met)))
+
+
+class Notices:
+    """Logs unknown fields of one process, without repetition."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, path: str, strays: Strays) -> None:
+        """Logs once for each path and set of fields, at most _SETS times."""
+        what = path, strays.kind
+        if what in self._told or len(self._told) >= _SETS:
+            return
+        self._told.add(what)
+        last = "; further ones are not logged" if len(self._told) == _SETS else ""
+        logger.warning("%s: fields that are not known were ignored: %s%s", quote(path)[:_NAME], strays.told(), last)
+
+
+def refuse_query(given: Iterable[str], known: Collection[str]) -> None:
+    """Raises ApiError 400 for unknown query parameters: users type those, so they are never just ignored."""
+    Strays(strict=True).meet("query", [name for name in given if name not in known], known)
+
+
+@functools.lru_cache(maxsize=1024)  # clients repeat the same names
+def _nearest(name: str, known: frozenset[str]) -> str | None:
+    return nearest(name, sorted(known))
+
+
+def refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
+    """Returns the error for unknown fields of the object at `where` ("" is the body)."""
+    known = list(known)
+    said = [unknown("field", name[:_NAME], known) for name, _ in zip(names, range(_SHOWN), strict=False)]
+    if not where:
+        first = next(iter(names))[:_NAME]
+        return ApiError(400, said[0], param=first, code="unknown_field")
+    rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ApiError(
+        400, f"{where} has what it may not have: {'; '.join(said)}{rest}", param=where, code="unknown_field"
+    )

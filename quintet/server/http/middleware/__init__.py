@@ -1,0 +1,1 @@
+"""ASGI middleware: authentication, access limits, content encoding, request paths, slow clients."""

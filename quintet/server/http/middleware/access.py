@@ -1,0 +1,218 @@
+"""Middleware of every request: access log, error responses, connection and body limits. Pure ASGI keeps streams."""
+
+import logging
+import re
+import time
+from collections.abc import Collection
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quintet.common.unknown_fields import gathering
+from quintet.server.http.capacity import CapacityLimiter, RequestCost
+from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
+from quintet.server.http.ids import HEADER
+from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
+from quintet.server.http.inputs.unknown_fields import Notices, Strays
+from quintet.server.http.middleware.auth import is_public
+from quintet.server.http.middleware.base import Http, route_path, speaks_anthropic, wire_of
+from quintet.server.http.middleware.content_encoding import Unpacked, coding_of
+from quintet.server.http.respond import json_response
+from quintet.server.http.usage import RequestUsage
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("quintet.access")
+
+_PAGE_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_RESPONSE = re.compile(r"(resp_[^_/]*_)[^/]+")  # a response id; the log may show its process part
+_LONGEST = 2000  # characters of an error message, which may quote a wrong value
+_CLIENT_GONE = 499  # nginx's status for a closed connection; only the log has it
+
+
+class Observed(Http):
+    """Assigns request id and usage tally, adds common response headers, and writes the access log."""
+
+    def __init__(self, app: ASGIApp, log: bool, quiet: Collection[str] = (), strict: bool = False) -> None:
+        """`quiet`: paths that are not logged. `strict`: refuse requests with unknown fields."""
+        super().__init__(app)
+        self._log, self._quiet, self._strict = log, frozenset(quiet), strict
+        self._notices = Notices()
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = time.perf_counter()
+        tally = RequestUsage.of(HttpRequest(scope))
+        scope.setdefault("state", {})["tally"] = tally
+        strays = Strays(self._strict)
+        watch = _Watch(send, tally, strays, is_public(scope))
+        try:
+            with gathering(strays.meet):
+                await self._app(scope, receive, watch)
+        finally:
+            if strays:
+                self._notices.tell(route_path(scope), strays)
+            if self._log and route_path(scope) not in self._quiet:
+                access.info(_line(scope, tally, watch, begun))
+
+
+class _Watch:
+    """Forwards messages; records the status and the time of the first byte."""
+
+    def __init__(self, send: Send, tally: RequestUsage, strays: Strays, is_page: bool) -> None:
+        self._send, self._tally, self._strays, self._is_page = send, tally, strays, is_page
+        self.status, self.first = 0, 0.0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers[HEADER] = self._tally.request_id
+            if self._strays:
+                headers[IGNORED] = self._strays.told()
+            headers["x-content-type-options"] = "nosniff"
+            if self._is_page:
+                headers["content-security-policy"] = _PAGE_POLICY
+        elif not self.first:
+            self.first = time.perf_counter()
+        await self._send(message)
+
+
+def _line(scope: Scope, tally: RequestUsage, watch: _Watch, begun: float) -> str:
+    """Returns the log line. It has no query (it may hold secrets), no prompt text, and no full id of a response."""
+    client = scope.get("client")
+    name = f"{client[0]}:{client[1]}" if client else "-"
+    path = _RESPONSE.sub(r"\1*", quote(scope["path"]))[:200]
+    first = f"{1000 * (watch.first - begun):.1f}" if watch.first else "-"
+    return (
+        f"{name} {scope['method']} {path} {watch.status} "
+        f"{1000 * (time.perf_counter() - begun):.1f} ms, first byte {first} ms, {tally.prompt_tokens} prompt, "
+        f"{tally.cached_tokens} cached, {tally.completion_tokens} completion tokens, request {tally.request_id}"
+    )
+
+
+class Failures(Http):
+    """Converts exceptions to error responses in the format of the client's API."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientGone:
+            if not started:
+                await Response(status_code=_CLIENT_GONE)(scope, receive, send)
+        except Exception as error:
+            told = as_api_error(error)
+            if told.status == 500 and not isinstance(error, ApiError):
+                logger.exception("request %s failed", scope["state"]["tally"].request_id)
+            elif not isinstance(error, ApiError):  # the caller's fault, as far as we know
+                logger.debug("request %s was refused", scope["state"]["tally"].request_id, exc_info=True)
+            if started:
+                raise  # closes the connection: the client sees an incomplete response
+            await failure(scope, told)(scope, receive, send)
+
+
+def failure(scope: Scope, error: ApiError) -> Response:
+    """Returns the error response."""
+    if len(error.message) > _LONGEST:
+        error.message = error.message[:_LONGEST] + "…"
+    shape = anthropic_shape if speaks_anthropic(scope) else openai_shape
+    response = json_response(shape(error), error.status)
+    for name, value in error.headers.items():
+        response.headers[name] = value
+    return response
+
+
+class RequestLimit(Http):
+    """Limits connections of authenticated clients; probes need no place."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        super().__init__(app)
+        self._most = most
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = wire_of(scope)
+        if wire is not None and not is_public(scope) and not wire.welcome():
+            raise ApiError(
+                503, f"the server has {self._most} connections and takes no more; try again",
+                code="too_many_connections", headers={"Retry-After": "5", "Connection": "close"},
+            )  # fmt: skip
+        await self._app(scope, receive, send)
+
+
+class BodyLimit(Http):
+    """Refuses a too large body: by its Content-Length, or while it arrives. Received bytes count in the gate until the
+    request is over, which limits the bodies of all clients together. For a compressed body the decompressed bytes
+    count; the compressed bytes have the same limit.
+
+    The connection stays open, and uvicorn reads and discards the rest of the body: a client that still sends gets
+    the error response.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, gate: CapacityLimiter) -> None:
+        super().__init__(app)
+        self._most, self._gate = most, gate
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
+            raise self._too_large()
+        coding = coding_of(Headers(scope=scope)) if scope["method"] == "POST" else None
+        source = receive if coding is None else Unpacked(self._bounded(receive), coding)
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await source()
+            came = len(message.get("body", b""))
+            if size + came > self._most:
+                raise self._too_large()
+            self._gate.enter(RequestCost(body_bytes=came))
+            size += came
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._gate.leave(RequestCost(body_bytes=size))
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Limits the compressed bytes: they may decompress to nothing, and would otherwise be unlimited."""
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._most:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the body is larger than {self._most} bytes; send less, or start the server with --max-body-bytes",
+            code="request_too_large",
+        )  # fmt: skip
+
+
+class HeadAsGet(Http):
+    """Answers HEAD as GET, without the body."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def bare(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, bare)

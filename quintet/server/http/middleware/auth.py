@@ -1,0 +1,120 @@
+"""Authentication: API keys and the owner of a request, allowed Host headers, allowed origins of web pages."""
+
+import hashlib
+import hmac
+from collections.abc import Collection
+
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quintet.server.config import ServerConfig
+from quintet.server.hosts import Hosts, is_loopback
+from quintet.server.http.errors import ApiError
+from quintet.server.http.middleware.base import Http, route_path
+
+PUBLIC = ("/health", "/ready")
+# routes that change the engine for all clients
+ADMINISTRATION = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
+_READS = ("GET", "HEAD")
+
+
+def is_public(scope: Scope) -> bool:
+    """True for liveness routes and the web page's static files."""
+    path = route_path(scope)
+    page = path == "/" or path.startswith("/page/")
+    return scope["method"] in _READS and (page or path in PUBLIC)
+
+
+def owner_of(http: HttpRequest) -> str:
+    """Returns the owner of a request: a name of fixed length per API key; "" if there is at most one key."""
+    owner: str = http.scope.get("state", {}).get("owner", "")
+    return owner
+
+
+class ApiKeys(Http):
+    """Requires an API key as a bearer token or x-api-key; allows every client if there are no keys.
+
+    If there is an admin key, administration needs it, and it also allows all other routes. Each of several keys is
+    an owner: its requests and stored responses are not visible to other keys.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMINISTRATION) -> None:
+        super().__init__(app)
+        self._administration = administration
+        admin = settings.admin_api_key
+        self._admin = None if admin is None else _digest(admin.encode())
+        self._closed = bool(settings.api_key)
+        keys = [_digest(key.encode()) for key in settings.api_key] + [self._admin] * (admin is not None)
+        self._keys = [key for key in dict.fromkeys(keys) if key is not None]
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not is_public(scope):
+            given = self._given(Headers(scope=scope))
+            self._check(route_path(scope), given)
+            if given and len(self._keys) > 1:
+                scope.setdefault("state", {})["owner"] = given[0].hex()[:32]
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, given: list[bytes]) -> None:
+        administers = self._admin is not None and path in self._administration
+        if not given and (self._closed or administers):
+            raise ApiError(
+                401, "the API key is missing or wrong; send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`",
+                code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+            )  # fmt: skip
+        if administers and self._admin not in given:
+            raise ApiError(
+                403, f"{path} is for the administrator alone, and asks for that key (--admin-api-key)",
+                code="admin_only",
+            )  # fmt: skip
+
+    def _given(self, headers: Headers) -> list[bytes]:
+        """Returns the digests of the valid keys in the request."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if kind.lower() == "bearer" else None, headers.get("x-api-key")]
+        found = []
+        for digest in [_digest(each.encode("latin-1")) for each in given if each]:
+            for key in self._keys:  # always compares all keys: constant time
+                if hmac.compare_digest(digest, key):
+                    found.append(key)
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    """Returns a digest of fixed length, so that comparison time does not reveal the key's length."""
+    return hashlib.sha256(key).digest()
+
+
+class LocalNames(Http):
+    """Prevents web pages of other sites from calling this server through a user's browser (CSRF).
+
+    A server on a loopback address accepts only Host names of this machine and of allowed_hosts: another name was
+    pointed here from outside (DNS rebinding). Any other request than GET, HEAD or OPTIONS from a page of another
+    origin needs that origin in allowed_origins: browsers may send it without a CORS preflight.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
+        super().__init__(app)
+        self._origins = settings.allowed_origins
+        self._hosts = Hosts(settings.uds is None and is_loopback(settings.host), settings.allowed_hosts)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and not self._hosts.answers_to(host):
+            raise ApiError(
+                421, f"this server does not answer to the name {host[:200]!r}; on its own machine ask for 127.0.0.1 or "
+                "localhost, on other machines start it with --allowed-hosts and the name", code="wrong_host",
+            )  # fmt: skip
+        if origin is not None and scope["method"] not in (*_READS, "OPTIONS") and not self._welcomes(origin, host):
+            raise ApiError(
+                403, f"pages of {origin[:200]!r} may not use this server; --allowed-origins lets them",
+                code="wrong_origin",
+            )  # fmt: skip
+        await self._app(scope, receive, send)
+
+    def _welcomes(self, origin: str, host: str | None) -> bool:
+        if "*" in self._origins or origin in self._origins:
+            return True
+        return host is not None and origin.partition("://")[2].lower() == host.lower()

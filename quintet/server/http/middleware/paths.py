@@ -1,0 +1,45 @@
+"""Normalizes request paths with a trailing slash, and suggests routes for unknown paths."""
+
+import re
+from collections.abc import Iterable
+
+from starlette.types import Receive, Scope, Send
+
+from quintet.server.http.middleware.base import Http, route_path
+
+_MODELS = "/v1/models/"  # followed by a model name, which may end with a slash
+_FLAGS = {
+    "/sleep": "--enable-sleep-mode",
+    "/wake_up": "--enable-sleep-mode",
+    "/is_sleeping": "--enable-sleep-mode",
+    "/start_profile": "--profiler-config",
+    "/stop_profile": "--profiler-config",
+    "/load": "--enable-server-load-tracking",
+    "/tokenizer_info": "--enable-tokenizer-info-endpoint",
+}  # routes that exist only with a flag
+
+
+class Slashes(Http):
+    """Removes a trailing slash: clients that join URLs leave one, and a redirect would lose the body.
+
+    Must be outermost, so that the other middlewares check the path that is routed.
+    """
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = route_path(scope)
+        if len(path) > 1 and path.endswith("/") and (path == _MODELS or not path.startswith(_MODELS)):
+            scope["path"] = scope["path"][:-1]  # in place: logs and metrics see the routed path
+        await self._app(scope, receive, send)
+
+
+def where_to_look(path: str, known: Iterable[str]) -> str:
+    """Returns a remedy for an unknown path. `known`: templates of all routes."""
+    if path in _FLAGS:
+        return f"start the server with {_FLAGS[path]}"
+    there = set(known)
+    single = re.sub("/+", "/", path)
+    bare = re.sub("^(/v1)+", "", single)
+    for each in (single, "/v1" + bare, bare):
+        if each in there:
+            return f"did you mean {each!r}?"
+    return "/openapi.json lists what there is"

@@ -1,0 +1,206 @@
+"""Limits for incomplete requests and slow clients: bytes of the head, seconds, connections."""
+
+import asyncio
+import weakref
+from http import HTTPStatus
+from typing import Any, ClassVar, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quintet.server.config import ServerConfig
+from quintet.server.http.errors import ApiError, openai_shape
+from quintet.server.http.middleware.unauthenticated import SPARE, Strangers
+from quintet.server.http.sse import encode
+
+MAX_PIPELINED = 16  # requests of one connection that wait for the first response
+
+
+class Patience(NamedTuple):
+    """Seconds that the server waits for a client."""
+
+    head: float = 30.0  # from the first byte (for a new connection: from its start) until the head is complete
+    body: float = 120.0  # from the complete head until the body is complete
+    reader: float = 120.0  # without reading its response, while the send buffer is full
+
+
+PATIENCE = Patience()
+
+
+def protocol(settings: ServerConfig, patience: Patience = PATIENCE) -> type[HttpToolsProtocol]:
+    """Returns uvicorn's protocol class with these limits; uvicorn makes one object per connection."""
+    limits = {
+        "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "patience": patience,
+        "max_connections": settings.max_connections, "strangers": Strangers(settings.max_connections),
+    }  # fmt: skip
+    return type("BoundedProtocol", (_Bounded,), limits)
+
+
+class _Bounded(HttpToolsProtocol):
+    """Connection in one of three states: in a head (or idle), in a body, or refused (input is ignored)."""
+
+    max_head: ClassVar[int]
+    max_body: ClassVar[int]
+    max_connections: ClassVar[int]
+    strangers: ClassVar[Strangers["_Bounded"]]
+    patience: ClassVar[Patience]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.limit_concurrency = None  # uvicorn's answer would be plain text
+        self._in_head, self._head_bytes = True, 0
+        self._unwanted = 0  # bytes of a body that came after the answer
+        self._refused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.TimerHandle | None = None  # runs while the client does not read
+        self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was last
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        surplus = self.strangers.add(self, self.client[0] if self.client else "")
+        if surplus is not None:
+            surplus.make_room()
+        if len(self.connections) > self.max_connections + SPARE:
+            self.strangers.oldest.make_room()
+        self._expect(self.patience.head)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_reader()
+        self.strangers.remove(self)
+        self._leave()
+        super().connection_lost(exc)
+
+    def make_room(self) -> None:
+        """Closes this unauthenticated connection, for a newer one."""
+        self.strangers.remove(self)
+        self.connections.discard(self)  # it closes in the loop's next iteration
+        self.transport.abort()
+
+    def welcome(self) -> bool:
+        """Gives an authenticated client a place until it disconnects; returns False if there is none."""
+        if self in self.strangers and len(self.connections) - len(self.strangers) < self.max_connections:
+            self.strangers.remove(self)
+        return self not in self.strangers
+
+    @property
+    def stuck(self) -> bool:
+        return self.flow.write_paused
+
+    def cut(self) -> None:
+        self.transport.abort()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _leave(self) -> None:
+        """Marks the request that is being answered as disconnected. uvicorn marks only the last one: an earlier
+        pipelined request would continue and write to a closed handle, which uvloop reports as our error."""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+            self._expect(self.patience.head)
+        elif self.cycle.response_complete and self in self.strangers:
+            self._unwanted += len(data)
+            if self._unwanted > self.max_body:
+                return self.transport.abort()
+        super().data_received(data)
+        if self._in_head and self._head_bytes > self.max_head:
+            self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["wire"] = weakref.ref(self)
+        self._in_head, self._unwanted = True, 0
+        self._expect(self.patience.head)
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        self._in_head, self._head_bytes = False, 0
+        self._stop_timer()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.max_head:
+            self._refuse(self._too_large())
+        elif len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
+        else:
+            super().on_headers_complete()
+            self._expect(self.patience.body)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        self._in_head, self._head_bytes = True, 0
+        if not self._refused:
+            super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_reader()
+        self._reader = self.loop.call_later(self.patience.reader, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_reader()
+        super().resume_writing()
+
+    def _stop_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses a head or body that is not HTTP; uvicorn calls this."""
+        self._refuse(ApiError(400, "this is no HTTP that the server understands", code="invalid_http"))
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            431, f"request line and headers have more than {self.max_head} bytes; send less, or start the server with "
+            "--max-header-bytes", code="headers_too_large",
+        )  # fmt: skip
+
+    def _expect(self, seconds: float) -> None:
+        """Starts the timer for the head or body; a running timer is kept."""
+        if self._timer is None:
+            self._timer = self.loop.call_later(seconds, self._late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self._in_head and self.cycle is not None and not self.cycle.response_complete:
+            self._expect(self.patience.head)  # the previous response is still being sent
+        elif self._in_head:
+            self._refuse(ApiError(408, f"the request's head was not complete in {self.patience.head:g} s"))
+        else:
+            self.transport.close()  # the route waits for the body, and gets a disconnect
+
+    def _refuse(self, error: ApiError) -> None:
+        """Sends the error unless another response is in progress, and closes the connection."""
+        self._refused = True
+        self._stop_timer()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_response(error))
+        self.transport.close()
+
+
+def _response(error: ApiError) -> bytes:
+    body = encode(openai_shape(error))
+    headers = {
+        "content-type": "application/json", "content-length": str(len(body)), "connection": "close", **error.headers,
+    }  # fmt: skip
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body

@@ -1,0 +1,210 @@
+"""POST /v1/chat/completions: a conversation gets its next message."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from msgspec import UNSET
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from quintet.chat.output_parser import OutputFormat, OutputParser
+from quintet.chat.reasoning_effort import may_think, read_effort, read_thinking, variables
+from quintet.chat.tool_choice import AnswerOptions, read_tools
+from quintet.outputs import CompletionOutput, RequestOutput
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import EngineCall, PromptRequest
+from quintet.server.http.inputs.body import read_body
+from quintet.server.http.inputs.prompts import INLINE, beside, chat_prompt, check_template, template_text, told_template
+from quintet.server.http.inputs.response_format import of_body, shape
+from quintet.server.http.inputs.sampling_params import check_stream, refuse, sampling_params
+from quintet.server.http.inputs.tools import check_tools, listen
+from quintet.server.http.openai.chat_protocol import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatRequest,
+    Delta,
+)
+from quintet.server.http.openai.logprobs import Writer, listed
+from quintet.server.http.openai.messages import delta_of, hear_all, message_of
+from quintet.server.http.openapi import documented
+from quintet.server.http.respond import Head, service_of, stream_response, whole_response
+from quintet.server.http.sse import DONE, event
+from quintet.server.http.usage import RequestUsage, Usage, take_name, tally_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+@documented(body=ChatRequest, answer=ChatCompletion, stream=ChatChunk)
+async def create_chat_completion(http: HttpRequest) -> Response:
+    """Answers a conversation."""
+    service = service_of(http)
+    body = await read_body(http, ChatRequest)
+    take_name(http, body.request_id)
+    service.check_model(body.model)
+    service.check_ready()
+    params = _params(service, body)
+    wanted = read_tools(body.tools, body.tool_choice)
+    form = of_body(body)
+    check_tools(service, wanted)
+    if wanted.forced and body.structured_outputs is not None:
+        raise refuse("tool_choice", "asks for calls, and structured_outputs for another answer; leave one of them out")
+    if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
+        body.tools = None
+    grammar = await shape(service, params, *form)
+    thinks = await _tell_template(service, body, params)
+    prompt = await chat_prompt(
+        service, body, body.messages, body.size, params,
+        cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
+    )  # fmt: skip
+    earlier = sum(len(each.get("tool_calls") or ()) for each in body.messages if isinstance(each, dict))
+    manner = AnswerOptions(
+        body.parallel_tool_calls is not False,
+        earlier,
+        body.include_reasoning is not False,
+        bool(body.continue_final_message),
+        thinks,
+    )
+    listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
+    asks = [PromptRequest(prompt, params, body.priority or 0, grammar)]
+    tally = tally_of(http)
+    tally.ask(asks)
+    answer = _Answer(service, body, params, tally, listening)
+    if body.stream:
+        return await stream_response(service, http, asks, answer.events)
+    return await whole_response(service, http, asks, answer.whole)
+
+
+def _params(service: AppState, body: ChatRequest) -> SamplingParams:
+    check_stream(body)
+    if body.top_logprobs and not body.logprobs:
+        raise refuse("top_logprobs", "needs logprobs; set it to true")
+    if body.logprob_token_ids is not None and not body.logprobs:
+        raise refuse("logprob_token_ids", "needs logprobs; set it to true")
+    own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    if (most := getattr(body, name)) is not None:
+        own["max_tokens"] = most
+    return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
+
+
+async def _tell_template(service: AppState, body: ChatRequest, params: SamplingParams) -> bool:
+    """Sets the variables of the chat template that say whether the model thinks, and how much -> whether it may."""
+    check_template(service, body)
+    effort = read_effort(body.reasoning_effort, "reasoning_effort")
+    thinking = read_thinking(body.thinking, "thinking")
+    thinks = effort != "none" if thinking.on is None and effort is not None else thinking.on
+    if params.thinking_token_budget is None:
+        params.thinking_token_budget = thinking.budget
+    template = body.chat_template or template_text(service)
+
+    def tell() -> bool:
+        told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
+        body.chat_template_kwargs = told or None
+        return may_think(template, told_template(service, told, template))
+
+    if body.chat_template is None:
+        return tell()
+    return await beside(service, max(body.size, INLINE), tell, "chat_template")  # it is tried, and may take its time
+
+
+class _Answer:
+    """Builds the answer to one request, whole or in chunks."""
+
+    def __init__(
+        self, service: AppState, body: ChatRequest, params: SamplingParams, tally: RequestUsage, listening: OutputFormat
+    ) -> None:
+        self._body, self._n, self._tally = body, params.n, tally
+        self._listening, self._turns = listening, service.turns
+        # Where a call may come there is none: for some clients a text begins with it, though it be empty.
+        self._blank = "" if listening.tool is None else UNSET
+        self._speeches = [OutputParser(listening) for _ in range(params.n)]
+        self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
+        by_id = bool(body.return_tokens_as_token_ids)
+        self._writer = Writer(service.backend.tokenizer, service.turns, params, by_id)
+
+    async def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+        [output] = outputs
+        self._tally.take(0, output)
+        choices = [await self._choice(each) for each in output.outputs]
+        answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
+        if self._body.return_token_ids:
+            answer.prompt_token_ids = output.prompt_token_ids
+        if self._body.return_prompt_text:
+            answer.prompt_text = output.prompt
+        if output.kv_transfer_params is not None:
+            answer.kv_transfer_params = output.kv_transfer_params
+        if self._body.prompt_logprobs is not None:
+            answer.prompt_logprobs = await self._writer.plain(output.prompt_logprobs or [])
+        return answer
+
+    async def _choice(self, each: CompletionOutput) -> ChatChoice:
+        speech = self._speeches[each.index]
+        speech.count(each.token_ids)
+        choice = ChatChoice(
+            index=each.index,
+            message=AnswerMessage(each.text)
+            if self._listening.plain
+            else message_of(await hear_all(speech, each.text, self._turns)),
+            finish_reason=speech.reason(each.finish_reason),
+            stop_reason=each.stop_reason,
+        )
+        if each.logprobs is not None:
+            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
+        if self._body.return_token_ids:
+            choice.token_ids = list(each.token_ids)
+        return choice
+
+    def _usage(self) -> Usage:
+        thought = [speech.thought for speech in self._speeches]
+        told = [each for each in thought if each is not None]
+        return self._tally.usage(sum(told) if len(told) == len(thought) else None)
+
+    async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
+        options = self._body.stream_options
+        usage = options is not None and bool(options.include_usage)
+        steady = options is not None and bool(options.continuous_usage_stats)
+        chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self._head)
+        if self._body.return_token_ids:
+            chunk.prompt_token_ids = call.asks[0].prompt.token_ids
+        if self._body.return_prompt_text:
+            chunk.prompt_text = call.asks[0].prompt.text
+        for index in range(self._n):
+            chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=self._blank))]
+            if steady:
+                chunk.usage = self._usage()
+            yield event(chunk)
+        chunk.prompt_token_ids = chunk.prompt_text = UNSET
+        async for number, output in call:
+            self._tally.take(number, output)
+            for each in output.outputs:
+                self._speeches[each.index].count(each.token_ids)
+            if steady:
+                chunk.usage = self._usage()
+            for each in output.outputs:  # of every step, also where the text of its tokens is held back
+                chunk.choices = [await self._part(each)]
+                chunk.kv_transfer_params = (each.finish_reason and output.kv_transfer_params) or UNSET
+                yield event(chunk)
+        if usage:
+            yield event(ChatChunk(choices=[], usage=self._usage(), **self._head))
+        yield DONE
+
+    async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
+        speech, ended = self._speeches[each.index], each.finish_reason is not None
+        delta = (
+            Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended), self._blank)
+        )
+        choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
+        if each.finish_reason is not None:
+            choice.stop_reason = each.stop_reason
+        if each.logprobs is not None:
+            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
+        if self._body.return_token_ids:
+            choice.token_ids = list(each.token_ids)
+        return choice

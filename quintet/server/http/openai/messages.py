@@ -1,0 +1,63 @@
+"""Parsed events of an answer as chat messages and deltas."""
+
+import functools
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from quintet.chat.output_parser import OutputParser
+from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
+from quintet.server.http.cooperative import Turns
+from quintet.server.http.openai.chat_protocol import AnswerMessage, CallPart, Delta, FunctionPart
+
+_TURN = 2048  # characters: some milliseconds, and 10 of the worst
+
+
+async def hear_all(speech: OutputParser, text: str, turns: Turns) -> list[Event]:
+    """Returns the events that Speech.hear finds in a whole answer, a stretch in each turn."""
+    stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
+    heard = await turns.through(functools.partial(speech.hear, each, ended=False) for each in stretches)
+    return [event for events in heard for event in events] + speech.hear("", ended=True)
+
+
+def delta_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> Delta:
+    """A chunk's, as chats have it. `blank`: the content where all is held back."""
+    text = "".join(event.text for event in events if isinstance(event, Content))
+    thought = "".join(event.text for event in events if isinstance(event, Reasoning))
+    calls = _parts(events)
+    delta = Delta()
+    if text or not (thought or calls):
+        delta.content = text or blank
+    if thought:
+        delta.reasoning = delta.reasoning_content = thought
+    if calls:
+        delta.tool_calls = calls
+    return delta
+
+
+def message_of(events: Sequence[Event]) -> AnswerMessage:
+    """A whole answer, as chats have it."""
+    found = gather(events)
+    calls = [
+        CallPart(id=call.id or "", type="function", function=FunctionPart(call.name, call.arguments))
+        for call in found.calls
+    ]
+    message = AnswerMessage(found.content if found.content or not (calls or found.reasoning) else None)
+    if found.reasoning:
+        message.reasoning = message.reasoning_content = found.reasoning
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def _parts(events: Sequence[Event]) -> list[CallPart]:
+    """One for each call: of several parts of the same call, clients read the first alone."""
+    parts: dict[int, CallPart] = {}
+    for event in events:
+        if isinstance(event, CallBegin):
+            named = FunctionPart(event.name, "")
+            parts[event.index] = CallPart(index=event.index, id=event.id or "", type="function", function=named)
+        elif isinstance(event, CallArguments):
+            part = parts.setdefault(event.index, CallPart(index=event.index, function=FunctionPart()))
+            part.function.arguments += event.text
+    return list(parts.values())

@@ -1,0 +1,112 @@
+"""The sampling fields of a request body, made from those of SamplingParams, and vLLM's other additions."""
+
+import dataclasses
+import typing
+from typing import Annotated, Any
+
+from pydantic import Field, SkipValidation, WithJsonSchema, create_model
+
+from quintet.sampling_params import SamplingParams
+from quintet.server.http.inputs.body import Body, Lacking
+
+# Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
+_OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
+_HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
+
+_PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
+SAMPLING_FIELDS = (*_PARAMS, "vllm_xargs", "kv_transfer_params")
+
+
+def _fields() -> dict[str, Any]:
+    """Types are for the documentation: SamplingParams checks the values, and says more about them."""
+    hints = {**typing.get_type_hints(SamplingParams), **_HINTS}
+    helps = {each.name: each.metadata["help"] for each in dataclasses.fields(SamplingParams)}
+    return {
+        name: (Annotated[hints[name] | None, SkipValidation], Field(default=None, description=helps[name]))
+        for name in _PARAMS
+    }
+
+
+class StreamOptions(Body):
+    """Options of a stream, such as token usage in its chunks."""
+
+    include_usage: bool | None = Field(None, description="end with a chunk that has the usage and no choices")
+    continuous_usage_stats: bool | None = Field(
+        None, description="the usage so far in every chunk; needs include_usage"
+    )
+    include_obfuscation: bool | None = Field(None, description="accepted, not used")
+
+
+_OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
+_Sampling: Any = create_model("_Sampling", __base__=Body, **_fields())
+
+
+class SamplingBody(_Sampling):
+    """Fields that completions and chat completions share."""
+
+    model: str | None = Field(None, description="the model's name; none is the one that is served")
+    stream: bool | None = Field(None, description="answer in server-sent events, while it is made")
+    stream_options: StreamOptions | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="lower runs first, where the engine schedules by priority"
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=1024, description="prompts share cached pages with those of the same salt alone"
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="let the tokenizer add its own to the prompt; completions do, chats have them in the template"
+    )
+    return_token_ids: bool | None = Field(None, description="token ids of prompt and output beside the text")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='tokens of logprobs as "token_id:123" instead of text'
+    )
+    response_format: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description='what the answer must look like: {"type": "json_schema", "json_schema": {"schema": {...}}}, '
+        '{"type": "json_object"} or {"type": "structural_tag", ...}',
+    )  # fmt: skip
+    structured_outputs: Annotated[Any, WithJsonSchema(_OBJECT)] = Field(
+        None, description="the same, as vLLM says it: an object with one of json, regex, choice, grammar, json_object "
+        "and structural_tag",
+    )  # fmt: skip
+    vllm_xargs: dict[str, Any] | None = Field(None, description="extra_args under vLLM's name; both are taken together")
+    kv_transfer_params: dict[str, Any] | None = Field(
+        None, description="of engines that give each other pages (--kv-transfer-config): do_remote_decode, or the "
+        "kv_transfer_params of another engine's answer, unchanged",
+    )  # fmt: skip
+    request_id: str | None = Field(
+        None, description="the request's name in the answer's id, headers and the log, unless X-Request-Id has one"
+    )
+    session_id: str | None = Field(None, description="accepted, not used")
+    user: str | None = Field(None, description="accepted, not used")
+    metadata: dict[str, Any] | None = Field(None, description="accepted, not used")
+    service_tier: str | None = Field(None, description="accepted, not used")
+
+
+_NOW = "it is called {} in structured_outputs, as in today's vLLM"
+_TEXT = "models here take and give text alone"
+
+LACKING: dict[str, Lacking] = {
+    "store": Lacking("answers are not kept; leave it out or set it to false", (False,)),
+    "guided_json": Lacking(_NOW.format("json")),
+    "guided_regex": Lacking(_NOW.format("regex")),
+    "guided_choice": Lacking(_NOW.format("choice")),
+    "guided_grammar": Lacking(_NOW.format("grammar")),
+    "guided_decoding_backend": Lacking("it is chosen when the server starts (--structured-outputs-config)"),
+    "guided_whitespace_pattern": Lacking(_NOW.format("whitespace_pattern")),
+    "structural_tag": Lacking(_NOW.format("structural_tag")),
+    "logits_processors": Lacking("the server loads them when it starts (--logits-processors); extra_args reaches them"),
+    "detokenize": Lacking("answers are text; return_token_ids gives the ids, too", (True,)),
+    "use_beam_search": Lacking("beam search is there offline alone (LLM.beam_search); use n", (False,)),
+    "length_penalty": Lacking("it belongs to beam search; leave it out", (1, 1.0)),
+    "early_stopping": Lacking("it belongs to beam search; leave it out", (False,)),
+    "ec_transfer_params": Lacking(_TEXT, ({},)),
+    "mm_processor_kwargs": Lacking(_TEXT, ({},)),
+    "media_io_kwargs": Lacking(_TEXT, ({},)),
+    "watermarking": Lacking("texts are not marked", (False,)),
+    "flat_logprobs": Lacking("log-probabilities have one form; leave it out", (False,)),
+    "prompt_logprob_token_ids": Lacking("use prompt_logprobs, for the likeliest"),
+    "prompt_logprob_start": Lacking("it belongs to prompt_logprob_token_ids, which are not there", (0,)),
+    "routed_experts_prompt_start": Lacking("the routed experts of a token are not returned", (0,)),
+    "trace_decode_token_ids": Lacking("outputs are drawn; for the log-probabilities of given ones use prompt_logprobs"),
+    "skip_reading_prefix_cache": Lacking("give a cache_salt of its own, which finds nothing there", (False,)),
+}

@@ -1,0 +1,317 @@
+"""Converts the body of a Responses request to an engine request: the conversation so far, and its prompt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import msgspec
+
+from quintet.chat.output_parser import OutputFormat
+from quintet.chat.prompts import Prompt
+from quintet.chat.reasoning_effort import may_think
+from quintet.chat.tool_choice import AnswerOptions, ToolChoice
+from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
+from quintet.server.http.app_state import AppState
+from quintet.server.http.engine_call import PromptRequest
+from quintet.server.http.errors import ApiError
+from quintet.server.http.inputs.prompts import beside, chat_prompt, template_text, told_template
+from quintet.server.http.inputs.response_format import of_format, shape
+from quintet.server.http.inputs.sampling_params import checked_params
+from quintet.server.http.inputs.tools import check_tools, listen
+from quintet.server.http.responses.input_items import read_input
+from quintet.server.http.responses.item_references import References, without_logprobs
+from quintet.server.http.responses.mcp_approvals import (
+    Approved,
+    check_all_answered,
+    check_answers,
+    check_approved,
+    names_itself,
+)
+from quintet.server.http.responses.mcp_items import Listed
+from quintet.server.http.responses.mcp_tools import Function, ServedTools, choice_of, serve_tools
+from quintet.server.http.responses.messages import Message, as_messages, count_calls
+from quintet.server.http.responses.protocol import Item
+from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
+from quintet.server.http.responses.store import Store, Stored
+from quintet.server.http.responses.tool_items import check_outputs
+from quintet.server.http.responses.tools import blamed, read_tools, template_fields
+
+_TOO_LONG = "context_length_exceeded"
+_ROOM = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) of the context for the answer
+
+
+@dataclass(frozen=True)
+class ConversationPlan:
+    """Data for one round of a response: conversation, engine request, output format, tools."""
+
+    said: "Said"
+    ask: PromptRequest
+    listening: OutputFormat  # how its answer is taken apart
+    served: ServedTools  # its tools
+
+    @property
+    def waits(self) -> bool:
+        """True if approved calls run first: `ask` then has no results yet, and is replaced after the calls."""
+        return bool(self.said.approved)
+
+    @property
+    def new_lists(self) -> list[Listed]:
+        """Tool lists that the conversation does not contain yet."""
+        known = {item["server_label"] for item in self.said.items if item["type"] == "mcp_list_tools"}
+        return [each for each in self.served.lists if each.label not in known]
+
+
+class Said(NamedTuple):
+    """The conversation before an answer."""
+
+    items: list[Item]
+    messages: list[Message]  # the same conversation for the chat template
+    new_ids: tuple[str, ...]  # of the items that came with this request
+    size: int  # bytes of JSON that it was read from
+    approved: Sequence[Approved] = ()  # calls to carry out before the model continues
+
+
+async def make_plan(service: AppState, store: Store, body: CreateResponse, owner: str) -> ConversationPlan:
+    """Makes the plan of the first round. Continues only responses of that owner. Raises ApiError or ParameterError."""
+    params = _params(service, body)
+    form = of_format((body.text or {}).get("format"), "text.format")
+    served = await serve_tools(service, body.tools)
+    wanted = read_tools(served.functions, choice_of(body.tool_choice, served))
+    check_tools(service, wanted)
+    grammar = await shape(service, params, form, "text.format")
+    said = await _said(service, store, body, owner)
+    check_approved(said.approved, served.labels)
+    return await _planned(service, body, _Round(said, params, wanted, grammar, served))
+
+
+async def next_plan(
+    service: AppState, body: CreateResponse, plan: ConversationPlan, output: bytes, num_tokens: int
+) -> ConversationPlan | None:
+    """Makes the plan of the next round. `output`: JSON of all output items so far. Returns None if no tokens are left.
+
+    A required tool was called in the first round, so tool choice is now auto (or none).
+    """
+    params = _params(service, body)
+    if body.max_output_tokens is not None:
+        if num_tokens >= body.max_output_tokens:
+            return None
+        params.max_tokens = body.max_output_tokens - num_tokens
+    form = of_format((body.text or {}).get("format"), "text.format")
+    grammar = await shape(service, params, form, "text.format")
+    heard = service.parsers.tool is not None and plan.listening.tool is not None
+    wanted = ToolChoice(tuple(plan.listening.tools), "auto" if heard else "none")
+
+    def add() -> Said:
+        items = plan.said.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
+        _check_size(items, service.settings.max_body_bytes, "tools")
+        return plan.said._replace(items=items, messages=as_messages(items), size=plan.said.size + len(output))
+
+    said = await beside(service, len(output), add, "tools")
+    planned = await _planned(service, body, _Round(said, params, wanted, grammar, plan.served))
+    return replace(planned, said=plan.said)
+
+
+class _Round(NamedTuple):
+    """Inputs of one round."""
+
+    said: "Said"
+    params: SamplingParams
+    wanted: ToolChoice
+    grammar: str
+    served: ServedTools
+
+
+async def _planned(service: AppState, body: CreateResponse, begun: _Round) -> ConversationPlan:
+    said, params, wanted, grammar, served = begun
+    conversation = _Conversation(service, body, served.functions, params, said.size, body.cache_salt)
+    prompt = await conversation.prompt(_head(body), said.messages)
+    manner = AnswerOptions(
+        body.parallel_tool_calls is not False, count_calls(said.messages), thinks=conversation.thinks
+    )
+    try:
+        listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
+    except ApiError as error:
+        raise await blamed(service, wanted, served.places, error) from None
+    return ConversationPlan(said, PromptRequest(prompt, params, body.priority or 0, grammar), listening, served)
+
+
+async def count_input(service: AppState, store: Store, body: CountInput, owner: str) -> int:
+    """Returns the prompt tokens of a response, of any length; messages dropped by `truncation: "auto"` do not count."""
+    served = await serve_tools(service, body.tools)
+    read_tools(served.functions, choice_of(body.tool_choice, served))
+    said = await _said(service, store, body, owner)
+    conversation = _Conversation(service, body, served.functions, checked_params(service, {}, {}), said.size)
+    head, messages = _head(body), said.messages
+    if body.truncation == "auto":
+        return len((await conversation.prompt(head, messages)).token_ids)
+    return len((await conversation.whole([*head, *messages])).token_ids)
+
+
+async def _said(service: AppState, store: Store, body: CreateResponse | CountInput, owner: str) -> Said:
+    stored = _stored(store, body.previous_response_id, owner)
+    most = service.settings.max_body_bytes  # bytes of a conversation; stored items beyond that are log-probabilities
+    references = References(body.input, store, owner, most)
+    size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
+
+    def read() -> Said:
+        references.read()
+        lacks = isinstance(body, CountInput) and body.input is None
+        new = [] if lacks else read_input(body.input, references)
+        earlier = _earlier(stored)
+        check_outputs(earlier, new)
+        approved = check_answers(earlier, new)
+        if not isinstance(body, CountInput):
+            check_all_answered(earlier, new)
+        items = [*earlier, *new]
+        if stored is not None or references.size:
+            _check_size(items, most, "input" if stored is None else "previous_response_id")
+        new_ids = tuple(item["id"] for item in new if not references.names(item) and not names_itself(item))
+        return Said(items, as_messages(items), new_ids, size, approved)
+
+    return await beside(service, size, read, "input")
+
+
+def _head(body: CreateResponse | CountInput) -> list[Message]:
+    return [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+
+
+def _params(service: AppState, body: CreateResponse) -> SamplingParams:
+    fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if body.max_output_tokens is not None:
+        fields["max_tokens"] = body.max_output_tokens
+    if wants_logprobs(body):
+        fields["logprobs"] = body.top_logprobs or 0
+    fields["output_kind"] = RequestOutputKind.DELTA if body.stream or body.background else RequestOutputKind.FINAL_ONLY
+    return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
+
+
+def _stored(store: Store, response_id: str | None, owner: str) -> Stored | None:
+    """Returns the response that this one continues."""
+    if response_id is None:
+        return None
+    try:
+        stored = store.get(response_id, owner)
+    except ApiError as error:
+        raise ApiError(400, error.message, param="previous_response_id", code="previous_response_not_found") from None
+    if stored.running:
+        raise ParameterError("previous_response_id", "names a response that is still in progress; wait for its end")
+    return stored
+
+
+def _earlier(stored: Stored | None) -> list[Item]:
+    """Returns the items of the stored conversation, including the answer."""
+    if stored is None:
+        return []
+    response = msgspec.json.decode(stored.response)
+    if response["status"] not in ("completed", "incomplete"):
+        raise ParameterError("previous_response_id", f"names a response that is {response['status']}: it has no answer")
+    items: list[Item] = msgspec.json.decode(stored.items)
+    return items + [without_logprobs(item) for item in response["output"]]
+
+
+def _check_size(items: Sequence[Item], most: int, field: str) -> None:
+    size = len(msgspec.json.encode(items))
+    if size > most:
+        raise ParameterError(
+            field,
+            f"leads to a conversation of {size} bytes, and a request may have {most}; begin a new one",
+        )
+
+
+class _Conversation:
+    """Renders a conversation; drops the oldest messages of a long one if the request has truncation=auto."""
+
+    def __init__(
+        self,
+        service: AppState,
+        body: CreateResponse | CountInput,
+        functions: Sequence[Function] | None,
+        params: SamplingParams,
+        size: int,
+        salt: str | None = None,
+    ) -> None:
+        self._service, self._truncation, self._params, self._size, self._salt = (
+            service,
+            body.truncation,
+            params,
+            size,
+            salt,
+        )
+        self._fields = template_fields(service, body, functions)
+        template = template_text(service)
+        self.thinks = may_think(template, told_template(service, self._fields.chat_template_kwargs, template))
+        limit = service.backend.served.max_model_len
+        tokenizer = service.backend.tokenizer
+        self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
+        self._most = limit - min(params.max_tokens or limit // _ROOM, limit // 2)  # tokens of a prompt that was cut
+
+    async def prompt(self, head: Sequence[Message], messages: Sequence[Message]) -> Prompt:
+        try:
+            return await self._render([*head, *messages], self._params)
+        except ApiError as error:
+            if error.code != _TOO_LONG:
+                raise
+            if self._truncation != "auto":
+                raise _too_long(error) from None
+            return await self._cut(head, messages, error)
+
+    async def whole(self, messages: Sequence[Message]) -> Prompt:
+        """Renders the conversation without a length limit."""
+        return await self._render(messages, None)
+
+    async def _cut(self, head: Sequence[Message], messages: Sequence[Message], error: ApiError) -> Prompt:
+        """Drops messages before the earliest user message from which the rest fits; leading system messages stay."""
+        front = next((place for place, each in enumerate(messages) if _may_go(each)), len(messages))
+        head = [*head, *messages[:front]]
+        starts = self._starts(messages, front)
+        best: Prompt | None = None
+        while starts:
+            middle = len(starts) // 2
+            prompt = await self._render([*head, *messages[starts[middle] :]], None)
+            if len(prompt.token_ids) <= self._most:
+                best, starts = prompt, starts[:middle]
+            else:
+                starts = starts[middle + 1 :]
+        if best is None:
+            raise _too_long(error)
+        return best
+
+    def _starts(self, messages: Sequence[Message], front: int) -> list[int]:
+        """Returns indices of user messages to start from; earlier ones are too long by their character count alone."""
+        starts, size = [], 0
+        for place in range(len(messages) - 1, front, -1):
+            size += sum(len(part["text"]) for part in messages[place].get("content", ()))
+            if self._chars is not None and size > self._chars * self._most:
+                break
+            if messages[place]["role"] == "user":
+                starts.append(place)
+        return starts[::-1]
+
+    async def _render(self, messages: Sequence[Message], params: SamplingParams | None) -> Prompt:
+        """Renders to a prompt; without params, the length is not limited."""
+        try:
+            return await chat_prompt(
+                self._service,
+                self._fields,
+                list(messages),
+                self._size,
+                params,
+                cache_salt=self._salt,
+            )
+        except ApiError as error:
+            error.param = "input" if error.param == "messages" else error.param
+            raise
+
+
+def _may_go(message: Message) -> bool:
+    return message["role"] not in ("system", "developer")
+
+
+def _too_long(error: ApiError) -> ApiError:
+    said = error.message.rpartition(";")[0]
+    return ApiError(
+        400,
+        f"{said}; shorten it, or set truncation to auto, which drops the oldest messages",
+        param="input",
+        code=error.code,
+    )

@@ -1,0 +1,109 @@
+"""Reads and checks the items of a request's input."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
+from quintet.sampling_params import ParameterError
+from quintet.server.http.ids import new_id
+from quintet.server.http.responses.item_references import References, is_reference
+from quintet.server.http.responses.mcp_approvals import read_answer, read_request
+from quintet.server.http.responses.protocol import Item
+from quintet.server.http.responses.tool_items import read_call, read_list, read_output, read_served_call, read_thought
+
+ROLES = ("user", "assistant", "system", "developer")
+_ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
+_PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> where its text stands
+_PART_KEYS = {
+    "input_text": ("type", "text", "prompt_cache_breakpoint"),
+    "output_text": ("type", "text", "annotations", "logprobs"),
+    "refusal": ("type", "refusal"),
+}
+_NO_MEDIA = "models here read text alone"
+_REASONS = {
+    "input_image": _NO_MEDIA,
+    "input_file": _NO_MEDIA,
+    "input_audio": _NO_MEDIA,
+    "compaction": "this server compacts no conversations",
+    "compaction_trigger": "this server compacts no conversations",
+}
+_OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools")
+_OTHERS = (
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "item_reference",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+)
+
+
+def read_input(given: Any, references: References) -> list[Item]:
+    """Converts text or a list of items to items in the form that the API returns. Raises ParameterError."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    items = list_of(given, "input", "text, or a list of items that is not empty")
+    places = [(item, f"input[{place}]") for place, item in enumerate(items)]
+    return [references.item(item, where) if is_reference(item) else _read_item(item, where) for item, where in places]
+
+
+def _read_item(item: Any, where: str) -> Item:
+    if isinstance(item, dict) and "type" in item:
+        match _check_type(item["type"], where, ("message", *_OTHERS)):
+            case "function_call":
+                return read_call(item, where)
+            case "function_call_output":
+                return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
+            case "reasoning":
+                return read_thought(item, where)
+            case "mcp_call":
+                return read_served_call(item, where)
+            case "mcp_list_tools":
+                return read_list(item, where)
+            case "mcp_approval_request":
+                return read_request(item, where)
+            case "mcp_approval_response":
+                return read_answer(item, where)
+    item = object_of(item, where, _ITEM_KEYS)
+    role = one_of(item.get("role"), f"{where}.role", ROLES)
+    content = item.get("content")
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    parts = list_of(content, f"{where}.content", "text, or a list of parts that is not empty")
+    return {
+        "id": f"msg_{new_id()}",
+        "type": "message",
+        "status": "completed",
+        "role": role,
+        "content": [_read_part(part, role, f"{where}.content[{place}]") for place, part in enumerate(parts)],
+    }
+
+
+def _read_part(part: Any, role: str, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise ParameterError(where, f"must be an object with type and text, not {kind_of(part)}")
+    kind = _check_type(part.get("type"), where, tuple(_PARTS))
+    refuse_fields(part, _PART_KEYS[kind], where)
+    if kind != "input_text" and role != "assistant":
+        raise ParameterError(where, f"of type {kind} belongs to the role assistant, not to {role}; use input_text")
+    text = text_of(part.get(_PARTS[kind]), f"{where}.{_PARTS[kind]}")
+    if kind == "refusal":
+        return {"type": kind, "refusal": text}
+    return _output_text(text) if role == "assistant" else {"type": kind, "text": text}
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _check_type(given: Any, where: str, known: Sequence[str]) -> str:
+    """Returns the type if it is served; otherwise raises ParameterError with the reason or the nearest name."""
+    kind = text_of(given, f"{where}.type")
+    why = _REASONS.get(kind)
+    if kind not in known and kind.endswith(_OF_TOOLS):
+        why = "this server has no tools of that kind; give a function_call and its function_call_output"
+    if why is not None:
+        raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")
+    return one_of(kind, f"{where}.type", known)

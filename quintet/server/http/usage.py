@@ -1,0 +1,96 @@
+"""Name and token counts of one HTTP request, for the access log, metrics and the usage in answers."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request as HttpRequest
+
+from quintet.outputs import RequestOutput
+from quintet.server.http.engine_call import PromptRequest
+from quintet.server.http.errors import ApiError
+from quintet.server.http.ids import HEADER, is_sane, new_id
+
+
+class CachedTokens(msgspec.Struct):
+    """Tokens of prompts that were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct):
+    """Reasoning tokens of answers, without the markers around them."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of one answer, all of its prompts and choices together."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+@dataclass
+class RequestUsage:
+    """Name and token counts of one HTTP request, in its scope's state."""
+
+    request_id: str = field(default_factory=new_id)
+    named: bool = False  # by the client
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)  # number of the ask -> tokens
+
+    @classmethod
+    def of(cls, http: HttpRequest) -> "RequestUsage":
+        """Named by the header, if that is sane."""
+        given = http.headers.get(HEADER)
+        return cls() if given is None or not is_sane(given) else cls(given, named=True)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.cached.values())
+
+    def ask(self, asks: list[PromptRequest]) -> None:
+        """Counts the prompts."""
+        self.prompt_tokens += sum(len(ask.prompt.token_ids) for ask in asks)
+
+    def take(self, number: int, output: RequestOutput) -> None:
+        """Counts an output of ask `number`: a delta, or the only one."""
+        if output.num_cached_tokens:
+            self.cached[number] = output.num_cached_tokens
+        for each in output.outputs:
+            self.completion_tokens += len(each.token_ids)
+
+    def usage(self, thought: int | None = None) -> Usage:
+        """Returns the usage so far. `thought`: reasoning tokens, where they are counted."""
+        return Usage(
+            completion_tokens_details=UNSET if thought is None else CompletionTokensDetails(thought),
+            prompt_tokens=self.prompt_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            completion_tokens=self.completion_tokens,
+            prompt_tokens_details=CachedTokens(self.cached_tokens),
+        )
+
+
+def tally_of(http: HttpRequest) -> RequestUsage:
+    """The request's own."""
+    tally: RequestUsage = http.scope.setdefault("state", {}).setdefault("tally", RequestUsage())
+    return tally
+
+
+def take_name(http: HttpRequest, given: str | None) -> None:
+    """The name that a body gives its request; the header's goes before it, as in vLLM. Raises ApiError 400."""
+    if given is None:
+        return
+    if not is_sane(given):
+        raise ApiError(
+            400, "request_id must be 1 to 128 letters, digits and ._:- that begin with a letter or a digit",
+            param="request_id", code="invalid_value",
+        )  # fmt: skip
+    tally = tally_of(http)
+    if not tally.named:
+        tally.request_id, tally.named = given, True

@@ -1,0 +1,103 @@
+"""Other API processes of the same server: exchanges metrics rows and heartbeats with them."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from quintet.common.metric_types import Row
+from quintet.server.processes import messages as wire
+
+PATIENCE = 1.0  # seconds that a scrape waits for other processes
+_UNSENT = 1000  # queued messages for a process that does not read; more are dropped
+
+
+class _Question:
+    """A request for metrics rows to several processes."""
+
+    def __init__(self, asked: set[int]) -> None:
+        self.missing, self.rows = asked, list[Row]()
+        self.done = asyncio.Event()
+
+    def take(self, worker: int, rows: list[Row]) -> None:
+        if worker in self.missing:
+            self.missing.discard(worker)
+            self.rows += rows
+        if not self.missing:
+            self.done.set()
+
+
+class Peers:
+    """The other API processes. For one event loop; the process's one inbox passes messages to take()."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, worker: int) -> None:
+        self.rows: Callable[[], list[Row]] = list  # rows of this process
+        self._context, self._folder, self._worker = context, folder, worker
+        self._outboxes: dict[int, zmq.Socket[bytes]] = {}
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count(time.time_ns())  # unique: the process that this one replaced used other numbers
+        self._quiet: dict[int, float] = {}  # pid -> seconds since its latest heartbeat
+
+    async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[Row], int]:
+        """Returns the rows of all other processes, and how many did not answer in time."""
+        number = next(self._numbers)
+        question = self._questions[number] = _Question(set(range(num_workers)) - {self._worker})
+        try:
+            for worker in list(question.missing):
+                self._send(worker, wire.AskRows(self._worker, number))
+            if question.missing:
+                await asyncio.wait_for(question.done.wait(), patience)
+        except asyncio.TimeoutError:
+            pass  # processes that did not answer are counted
+        finally:
+            del self._questions[number]
+        return question.rows, len(question.missing)
+
+    def turn(self, seconds: float) -> None:
+        """Sends a heartbeat to process 0, or counts seconds without one there. Call it every `seconds`.
+
+        Counts calls, not clock time: while this process is stopped, heartbeats wait in its inbox.
+        """
+        self._say_alive()
+        for pid in self._quiet:
+            self._quiet[pid] += seconds
+
+    def quiet(self, pid: int) -> float:
+        """Returns seconds since the latest heartbeat of that process; 0 before the first: imports may be slow."""
+        return self._quiet.get(pid, 0.0)
+
+    def forget(self, pid: int) -> None:
+        """Removes a process that has ended."""
+        self._quiet.pop(pid, None)
+
+    def take(self, message: wire.FromPeer) -> None:
+        """Handles a request for rows, a heartbeat, or an answer; late answers are ignored."""
+        if isinstance(message, wire.Alive):
+            self._quiet[message.pid] = 0.0
+        elif isinstance(message, wire.AskRows):
+            self._say_alive()  # first: a process that answers and then hangs is detected
+            self._send(message.worker, wire.TellRows(self._worker, message.number, self.rows()))
+        elif message.number in self._questions:
+            self._questions[message.number].take(message.worker, message.rows)
+
+    def close(self) -> None:
+        for outbox in self._outboxes.values():
+            outbox.close(0)
+
+    def _say_alive(self) -> None:
+        if self._worker:
+            self._send(0, wire.Alive(os.getpid()))
+
+    def _send(self, worker: int, message: wire.FromPeer) -> None:
+        if worker not in self._outboxes:
+            outbox = self._outboxes[worker] = self._context.socket(zmq.PUSH)
+            outbox.sndhwm, outbox.linger = _UNSENT, 0
+            outbox.connect(wire.worker_address(self._folder, worker))
+        try:
+            self._outboxes[worker].send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # it does not read, so it will not answer

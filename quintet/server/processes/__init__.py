@@ -1,0 +1,1 @@
+"""Engine and API processes of a server: supervisor, messages, remote backend."""

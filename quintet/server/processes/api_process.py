@@ -1,0 +1,167 @@
+"""One API process: the HTTP app over the engine's wire, from the first connection to the last."""
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from quintet.config import EngineConfig
+from quintet.engine.data_parallel import here
+from quintet.server.config import ServerConfig
+from quintet.server.http.app import make_app
+from quintet.server.http.app_state import AppState
+from quintet.server.processes.child import follow_parent, read_orders
+from quintet.server.processes.remote_backend import RemoteBackend
+from quintet.server.tls import Certificates
+from quintet.server.uvicorn_server import Server, run_loop
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 0.02  # seconds between two checks whether the engine has sent Hello
+AT_ONCE = 1  # seconds until connections are cut, when calls end at once
+
+
+class Ending(NamedTuple):
+    """Reason and time of a server's end, and its log messages."""
+
+    why: str  # the signal, as a rule
+    num_running: int  # calls when it came
+    at: float = 0.0  # time.monotonic()
+
+    def begun(self, patience: float) -> str:
+        waits = f"{self.num_running} requests run, and get up to {patience:g} s" if self.num_running else "nothing runs"
+        return f"the server ends; {waits}"
+
+    def over(self, num_ended: int) -> str:
+        finished = max(0, self.num_running - num_ended)
+        took = time.monotonic() - self.at
+        return f"ended after {took:.1f} s ({self.why}): {finished} requests finished, {num_ended} were cut short"
+
+
+class ApiServer:
+    """Serves until stop(): the first call lets running requests finish, the second ends them with the reason."""
+
+    def __init__(
+        self,
+        settings: ServerConfig,
+        folder: Path,
+        worker: int,
+        stopping: Callable[[], None] = lambda: None,
+        profiles: bool = False,
+        num_engines: int = 1,
+    ) -> None:
+        self.remote = RemoteBackend(folder, worker, settings.step_timeout, num_engines)
+        self.service = AppState(self.remote, settings, worker, profiles)
+        self._server = Server(make_app(self.service), settings, self._signalled)
+        self._certificates = Certificates(settings) if settings.ssl_certfile else None
+        self._follows = worker > 0  # signals are the parent's to answer
+        self._stopping = stopping  # called by each stop()
+        self.serves = False  # or it still waits for what it needs
+        self.forced = False  # stop() was called a second time
+        self._draining: asyncio.Task[None] | None = None
+        self.ending: Ending | None = None  # once stop() was called
+        metrics, peers = self.service.metrics, self.remote.peers
+        metrics.connections = lambda: len(self._server.server_state.connections)
+        metrics.others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
+
+    async def run(self, listener: socket.socket) -> None:
+        if self._follows:
+            loop = asyncio.get_running_loop()
+            follow_parent(lambda why: loop.call_soon_threadsafe(self._told, why))
+        self.remote.start()
+        try:
+            if self._follows:
+                await self._until_served()  # one that comes later connects to tool servers when they are asked for
+            else:
+                await self.service.tool_servers.connect()
+            self.serves = True
+            await self._serve(listener)
+            if self._follows and self.ending and self.ending.num_running:
+                logger.info("API process %s: %s", self.service.name[1:], self.ending.over(len(self.service.cut_short)))
+        finally:
+            await self.service.tool_servers.close()
+            self.remote.close()
+            self.service.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        certificates, watching = self._certificates, None
+        if certificates is not None:
+            self._server.use(certificates.context)
+            if self.service.settings.enable_ssl_refresh:
+                watching = asyncio.get_running_loop().create_task(certificates.watch())
+        try:
+            await self._server.serve([listener])
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    def stop(self, why: str = "shutdown requested") -> None:
+        """Lets running calls end; a second time, ends them."""
+        loop = asyncio.get_running_loop()
+        if self._draining is None:
+            self.ending = Ending(why, len(self.service.calls), time.monotonic())
+            self._say(f"{why}: {self.ending.begun(self.service.settings.drain_timeout)}")
+            self.service.draining = True  # from now on a dead process is not replaced
+            self._draining = loop.create_task(self._drain())
+        else:
+            self._say(f"{why} again: {len(self.service.calls)} requests are cut short")
+            self.forced = self._server.should_exit = True
+            self.service.end_calls()
+            loop.call_later(AT_ONCE, self._server.cut)
+        self._stopping()
+
+    def _say(self, what: str) -> None:
+        if not self._follows:
+            logger.info("%s", what)
+        elif self.service.calls:
+            logger.info("API process %s: %s", self.service.name.removeprefix("w"), what)
+
+    def _told(self, why: str) -> None:
+        self.fail(why) if why else self.stop()
+
+    def _signalled(self, name: str) -> None:
+        if not self._follows:
+            self.stop(name)
+
+    def fail(self, why: str) -> None:
+        """The engine is gone: calls end with the reason, and then the server."""
+        self.service.fail(why)  # first: to the engine's client each request fails by itself
+        self.remote.fail(why)
+        self._server.should_exit = True
+
+    async def _until_served(self) -> None:
+        """Leaves connections to the processes that know the model, until this one does."""
+        while self.remote.trouble() is not None and not self._server.should_exit:
+            if self.remote.dead is not None:
+                raise SystemExit(self.remote.dead)
+            await asyncio.sleep(_LOOK)
+
+    async def _drain(self) -> None:
+        await self.service.drain()
+        self._server.should_exit = True
+
+
+def main() -> int:
+    """Runs an API process besides the first; the parent watches the engine."""
+    orders = read_orders()
+    listener = socket.socket(fileno=orders.listen)
+    profiles = orders.engine["profiler_config"]["profiler"] is not None
+    count = len(here(EngineConfig(**orders.engine)))
+    try:
+        server = ApiServer(
+            ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles, num_engines=count
+        )
+    except ValueError as error:  # what the first process could use, and this one cannot
+        print(f"quintet serve: error: {error}", file=sys.stderr, flush=True)
+        return 1
+    run_loop(server.run(listener))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

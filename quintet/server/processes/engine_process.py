@@ -1,0 +1,325 @@
+"""The engine's process: takes requests off the wire, steps, and sends each API process its deltas."""
+
+import contextlib
+import gc
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quintet.common.logging_setup import speak_as
+from quintet.config import EngineConfig
+from quintet.engine.engine import Engine
+from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.startup import EnginePlan, launch, prepare
+from quintet.hub.resolve import resolve_tokenizer
+from quintet.interface.platform import DeviceLost
+from quintet.outputs import TokenDelta
+from quintet.server.backend import ModelInfo
+from quintet.server.processes import messages as wire
+from quintet.server.processes.child import REFUSED, follow_parent, read_orders
+from quintet.structured_output.grammar import Grammars
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+SAID = 500  # characters of what broke an engine
+IDLE = 1000  # milliseconds that an idle engine waits for a message before it looks around
+
+
+def main() -> int:
+    """Runs until it is killed or its parent dies. REFUSED: the engine did not start, 1: it broke."""
+    orders, farewell = read_orders(), Shutdown()
+    follow_parent(farewell)
+    folder, workers = Path(orders.folder), range(orders.num_workers)
+    context = zmq.Context(io_threads=1)
+    config = EngineConfig(**orders.engine)
+    if config.data_parallel_size > 1:
+        speak_as(f"engine {orders.number}")
+    pulse = Pulse(context, folder, workers, orders.number)
+    pulse.start()
+    try:
+        prepared = prepare(config)
+        serves = served(prepared)
+        grammars = _grammars(serves)
+        engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
+        farewell.ranks = prepared.ranks
+    except (ValueError, OSError, MemoryError) as error:  # what the user can mend
+        said = orders.wording(str(error) or type(error).__name__)
+        print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
+        return REFUSED
+    gc.collect()
+    gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
+    try:
+        core = Core(context, folder, engine, serves, pulse)
+        if importlib.util.find_spec("llguidance") is not None:
+            core.then = grammars.warm
+        core.run()
+    except Exception as error:
+        farewell.wait()
+        logger.exception("the engine broke")
+        with contextlib.suppress(OSError):
+            wire.last_words(folder, orders.number).write_text(_for_callers(error), errors="replace")
+        return 1
+    return 0
+
+
+def _for_callers(error: Exception) -> str:
+    """Returns the error for callers: our own message, or only the kind of a foreign error; the log has the rest."""
+    return " ".join(str(error).split())[:SAID] if isinstance(error, DeviceLost) else type(error).__name__
+
+
+class Shutdown:
+    """Ends the engine after an orderly end of the server; its remote ranks are closed, and end as well."""
+
+    def __init__(self) -> None:
+        self.ranks: WorkerGroup | None = None  # once they have started
+        self._said = threading.Event()
+
+    def __call__(self, why: str) -> None:
+        """Called from a thread. A step that is under way is left."""
+        self._said.set()
+        try:
+            if self.ranks is not None and self.ranks.others is not None:
+                self.ranks.others.close()
+                self.ranks.workers[0].comm.leave()
+        finally:
+            os._exit(0)
+
+    def wait(self) -> None:
+        """Blocks for ever if the engine is being ended: an error that follows is no failure."""
+        if self._said.is_set():
+            threading.Event().wait()
+
+
+def served(prepared: EnginePlan) -> ModelInfo:
+    """Returns what API processes must know of the model."""
+    config, generation = prepared.config, dict(prepared.generation)
+    return ModelInfo(
+        model=config.model,
+        tokenizer=None if config.skip_tokenizer_init else str(resolve_tokenizer(config, prepared.folder)),
+        vocab_size=prepared.vocab_size,
+        max_model_len=prepared.plan.max_model_len,
+        max_logprobs=config.max_logprobs,
+        eos_ids=sorted(generation.pop("eos_token_id", ())),
+        seed=config.seed,
+        num_pages=prepared.plan.num_pages - 1,  # page 0 takes the writes of padding
+        page_size=config.page_size,
+        processors=list(config.logits_processors),
+        defaults=generation,
+        created=int(time.time()),
+        embeds_width=prepared.embeds_width,
+        by_priority=config.scheduling_policy == "priority",
+        stream_interval=config.stream_interval,
+        cache_dtype=config.kv_cache_dtype,
+        prefix_caching=config.enable_prefix_caching,
+        kv_tokens=prepared.plan.num_tokens,
+        family=str(prepared.hf_config.model_type),
+        structured_outputs=config.structured_outputs_config,
+        reasoning=config.reasoning_config,
+        pooling=prepared.bounds,
+        labels=_labels(prepared),
+        transfers=config.kv_transfer_config.kv_role,
+        step_tokens=config.max_num_batched_tokens,
+    )
+
+
+def _labels(prepared: EnginePlan) -> list[str]:
+    """Names of the classes, by their number."""
+    named = getattr(prepared.hf_config, "id2label", None)
+    if prepared.bounds is None or not isinstance(named, dict):
+        return []
+    return [str(named.get(place, f"LABEL_{place}")) for place in range(len(named))]
+
+
+def _grammars(serves: ModelInfo) -> Grammars:
+    """Returns the compiler of grammars that API processes have tried."""
+
+    def tokenizer() -> Tokenizer | None:
+        return None if serves.tokenizer is None else load_tokenizer(serves.tokenizer)
+
+    return Grammars(tokenizer, serves.vocab_size, serves.eos_ids, serves.structured_outputs, tried=True)
+
+
+def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """Never blocks: what waits for a process that is slow is bounded by the requests that it may have."""
+    socket = context.socket(zmq.PUSH)
+    socket.sndhwm, socket.linger = 0, 0
+    socket.connect(address)
+    return socket
+
+
+class Core:
+    """Owns the engine and the wire, in one thread."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, engine: Engine, serves: ModelInfo, pulse: "Pulse"
+    ) -> None:
+        self._engine, self._served, self._pulse, self._number = engine, serves, pulse, pulse.number
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.rcvhwm = 0
+        self._inbox.bind(wire.engine_address(folder, self._number))
+        self._outboxes = [_push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
+        self._owners: dict[str, int] = {}  # engine request -> API process
+        self._met: set[int] = set()  # API processes that know what is served
+        # Done in a thread when all of them do. A vocabulary of 150k tokens takes 1.5 s that hold Python's lock: while
+        # weights are read it would put off the start by as much, and at the first who asks, everybody's tokens.
+        self.then: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Messages are answered between two steps, so what was aborted is gone from the next."""
+        self._pulse.engine = self._engine
+        while True:
+            if self._engine.busy or self._inbox.poll(IDLE):
+                self._receive()
+            if self._engine.busy:
+                self._step()
+
+    def _step(self) -> None:
+        self._pulse.step_began = time.monotonic()
+        deltas = self._engine.step()
+        self._pulse.step_began = 0.0
+        if deltas:
+            self._send(deltas)
+
+    def _receive(self) -> None:
+        """Handles all messages that have come."""
+        while True:
+            try:
+                frame = self._inbox.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(wire.decode_to_engine(frame))
+
+    def _obey(self, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Submit):
+            self._submit(message)
+        elif isinstance(message, wire.Abort):
+            self._end(message.request_ids)
+        elif isinstance(message, wire.Join):
+            self._leave(message.worker)  # what one that died had sent may have come after its Leave
+            self._outboxes[message.worker].send(
+                wire.encode(wire.Hello(self._served, self._pulse.message(), self._number))
+            )
+            self._meet(message.worker)
+        elif isinstance(message, wire.Leave):
+            self._leave(message.worker)
+        else:
+            answer = msgspec.structs.replace(self._do(message), engine=self._number)
+            self._outboxes[message.worker].send(wire.encode(answer))
+
+    def _meet(self, worker: int) -> None:
+        self._met.add(worker)
+        if self.then is not None and len(self._met) == len(self._outboxes):
+            threading.Thread(target=self.then, name="quintet-vocabulary", daemon=True).start()
+            self.then = None
+
+    def _do(self, order: wire.Order) -> wire.Answer:
+        """Carries out an order; an error that the user can fix becomes the answer. All API processes get the sleep
+        state before the answer is sent."""
+        try:
+            if isinstance(order, wire.Sleep):
+                self._engine.sleep(order.level)
+            elif isinstance(order, wire.WakeUp):
+                self._engine.wake_up()
+            elif isinstance(order, wire.StartProfile | wire.StopProfile):
+                return self._trace(order)
+            else:
+                self._engine.reset_prefix_cache()
+                return wire.Answer(order.number)
+        except (ValueError, NotImplementedError, OSError, MemoryError) as error:
+            logger.warning("refused: %s", error)
+            return wire.Answer(order.number, str(error) or type(error).__name__)
+        frame = wire.encode(self._pulse.message())
+        for outbox in self._outboxes:
+            outbox.send(frame)
+        return wire.Answer(order.number)
+
+    def _trace(self, order: wire.StartProfile | wire.StopProfile) -> wire.Answer:
+        """Starts or stops a trace. A failure in the profiler, torch's perhaps, costs the trace and no request."""
+        try:
+            if isinstance(order, wire.StartProfile):
+                self._engine.profiler.start()
+                return wire.Answer(order.number)
+            path, steps, ended = self._engine.profiler.stop()
+            return wire.Answer(order.number, trace=(path.name, steps, ended))
+        except (RuntimeError, LookupError, TypeError) as error:
+            logger.exception("the trace is lost")
+            return wire.Answer(order.number, f"the trace is lost: {type(error).__name__}; the server's log says more")
+
+    def _submit(self, message: wire.Submit) -> None:
+        """Adds requests to the engine. A refused request ends alone, and only its sender gets the error."""
+        for admitted in message.requests():
+            try:
+                self._engine.add(admitted)
+            except ValueError as error:
+                refused = TokenDelta(admitted.request_id, [], finish_reason="error", error=str(error))
+                self._outboxes[message.worker].send(wire.encode(wire.Deltas([refused], self._number)))
+            else:
+                self._owners[admitted.request_id] = message.worker
+
+    def _leave(self, worker: int) -> None:
+        self._end([each for each, owner in self._owners.items() if owner == worker])
+
+    def _end(self, request_ids: list[str]) -> None:
+        self._engine.abort(request_ids)
+        for request_id in request_ids:
+            self._owners.pop(request_id, None)
+
+    def _send(self, deltas: list[TokenDelta]) -> None:
+        if len(self._outboxes) == 1:
+            shares = {0: deltas}
+        else:
+            shares = {}
+            for delta in deltas:
+                shares.setdefault(self._owners[delta.request_id], []).append(delta)
+        for worker, share in shares.items():
+            self._outboxes[worker].send(wire.encode(wire.Deltas(share, self._number)))
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._owners.pop(delta.request_id, None)
+
+
+class Pulse(threading.Thread):
+    """Heartbeat of the engine: sends every API process its statistics. A stopped process sends none."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, workers: range, number: int = 0) -> None:
+        """`number`: of the engine."""
+        super().__init__(name="quintet-pulse", daemon=True)
+        self.workers, self.number = workers, number
+        self.engine: Engine | None = None  # once it is loaded
+        self.step_began = 0.0  # time.monotonic(); 0 between steps
+        self._context, self._folder = context, folder
+        self._seen, self._turns = 0.0, 0  # the step that ran at the last beat; beats since, in it
+
+    def run(self) -> None:
+        outboxes = [_push(self._context, wire.worker_address(self._folder, worker)) for worker in self.workers]
+        while True:
+            self._count()
+            frame = wire.encode(self.message())
+            for outbox in outboxes:
+                outbox.send(frame)
+            time.sleep(wire.BEAT)
+
+    def _count(self) -> None:
+        """A step's time counts in beats, too: while this process stood still, no step ran."""
+        began = self.step_began
+        self._turns = self._turns + 1 if began and began == self._seen else 0
+        self._seen = began
+
+    def message(self) -> wire.Pulse:
+        made, began, engine = time.monotonic(), self.step_began, self.engine
+        stats = None if engine is None else engine.stats()
+        stepping = min(made - began, (self._turns + 1) * wire.BEAT) if began else 0.0
+        return wire.Pulse(stats, stepping, made, self.number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Checks grammars of structured output in an API process: the engine compiles only grammars that passed."""
+
+import asyncio
+
+from quintet.config import StructuredOutputsConfig
+from quintet.sampling_params import ParameterError, StructuredOutputsParams
+from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
+from quintet.structured_output.compile_check import CompileChecker
+from quintet.structured_output.grammar import LATE, SECONDS
+from quintet.structured_output.grammar_source import behind, grammar_text
+
+
+class Shapes:
+    """Compiles grammars on trial, and remembers the results."""
+
+    def __init__(self, config: StructuredOutputsConfig, seconds: float = SECONDS) -> None:
+        self.config, self._seconds = config, seconds
+        self._trials = CompileChecker()
+        self._tried = CompileCache(self._trials.why_not, seconds)
+
+    async def grammar(self, wanted: StructuredOutputsParams) -> str:
+        """It as a grammar that compiles. ParameterError says why it does not, or not in time."""
+        return await self._compiles(await asyncio.to_thread(grammar_text, wanted, self.config))
+
+    async def behind(self, grammar: str, before: str) -> str:
+        """As grammar_text.behind(), for a grammar that compiles; ParameterError as above."""
+        return await self._compiles(await asyncio.to_thread(behind, grammar, before))
+
+    async def _compiles(self, text: str) -> str:
+        trial = asyncio.wrap_future(self._tried(text))
+        trial.add_done_callback(lambda done: done.exception())  # also after the last waiter has gone
+        await asyncio.wait([trial], timeout=self._seconds)  # others may wait for the same: it is not cancelled
+        if not trial.done() or isinstance(trial.exception(), CompileTimeout):
+            raise ParameterError("structured_outputs", f"cannot be served: {LATE}")
+        if why := trial.result():
+            raise ParameterError("structured_outputs", f"cannot be served: {why}")
+        return text
+
+    def close(self) -> None:
+        self._tried.close()
+        self._trials.close()

@@ -1,0 +1,256 @@
+"""The engine as an API process sees it: a Backend over the wire. Text work happens here, off the engine's loop."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
+from quintet.config import StructuredOutputsConfig
+from quintet.engine.input_processor import InputProcessor, ModelLimits
+from quintet.engine.observability.stats import Stats
+from quintet.engine.output_processor import OutputProcessor, Processed
+from quintet.engine.sampling.logits_processors import load_processors
+from quintet.pooling_params import PoolingParams
+from quintet.sampling_params import SamplingParams
+from quintet.server.backend import Deliver, EngineDead, ModelInfo, Refused, SubmitRequest
+from quintet.server.metrics.api_processes import Peers
+from quintet.server.processes import messages as wire
+from quintet.server.processes.engine_clients import Engines
+from quintet.server.processes.grammar_checks import Shapes
+from quintet.server.processes.remote_profiler import RemoteTraces
+from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+_TURN = wire.BEAT / 2  # seconds in which silence is counted
+
+
+class RemoteBackend:
+    """Made and used in one event loop; `start()` is its first call."""
+
+    def __init__(self, folder: Path, worker: int, step_timeout: float, num_engines: int = 1) -> None:
+        self._worker = worker
+        context = zmq.asyncio.Context()
+        self._inbox = context.socket(zmq.PULL)
+        self._inbox.rcvhwm = 0
+        self._inbox.bind(wire.worker_address(folder, worker))
+        self._engines = Engines(zmq.Context(context), folder, num_engines, step_timeout)
+        self.engines = self._engines.each
+        self.peers = Peers(zmq.Context(context), folder, worker)
+        self._served: ModelInfo | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._admission: InputProcessor | None = None
+        self._processor = OutputProcessor(None)
+        self.shapes = Shapes(StructuredOutputsConfig())
+        self.thoughts: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
+        self._deliver: dict[str, Deliver] = {}
+        self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
+        self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
+        self.traces = RemoteTraces(worker, self._numbers, self._order)
+        self.dead: str | None = None  # why nothing more can come from the engine, or be understood
+        self._reader: asyncio.Task[None] | None = None
+        self._meeting: asyncio.Task[None] | None = None
+        self._counter: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to receive, and sends Join to the engines."""
+        self._engines.tell_all(wire.Join(self._worker))
+        loop = asyncio.get_running_loop()
+        self._reader, self._counter = loop.create_task(self._read()), loop.create_task(self._count())
+
+    def close(self) -> None:
+        for task in (self._reader, self._meeting, self._counter):
+            if task is not None:
+                task.cancel()
+        self._inbox.close(0)
+        self._engines.close()
+        self.peers.close()
+        self.shapes.close()
+
+    @property
+    def served(self) -> ModelInfo:
+        if self._served is None:
+            raise EngineDead(self.trouble() or self._engines.loading())
+        return self._served
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
+
+    def hung(self, silence: float = SILENCE) -> str | None:
+        """Returns why an engine counts as hung: so many seconds without a sign of life, or a step that takes too long.
+
+        Before the first sign of life it never does: importing may take as long as it likes from a slow disk.
+        """
+        return self._engines.hung(silence)
+
+    def trouble(self) -> str | None:
+        if self.dead is not None:
+            return self.dead
+        return self.hung() or (None if self._admission is not None else self._engines.loading())
+
+    def default_params(self) -> SamplingParams:
+        return self._ready().default_params()
+
+    def stats(self) -> Stats | None:
+        return self._engines.stats()
+
+    def submit(
+        self,
+        wanted: Sequence[SubmitRequest],
+        params: SamplingParams | PoolingParams,
+        priority: int = 0,
+        grammar: str = "",
+    ) -> None:
+        prompts = [(each.request_id, each.prompt) for each in wanted]
+        admitted = self._ready().admit_all(prompts, params, priority, grammar)
+        params = admitted[0][0].params if isinstance(params, PoolingParams) else params
+        added: list[str] = []
+        try:
+            for (request_id, prompt, deliver), (first, *_) in zip(wanted, admitted, strict=True):
+                ids, embeds = first.prompt_ids, bool(prompt.embeds)
+                self._processor.add(request_id, params, ids, prompt.text, first.arrival, embeds)
+                added.append(request_id)
+                self._deliver[request_id] = deliver
+            shares = self._engines.shares(admitted, added)
+            frames = [(each, wire.encode(wire.Submit.of(self._worker, share))) for each, share in shares.items()]
+            for engine, frame in frames:
+                self._engines.send(engine, frame)
+        except BaseException:
+            self._processor.abort(added)
+            for request_id in added:
+                self._deliver.pop(request_id, None)
+                self._engines.close_request(request_id)
+            raise
+
+    def abort(self, request_id: str) -> None:
+        self._deliver.pop(request_id, None)
+        self._engines.close_request(request_id)
+        self._take(self._processor.abort(request_id))
+
+    async def reset_prefix_cache(self) -> None:
+        self._engines.forget()
+        await self._order(wire.ResetPrefixCache(self._worker, next(self._numbers)))
+
+    async def sleep(self, level: int) -> None:
+        stats = self.stats()
+        try:
+            await self._order(wire.Sleep(self._worker, next(self._numbers), level))
+        except Refused:
+            if self._engines.count > 1 and stats is not None and not stats.asleep:
+                await self.wake_up()  # those that sleep: all do, or none
+            raise
+        self._engines.forget()
+
+    async def wake_up(self) -> None:
+        await self._order(wire.WakeUp(self._worker, next(self._numbers)))
+
+    async def _order(self, order: wire.Order) -> wire.Answer:
+        """Returns when all engines have done it; Refused says why one has not."""
+        self._ready()
+        loop = asyncio.get_running_loop()
+        numbers = [order.number, *itertools.islice(self._numbers, self._engines.count - 1)]
+        answers = [self._answers.setdefault(number, loop.create_future()) for number in numbers]
+        try:
+            for engine, number in enumerate(numbers):  # raises where no answer would come
+                self._engines.send(engine, wire.encode(msgspec.structs.replace(order, number=number)))
+            told = await asyncio.gather(*answers)
+        finally:
+            for number in numbers:
+                del self._answers[number]
+        if refused := [each.refused for each in told if each.refused]:
+            raise Refused(refused[0])
+        return told[0]
+
+    def fail(self, why: str) -> None:
+        """The engine has ended: so does every request, and none is taken on."""
+        self.dead = why
+        self._take(self._processor.fail(why))
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(EngineDead(why))
+
+    def forget(self, worker: int) -> None:
+        """Another API process has died: the engine ends what it had."""
+        self._engines.tell_all(wire.Leave(worker))
+
+    def _ready(self) -> InputProcessor:
+        why = self.trouble()
+        if why is not None or self._admission is None:
+            raise EngineDead(why or self._engines.loading())
+        return self._admission
+
+    async def _read(self) -> None:
+        while True:
+            message = wire.decode_to_worker(await self._inbox.recv())
+            if isinstance(message, wire.FromPeer):  # no sign of life of the engine
+                self.peers.take(message)
+                continue
+            self._engines.hear(message)
+            if isinstance(message, wire.Deltas):
+                self._take(self._processor.process(message.deltas))
+            elif isinstance(message, wire.Pulse):
+                continue
+            elif isinstance(message, wire.Hello):
+                if served := self._engines.meet(message):
+                    self._meeting = asyncio.create_task(self._meet(served))  # signs of life are heard meanwhile
+            elif message.number in self._answers and not self._answers[message.number].done():
+                self._answers[message.number].set_result(message)
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(_TURN)
+            self.peers.turn(_TURN)
+            self._engines.turn(_TURN)
+
+    async def _meet(self, served: ModelInfo) -> None:
+        """Loads the tokenizer and the checks of requests, once the model is loaded."""
+        self._served = served
+        try:
+            await self._learn(served)
+        except (ValueError, OSError, MemoryError) as error:  # what the user can mend
+            self.fail(f"the model's tokenizer or a logits processor cannot be loaded: {error or type(error).__name__}")
+        except Exception as error:
+            logger.exception("an API process broke")
+            self.fail(f"an API process broke: {type(error).__name__}: {error}")
+
+    async def _learn(self, served: ModelInfo) -> None:
+        if served.tokenizer is not None:
+            self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
+        eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
+        pooling = None if served.pooling is None else served.pooling.ending(self._tokenizer)
+        bounds = ModelLimits(
+            served.vocab_size,
+            served.max_model_len,
+            served.max_logprobs,
+            by_priority=served.by_priority,
+            pooling=pooling,
+            transfers=served.transfers,
+        )
+        defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
+        name = f"{self._worker}/" if self._worker else ""
+        self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
+        self.shapes = Shapes(served.structured_outputs)
+        processors = load_processors(served.processors)
+        self._admission = InputProcessor(
+            bounds, self._tokenizer, eos, served.seed, processors, defaults, name, thoughts=lambda: self.thoughts()
+        )
+
+    def _take(self, processed: Processed) -> None:
+        for output in processed.outputs:
+            deliver = self._deliver.get(output.request_id)
+            if output.finished:
+                self._deliver.pop(output.request_id, None)
+                self._engines.close_request(output.request_id)
+            if deliver is not None:
+                deliver(output)
+        if processed.aborts:
+            self._engines.tell_all(wire.Abort(self._worker, processed.aborts))

@@ -1,0 +1,267 @@
+"""The server as a whole: the engines' processes, further API processes, and this one, which serves and watches."""
+
+import asyncio
+import dataclasses
+import logging
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quintet.config import EngineConfig
+from quintet.config.schema.error_names import NameTranslation
+from quintet.engine.data_parallel import each_engine
+from quintet.server.config import ServerConfig
+from quintet.server.processes.child import ENDING, REFUSED
+from quintet.server.processes.children import API, ENGINE, Child, Exit, inheritable
+from quintet.server.processes.messages import Orders, engine_name, last_words
+from quintet.server.socket_folder import PrivateFolder
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 0.5  # seconds between two looks at the engine's pulse
+_LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
+_HASTE = 3.0  # seconds that they have when all end at once: of these, callers get one
+_FAREWELL = 15.0  # seconds that engines have to end ranks of other machines
+_SOONEST = 1.0  # seconds before an API process that died is started again
+
+
+class Supervisor:
+    """Starts the engine when it is made, so that it loads while this process imports what it needs for HTTP."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        listener: socket.socket,
+        wording: NameTranslation | None = None,
+    ) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
+        self._settings, self._listener = server, listener
+        self._profiles = engine.profiler_config.profiler is not None
+        self._folder = PrivateFolder()  # of the sockets between the processes
+        self._orders = Orders(
+            folder=str(self._folder.path),
+            worker=-1,
+            num_workers=server.api_workers,
+            log_level=server.log_level,
+            engine=_plain(engine),
+            server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
+            wording=wording or NameTranslation(),
+        )
+        self._failed: str | None = None  # why the server ends
+        self._engines: list[Child] = []  # one, as a rule
+        try:
+            for number, config in enumerate(each_engine(engine)):
+                self._engines.append(Child(ENGINE, _for_engine(self._orders, number, config)))
+        except OSError:
+            self._end_engines()
+            self._clear_up()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            raise
+        self._others: dict[int, Child] = {}  # API processes besides this one
+        self._silent: dict[int, str] = {}  # API processes that were ended, and why, until their end is seen
+        self._signal = "shutdown requested"  # by which signal, if it was one
+        self._told = False  # to end, while nothing else listens to that
+        self._serving = self._ending = False
+        self._refused = False  # the engine has printed why it does not start
+
+    def run(self) -> int:
+        """Serves until it is stopped, and returns 0; or until the engine is gone, and returns 1."""
+        try:
+            for each in ENDING:
+                signal.signal(each, self._signalled)  # until the HTTP server has its own
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+            from quintet.server.uvicorn_server import run_loop
+
+            run_loop(self._serve())
+        finally:
+            self._close()
+        if self._serving and self._api.ending is not None:
+            logger.info("%s", self._api.ending.over(len(self._api.service.cut_short)))
+        if self._failed is not None and not self._refused:
+            logger.error("%s; the server ends", self._failed)
+        return 0 if self._failed is None else 1
+
+    async def _serve(self) -> None:
+        from quintet.server.processes.api_process import ApiServer
+
+        self._loop, self._serving = asyncio.get_running_loop(), True
+        self._api = ApiServer(
+            self._settings, self._folder.path, 0, self._stop_others, self._profiles, len(self._engines)
+        )
+        for number, each in enumerate(self._engines):
+            each.follow(partial(self._told_of_end, number))
+        for worker in range(1, self._settings.api_workers):
+            self._start(worker)
+        watch = self._loop.create_task(self._watch())
+        await self._api.run(self._listener)
+        await self._until_alone()
+        self._ending = True
+        watch.cancel()
+
+    async def _until_alone(self) -> None:
+        """Waits for API processes that still have calls; handles the engine's end and signals meanwhile."""
+        forced, self._told = self._api.forced, False
+        drain = self._settings.drain_timeout if self._failed is None else 0.0
+        end = self._loop.time() + (_HASTE if forced else _LAST_WORDS + drain)
+        while self._loop.time() < end and any(child.lives for child in self._others.values()):
+            if self._told and not forced:
+                forced, end = True, min(end, self._loop.time() + _HASTE)
+                self._stop_others()
+            if self._failed is not None:
+                end = min(end, self._loop.time() + _LAST_WORDS)
+            await asyncio.sleep(_LOOK / 10)
+
+    def _signalled(self, number: int, *_: object) -> None:
+        """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
+        self._signal = signal.Signals(number).name
+        if self._told and not self._serving:
+            raise SystemExit(0)
+        self._told = True
+
+    def _later(self, call: partial[None]) -> None:
+        """From a thread, into the loop; which may have ended by then."""
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            logger.debug("a child ended after the loop")
+
+    async def _watch(self) -> None:
+        """Logs when the server is ready, ends it when the engine hangs, and API processes that do."""
+        ready = False
+        while True:
+            await asyncio.sleep(_LOOK if ready else _LOOK / 10)
+            remote = self._api.remote
+            if self._told and not self._api.service.draining:
+                self._api.stop(self._signal)
+            if not ready and self._api.serves and remote.trouble() is None:
+                ready = True
+                logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
+            if remote.dead is not None:
+                return self._fail(remote.dead)
+            hung = remote.hung(self._settings.engine_timeout)
+            if hung is not None:
+                self._fail(f"{hung}; it was ended")
+                for each in self._engines:
+                    each.kill()
+                return None
+            self._end_silent()
+
+    def _where(self) -> str:
+        if self._settings.uds:
+            return self._settings.url
+        return dataclasses.replace(self._settings, port=self._listener.getsockname()[1]).url
+
+    def _told_of_end(self, number: int, how: Exit) -> None:
+        self._later(partial(self._engine_ended, number, how))
+
+    def _engine_ended(self, number: int, how: Exit) -> None:
+        """Ends the server: the other engines would serve with part of the machine, a restarted server gets all of
+        it."""
+        if not self._ending:
+            self._refused = self._refused or how.code == REFUSED
+            self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}{self._last_words(number)}")
+
+    def _last_words(self, number: int) -> str:
+        """Returns what broke an engine, in brackets, if it could write that."""
+        try:
+            return f" ({last_words(self._folder.path, number).read_text(errors='replace')})"
+        except OSError:
+            return ""
+
+    def _fail(self, why: str) -> None:
+        if self._failed is None:
+            self._failed = why
+            self._api.fail(why)
+            self._stop_others(why)
+
+    def _start(self, worker: int) -> None:
+        if self._ending or self._failed is not None or self._api.service.draining:
+            return  # a process that gets no order to end would keep the server
+        listener = inheritable(self._listener.fileno())
+        try:
+            child = Child(API, _for_worker(self._orders, worker, listener))
+            self._others[worker] = child
+            child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
+        except (OSError, RuntimeError) as error:  # nothing to spare for a process, or for the thread that watches it
+            logger.error("API process %d cannot be started (%s); it is tried again", worker, error)
+            unwatched = self._others.pop(worker, None)
+            if unwatched is not None:
+                unwatched.kill()
+            self._loop.call_later(_SOONEST, self._start, worker)
+
+    def _api_ended(self, worker: int, how: Exit) -> None:
+        """Its requests end; another takes its place."""
+        why = self._silent.pop(worker, how)
+        self._api.remote.peers.forget(self._others[worker].pid)
+        if self._ending or self._failed is not None or self._api.service.draining:
+            return
+        logger.error("API process %d has ended: %s; another is started", worker, why)
+        self._api.remote.forget(worker)
+        self._loop.call_later(_SOONEST, self._start, worker)
+
+    def _end_silent(self) -> None:
+        """Ends API processes that are stopped or hang: callers wait in vain, and the engine still writes to them."""
+        peers = self._api.remote.peers
+        for worker, child in self._others.items():
+            quiet = peers.quiet(child.pid)
+            if quiet > self._settings.engine_timeout:
+                peers.forget(child.pid)
+                self._silent[worker] = f"it gave no sign of life for {quiet:.0f} s"
+                child.kill()
+
+    def _stop_others(self, why: str = "") -> None:
+        """They drain, or fail, while this process does; those that drain already end at once."""
+        for child in self._others.values():
+            child.ask_to_end(why)
+
+    def _hurry(self, *_: object) -> None:
+        """Ends all at once, at a signal that comes while this process waits for the others."""
+        for child in (*self._others.values(), *self._engines):
+            child.let_go()
+
+    def _close(self) -> None:
+        """Ends every process, and leaves nothing in the file system."""
+        for each in ENDING:
+            signal.signal(each, self._hurry)
+        for child in self._others.values():
+            child.let_go()
+        for child in self._others.values():
+            child.close()
+        self._end_engines()
+        self._clear_up()
+
+    def _end_engines(self) -> None:
+        """Ends all engines at once: none waits for another. In an orderly end, they end ranks of other machines
+        first."""
+        orderly = self._failed is None
+        for each in self._engines:
+            (each.ask_to_end if orderly else each.let_go)()
+        end = time.monotonic() + (_FAREWELL if orderly else 0.0)
+        for each in self._engines:
+            each.close(max(0.0, end - time.monotonic()))
+
+    def _clear_up(self) -> None:
+        self._folder.remove()
+        self._listener.close()
+        if self._settings.uds:
+            Path(self._settings.uds).unlink(missing_ok=True)
+
+
+def _plain(engine: EngineConfig) -> dict[str, Any]:
+    return {each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)}
+
+
+def _for_engine(orders: Orders, number: int, engine: EngineConfig) -> Orders:
+    """The same, for one of the engines."""
+    return msgspec.structs.replace(orders, number=number, engine=_plain(engine))
+
+
+def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
+    """The same, for one API process. Keys in them go through a pipe, which no other process can read."""
+    return msgspec.structs.replace(orders, worker=worker, listen=listener)

@@ -1,1 +1,0 @@
-"""The settings of an engine by concern, and the environment; `quintet.config` is their door."""

@@ -1,0 +1,1 @@
+"""Simulates load on an engine in virtual time, from measured step costs."""

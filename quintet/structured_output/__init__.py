@@ -1,0 +1,1 @@
+"""Structured output: from JSON schemas, regular expressions, EBNF and structural tags to llguidance grammars."""

@@ -1,0 +1,82 @@
+"""Builds llguidance grammars from a request's structured output parameters."""
+
+import json
+from typing import Any
+
+from quintet.config import StructuredOutputsConfig
+from quintet.parsers.schema import WHITESPACE
+from quintet.sampling_params import ParameterError, StructuredOutputsParams
+from quintet.structured_output.json_schema import servable
+from quintet.structured_output.structural_tag import MAX_SIZE, as_lark, structural_lark
+
+
+def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    """One text for all who ask for the same. ParameterError if it is too large, or no JSON where it should be."""
+    library = llguidance()
+    try:
+        text = _written(library.LLMatcher, wanted, config)
+    except (ValueError, RecursionError, OverflowError) as error:
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ParameterError("structured_outputs", f"cannot be served: {why}") from None
+    if len(text) > MAX_SIZE:
+        raise ParameterError("structured_outputs", f"may have {MAX_SIZE} characters as a grammar, not {len(text)}")
+    return text
+
+
+def behind(grammar: str, before: str) -> str:
+    """The Lark grammar `before`, in which @answer stands for the other. ParameterError if the two are too large."""
+    written = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    answer, *others = written
+    text = json.dumps({"grammars": [{"lark_grammar": before}, {**answer, "name": "answer"}, *others]})
+    if len(text) > 2 * MAX_SIZE:
+        raise ParameterError("structured_outputs", f"may have {2 * MAX_SIZE} characters as a grammar, not {len(text)}")
+    return text
+
+
+def llguidance() -> Any:
+    """The library; ParameterError where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        raise ParameterError(
+            "structured_outputs", "need the package llguidance, which is not here: pip install 'quintet[structured]'"
+        ) from None
+    return llguidance
+
+
+def _written(make: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    if wanted.regex is not None:
+        return str(make.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        return str(make.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in wanted.choice)))
+    if wanted.grammar is not None:
+        return str(make.grammar_from_lark(as_lark(wanted.grammar)))
+    if wanted.structural_tag is not None:
+        tag = wanted.structural_tag
+        return str(make.grammar_from_lark(structural_lark(_parsed(tag) if isinstance(tag, str) else tag)))
+    return _json(make, {"type": "object"} if wanted.json is None else wanted.json, wanted, config)
+
+
+def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: StructuredOutputsConfig) -> str:
+    if isinstance(schema, str):
+        schema = _parsed(schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError("a JSON schema is an object")
+    closed = wanted.disable_additional_properties or config.disable_additional_properties
+    schema = servable(schema, closed=bool(closed))
+    bare = wanted.disable_any_whitespace or config.disable_any_whitespace
+    options: dict[str, Any] = {"whitespace_flexible": not bare}
+    if not bare:
+        options["whitespace_pattern"] = WHITESPACE
+    if wanted.whitespace_pattern is not None:
+        options["whitespace_pattern"] = wanted.whitespace_pattern
+    return str(make.grammar_from_json_schema(json.dumps(schema), defaults=options))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the schema is no JSON: {error}") from None

@@ -1,0 +1,1 @@
+"""Tokenizers, incremental detokenization, the bytes of tokens, and stop strings."""

@@ -1,0 +1,97 @@
+"""Answers taken apart for HTTP: what is told, and what is not."""
+
+from typing import Any
+
+import pytest
+
+from quintet.chat.output_parser import OutputFormat, OutputParser, Parsers, marker_ids
+from quintet.chat.tool_choice import MAX_TOOLS, ToolChoice, forced_grammar, read_tools, strict_grammar
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
+from quintet.sampling_params import ParameterError
+from quintet.server.config import ServerConfig
+from quintet.server.http.cooperative import Turns
+from quintet.server.http.openai.messages import delta_of, hear_all, message_of
+from tests.server.fakes import bundled_tokenizer
+
+HERMES, THINK = TOOL_PARSERS.get("hermes"), REASONING_PARSERS.get("think")
+LISTENING = OutputFormat(HERMES, THINK, (Tool("f"), Tool("g")))
+CALL = '<tool_call>{"name": "f", "arguments": {"a": [1, "<"]}}</tool_call>'
+TEXT = f"<think>Hm.</think>Well: {CALL}{CALL.replace('f', 'g', 1)}"
+
+
+async def whole(text: str, listening: OutputFormat = LISTENING) -> tuple[Any, str | None]:
+    speech = OutputParser(listening)
+    return message_of(await hear_all(speech, text, Turns())), speech.reason("stop")
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 10_000])
+async def test_deltas_add_up_to_the_message(step: int) -> None:
+    message, reason = await whole(TEXT)
+    speech = OutputParser(LISTENING)
+    deltas = [delta_of(speech.hear(TEXT[at : at + step], ended=False)) for at in range(0, len(TEXT), step)]
+    deltas.append(delta_of(speech.hear("", ended=True)))
+    assert "".join(each.content for each in deltas if isinstance(each.content, str)) == message.content == "Well:"
+    assert "".join(each.reasoning for each in deltas if isinstance(each.reasoning, str)) == message.reasoning == "Hm."
+    parts = [part for each in deltas if isinstance(each.tool_calls, list) for part in each.tool_calls]
+    for index, call in enumerate(message.tool_calls):
+        mine = [part.function for part in parts if part.index == index]
+        assert "".join(part.arguments for part in mine) == call.function.arguments == '{"a": [1, "<"]}'
+        assert mine[0].name == call.function.name == "fg"[index]
+    for each in deltas:
+        indices = [part.index for part in each.tool_calls] if isinstance(each.tool_calls, list) else []
+        assert len(set(indices)) == len(indices)  # clients read the first part of a call alone
+        assert each.content != ""  # a text would begin there
+    assert reason == speech.reason("stop") == "tool_calls"
+
+
+async def test_a_call_that_broke_is_no_reason() -> None:
+    message, reason = await whole('<tool_call>{"name": "f", "arguments": {"a": 1, oops}}</tool_call>')
+    assert reason == "stop" and message.tool_calls[0].function.arguments == '{"a": 1'
+
+
+async def test_without_parallel_calls_the_first_alone_is_told() -> None:
+    message, _ = await whole(TEXT, OutputFormat(HERMES, THINK, LISTENING.tools, parallel=False))
+    assert [call.function.name for call in message.tool_calls] == ["f"]
+
+
+async def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
+    message, _ = await whole(TEXT, OutputFormat(HERMES, THINK, LISTENING.tools, tell_thoughts=False))
+    assert message.content == "Well:" and not isinstance(message.reasoning, str)
+
+
+def test_a_prompt_that_ends_within_the_answer_begins_no_thought() -> None:
+    r1 = REASONING_PARSERS.get("deepseek_r1")
+    assert r1.begins_inside("<a>") and not r1.begins_inside("<a><think>x</think>The answer is", continues=True)
+    assert r1.begins_inside("<a><think>so far", continues=True)
+
+
+def test_the_family_settles_which_of_several_formats_it_is() -> None:
+    template = "{{ '<tool_calls>' }}{{ '</tool_calls>' }}"
+    found = {family: Parsers.of(ServerConfig(), None, template, family).tool for family in ("jamba", "minimax")}
+    assert found == {family: TOOL_PARSERS.get(family) for family in found}
+
+
+def test_of_special_tokens_markers_alone_are_asked_for() -> None:
+    bundled = bundled_tokenizer()
+    assert marker_ids(LISTENING, bundled) == []  # <tool_call> and <think> are tokens like others there
+    within = REASONING_PARSERS.get("openai_gptoss")
+    assert marker_ids(OutputFormat(None, within), bundled) == [bundled.added["<|end|>"]] != sorted(bundled.special_ids)
+
+
+def test_a_schema_without_an_end_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"properties": {"a": schema}}
+    wanted = ToolChoice((Tool("f", schema, strict=True),), "required")
+    with pytest.raises(ParameterError, match="nested too deep"):
+        forced_grammar(wanted, LISTENING, {})
+    assert strict_grammar(wanted._replace(mode="auto"), LISTENING, {}) == ""
+
+
+def test_allowed_tools_are_bounded_and_looked_up() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{each}"}} for each in range(MAX_TOOLS)]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools[::-1]}}
+    assert len(read_tools(tools, choice).tools) == MAX_TOOLS
+    choice["allowed_tools"] = {"mode": "auto", "tools": tools * 2}
+    with pytest.raises(ParameterError, match="a list of 1 to 1024 tools"):
+        read_tools(tools, choice)

@@ -1,0 +1,230 @@
+"""The streaming HTTP client, against a server that misbehaves on request."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from quintet.clients import http_client as http_stream
+from quintet.clients.http_client import Address, Answer, ConnectionLost, Events, HttpClient, ProtocolError
+from tests.clients.conftest import Fake
+
+
+def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: Any) -> tuple[Answer, bytes]:
+    """Sends the same request one after the other; the last answer, and all that was streamed."""
+    pieces: list[bytes] = []
+
+    async def work() -> Answer:
+        client = HttpClient(Address("127.0.0.1", fake.port), {"x-test": "1"}, idle)
+        try:
+            answer = Answer()
+            for _ in range(times):
+                body = json.dumps({"model": model, "stream": True, **fields}).encode()
+                answer = await client.request("POST", "/v1/completions", body, lambda piece, now: pieces.append(piece))
+            return answer
+        finally:
+            client.close()
+
+    return http_stream.run(work()), b"".join(pieces)
+
+
+def events(data: bytes) -> list[bytes]:
+    found: list[bytes] = []
+    cut = Events(found.append)
+    cut.feed(data)
+    cut.finish()
+    return found
+
+
+def test_chunks_are_joined_and_the_connection_is_used_again(fake: Fake) -> None:
+    answer, data = ask(fake, "echo", times=3)
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    texts = [json.loads(each)["choices"] for each in events(data) if each != b"[DONE]"]
+    assert [choices[0]["text"] for choices in texts if choices] == [" 0", " 1", " 2", " 3"] * 3
+    assert {asked.connection for asked in fake.asked} == {1}
+    assert fake.asked[0].headers["x-test"] == "1"
+
+
+def test_an_error_is_kept_whole_and_never_reaches_the_sink(fake: Fake) -> None:
+    answer, data = ask(fake, "fault")
+    assert (answer.status, data) == (500, b"")
+    assert json.loads(answer.body)["error"]["message"] == "it broke"
+
+
+@pytest.mark.parametrize(
+    ("model", "error"), [("breaks-off", ConnectionLost), ("hangs-up", ConnectionLost), ("bad-chunk", ProtocolError)]
+)
+def test_what_is_not_whole_is_an_error(fake: Fake, model: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ask(fake, model)
+
+
+def test_silence_has_an_end(fake: Fake) -> None:
+    with pytest.raises(TimeoutError, match="nothing came"):
+        ask(fake, "silent", idle=0.05)
+
+
+def test_an_answer_may_end_with_its_connection(fake: Fake) -> None:
+    answer, data = ask(fake, "until-close", times=2)
+    assert answer.status == 200
+    assert [each == b"[DONE]" for each in events(data)] == [False, True] * 2
+    assert {asked.connection for asked in fake.asked} == {1, 2}
+
+
+def test_a_connection_that_the_server_closed_is_replaced(fake: Fake) -> None:
+    async def work() -> int:
+        client = HttpClient(Address("127.0.0.1", fake.port))
+        await asyncio.gather(*(client.request("GET", "/v1/models") for _ in range(3)))
+        for connection in client._free:
+            connection.closed = False  # as where the server's FIN is still on its way
+            connection._transport.abort()
+        return (await client.request("GET", "/v1/models")).status
+
+    assert http_stream.run(work()) == 200
+
+
+def test_a_sink_that_fails_ends_the_request_alone(fake: Fake) -> None:
+    def sink(piece: bytes, now: float) -> None:
+        raise ValueError("no more")
+
+    async def work() -> int:
+        client = HttpClient(Address("127.0.0.1", fake.port))
+        with pytest.raises(ValueError, match="no more"):
+            await client.request("POST", "/v1/completions", b'{"model": "echo", "stream": true}', sink)
+        return (await client.request("GET", "/v1/models")).status
+
+    assert http_stream.run(work()) == 200
+
+
+def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
+    async def work() -> None:
+        heard = asyncio.Event()
+        client = HttpClient(Address("127.0.0.1", fake.port))
+        request = client.request("POST", "/v1/completions", b'{"model": "held"}', lambda piece, now: heard.set())
+        task = asyncio.create_task(request)
+        await asyncio.wait_for(heard.wait(), 60)
+        task.cancel()
+        await asyncio.wait([task])
+
+    http_stream.run(work())
+    assert fake.gone.wait(60)
+
+
+def test_a_unix_socket_will_do(fake: Fake) -> None:
+    async def work() -> Answer:
+        return await HttpClient(Address("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")
+
+    assert json.loads(http_stream.run(work()).body)["data"][0]["id"] == "echo"
+    assert fake.asked[0].headers["host"] == "localhost"
+
+
+# ------------------------------------------------------------------------------------------- answers byte by byte
+
+
+def answer_of(*pieces: bytes) -> Answer:
+    """What the client makes of bytes that a server sends to its first request."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    async def work() -> Answer:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+            return await HttpClient(address, idle_seconds=60).request("GET", "/")
+
+    return asyncio.run(work())
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_continue_announces_the_answer() -> None:
+    answer = answer_of(b"HTTP/1.1 100 Continue\r\n\r\n", OK + b"content-length: 2\r\nX-A: b\r\n\r\nhi")
+    assert (answer.status, answer.body, answer.headers["x-a"]) == (200, b"hi", "b")
+
+
+def test_an_answer_too_many_changes_nothing() -> None:
+    second = b"HTTP/1.1 500 x\r\ncontent-length: 3\r\nx-b: c\r\n\r\nbad"
+    answer = answer_of(OK + b"content-length: 2\r\n\r\nhi" + second)
+    assert (answer.status, answer.body, answer.headers) == (200, b"hi", {"content-length": "2"})
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error"),
+    [
+        ([b"220 mail.example.org ready\r\n"], ProtocolError),
+        ([OK, b"x: " + b"y" * 200_000, b"y" * 200_000], ProtocolError),
+        ([OK + b"content-length: nine\r\n\r\n"], ProtocolError),
+        ([OK + b"content-length: 5\r\n\r\nhi"], ConnectionLost),
+        ([OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhi"], ConnectionLost),
+        ([OK], ConnectionLost),
+        ([], ConnectionLost),
+    ],
+)
+def test_half_an_answer_is_none(pieces: list[bytes], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        answer_of(*pieces)
+
+
+def test_no_server_is_an_error_of_the_system() -> None:
+    with pytest.raises(OSError):
+        http_stream.run(HttpClient(Address("127.0.0.1", 1)).request("GET", "/"))
+    with pytest.raises(FileNotFoundError):
+        http_stream.run(HttpClient(Address("x", 80, uds="/nowhere/socket")).request("GET", "/"))
+
+
+def test_the_loop_is_the_fastest_that_there_is() -> None:
+    async def name() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    assert http_stream.run(name()) == "uvloop"
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, http_stream.run])
+def test_both_loops_do_the_same(fake: Fake, runner: Callable[[Coroutine[Any, Any, int]], int]) -> None:
+    async def work() -> int:
+        client, size = HttpClient(Address("127.0.0.1", fake.port)), 0
+
+        def sink(piece: bytes, now: float) -> None:
+            nonlocal size
+            size += len(piece)
+
+        await client.request("POST", "/v1/completions", b'{"model": "drips", "stream": true}', sink)
+        client.close()
+        return size
+
+    assert runner(work()) > 100
+
+
+# -------------------------------------------------------------------------------------------------------- events
+
+
+STREAM = b': note\n\nevent: x\ndata: {"a":1}\n\ndata: one\ndata: two\n\ndata:three\r\n\r\nid: 5\n\ndata: [DONE]\n\n'
+FOUND = [b'{"a":1}', b"one\ntwo", b"three", b"[DONE]"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_are_the_same_however_they_are_cut(size: int) -> None:
+    found: list[bytes] = []
+    cut = Events(found.append)
+    for at in range(0, len(STREAM), size):
+        cut.feed(STREAM[at : at + size])
+    assert found == FOUND
+
+
+def test_a_last_event_needs_no_blank_line() -> None:
+    assert events(b"data: a\n\ndata: [DONE]") == [b"a", b"[DONE]"]
+    assert events(b"") == []
+
+
+def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_stream, "MAX_EVENT", 10)
+    with pytest.raises(ProtocolError, match="longer than 10"):
+        events(b"data: " + b"x" * 20)

@@ -1,0 +1,210 @@
+"""Slots of states: what a step reads holds just the tokens before it, whatever comes between."""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import CONFIG_MAPPING
+
+from quintet.chat.prompts import Prompt
+from quintet.config import EngineConfig
+from quintet.conformance.checkpoints.tiny import EVERY, variant
+from quintet.engine.client import EngineClient
+from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.kv_cache.groups import KVCacheGroup, KVCacheLayout
+from quintet.engine.memory_planner import ModelMemory, plan_memory
+from quintet.engine.request import CoreRequest
+from quintet.engine.startup import launch, prepare
+from quintet.interface.platform import Platform
+from quintet.interface.types import Estimate, Layout, Memory, StateSpec
+from quintet.platforms.cpu import PLATFORM
+from tests.helpers.behind import Work, behind
+from tests.helpers.null_engine import greedy
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+STATE = Layout(torch.float32, (4, 8, 8), unit="request")  # 1 KiB
+PAGE = Layout(torch.float32, (2, 1, 16, 8))  # 1 KiB
+
+
+class Contents:
+    """Stands between the plan and the step, and knows of which tokens each slot holds the state. What is wrong is
+    noted: an engine takes an error for a step's."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._of: dict[int, tuple[int, ...]] = {}
+        builder: Any = client.engine._runner._batches
+        self._build: Callable[..., Any] = builder.build
+        builder.build = self.build
+        self.begun = 0  # requests that went on from a state that was kept
+        self.faults: list[str] = []
+
+    def build(self, plan: Any) -> Any:
+        host, rows = self._build(plan)
+        table = host.groups[-1].table.tolist()
+        reads, writes = {read for read, _ in table}, [write for _, write in table]
+        if len(set(writes)) < len(writes) or reads & set(writes) or 0 in writes:
+            self.faults.append(f"a state is written that another writes or reads: {table}")
+        for (request, count), (read, write) in zip(plan.tokens.items(), table, strict=True):
+            known = tuple(request.token_ids[: request.num_computed])
+            if (self._of[read] if read else ()) != known:
+                self.faults.append(f"{request.request_id} goes on from a state of other tokens")
+            self._of[write] = tuple(request.token_ids[: request.num_computed + count])
+            self.begun += request.num_cached > 0 and request.num_cached == request.num_computed
+        return host, rows
+
+
+def client(family: str, name: str, **more: Any) -> EngineClient:
+    given = {"max_model_len": 128, "num_pages": 30, "page_size": 8, "max_num_batched_tokens": 24, **more}
+    folder = str(variant(family, name).folder)
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    return EngineClient(config, progress=False)
+
+
+@pytest.mark.parametrize(("family", "name"), [("lfm2", "plain"), ("mamba2", "plain")])
+@settings(derandomize=True, max_examples=6, deadline=None, database=None)
+@given(seed=st.integers(0, 2**20), drafts=st.booleans(), seqs=st.integers(1, 5))
+def test_a_step_reads_the_state_of_the_tokens_before_it(
+    family: str, name: str, seed: int, drafts: bool, seqs: int
+) -> None:
+    """Through preemptions, aborts, drafts that are refused, and a cache that is forgotten."""
+    rng = random.Random(seed)
+    engine = client(family, name, max_num_seqs=seqs, speculative_config=NGRAM if drafts else None)
+    contents = Contents(engine)
+    stem = [rng.randrange(3, 9) for _ in range(60)]
+    for number in range(10):
+        prompt = stem[: rng.randrange(60)] + [rng.randrange(3, 9) for _ in range(rng.randrange(1, 30))]
+        engine.add(str(number), Prompt(prompt), greedy(max_tokens=rng.randrange(1, 30)))
+        for _ in range(rng.randrange(6)):
+            engine.step()
+            engine.engine.check_integrity()
+        if rng.random() < 0.15:
+            engine.engine.abort([str(rng.randrange(number + 1))])
+        if rng.random() < 0.1:
+            engine.engine.reset_prefix_cache()
+    while engine.busy:
+        engine.step()
+        engine.engine.check_integrity()
+    assert not contents.faults
+    slots = engine.engine.scheduler.tables.slots
+    assert slots is not None and slots.num_used == 0 and engine.engine.scheduler.pool.num_used == 0
+
+
+def test_prompts_go_on_from_states_that_are_kept() -> None:
+    """Otherwise the property above says little."""
+    engine = client("mamba2", "plain")
+    contents = Contents(engine)
+    for _ in range(3):
+        engine.add("only", Prompt(list(range(3, 50))), greedy(max_tokens=3))
+        while engine.busy:
+            engine.step()
+    assert contents.begun == 2 and not contents.faults
+    assert engine.engine.stats().prefix_hits == 2 * 40
+
+
+def test_the_plan_counts_states() -> None:
+    arrangement = KVCacheLayout((KVCacheGroup(),), (PAGE,), (STATE,), stateful=True)
+    assert (arrangement.page_bytes, arrangement.slot_bytes) == (1024, 1024)
+    footprint = ModelMemory(Estimate(0, 0), arrangement, 128, 64)
+    memory = Memory(1 << 30, 1 << 30, 0)
+    config = EngineConfig(max_num_seqs=4, max_model_len=128, kv_cache_memory_bytes=100 * 1024)
+    made = plan_memory(config, footprint, memory)
+    assert (made.num_slots, made.num_requests) == (1 + 3 * 4, 6)
+    assert made.num_pages == 1 + 4 * 8 and made.kv_bytes == (33 + 13) * 1024
+    without = plan_memory(config.replace(enable_prefix_caching=False), footprint, memory)
+    assert (without.num_slots, without.num_requests) == (1 + 2 * 4, 4)
+    tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)
+    assert (tight.num_slots, tight.num_requests) == (12, 5)
+    crowded = plan_memory(config.replace(kv_cache_memory_bytes=13 * 1024), footprint, memory)
+    assert (crowded.num_slots, crowded.num_pages) == (4, 9), "states leave room for one request's pages"
+    alone = plan_memory(config, replace(footprint, arrangement=KVCacheLayout((), (), (STATE,), stateful=True)), memory)
+    assert alone.num_slots == 13 and alone.each == 0
+    with pytest.raises(ValueError, match="KV cache needs 9 pages"):
+        plan_memory(config.replace(kv_cache_memory_bytes=8 * 1024), footprint, memory)
+
+
+def test_behind_a_device_the_state_of_an_answer_is_kept_too() -> None:
+    """A step is planned before the token is known that fills a page."""
+    work, folder = Work(), str(variant("lfm2", "plain").folder)
+    given: dict[str, Any] = {"page_size": 4, "num_pages": 40, "max_model_len": 64, "max_num_seqs": 2}
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    prepared = prepare(config, behind(work, overlap=True, static_shapes=False))
+    work.take(prepared.ranks.workers[0].ops)
+    engine = launch(prepared, progress=False)
+    work.begin()
+    said = list(range(3, 9))
+    for name in ("first", "second"):
+        engine.add(CoreRequest(name, tuple(said), greedy(), (0, 0), 8))
+        while engine.busy:
+            said += [token for delta in engine.step() for token in delta.token_ids]
+            engine.check_integrity()
+    assert engine.stats().prefix_hits == 12, "of 14 tokens"
+
+
+@pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2", "rwkv7"])
+def test_states_alone_hold_as_many_tokens_as_are_asked_for(family: str, tmp_path: Path) -> None:
+    """Their published configs do not say how long a text they were made for, or mean how long they were trained."""
+    entries = {**EVERY[family]["plain"], "model_type": family}
+    if family == "rwkv7":
+        entries |= {"max_position_embeddings": 512, "architectures": ["RWKV7ForCausalLM"]}
+    else:
+        del entries["max_position_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    made = EngineConfig(model=str(tmp_path), device="null", load_format="dummy")
+    assert prepare(made).plan.max_model_len == 2048
+    assert prepare(made.replace(max_model_len=5000)).plan.max_model_len == 5000
+
+
+@pytest.mark.parametrize(
+    "family", [*("bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "minimax", "qwen3_next")]
+)
+def test_no_other_activation_than_silu_follows_a_convolution(family: str) -> None:
+    config = CONFIG_MAPPING[family](**{**EVERY[family]["plain"], "hidden_act": "gelu"})
+    with pytest.raises(ValueError, match=f"^{family} with hidden_act='gelu' is not supported"):
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, 128))
+
+
+def test_no_more_requests_run_than_have_states() -> None:
+    """Room for the states of two requests at once, of four that may run."""
+    worker = Worker(PLATFORM(), variant("mamba2", "plain").config, ModelSizes(torch.float32, 16, 128))
+    size = worker.arrangement.slot_bytes
+    folder = str(variant("mamba2", "plain").folder)
+    given: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 5 * size}
+    config = EngineConfig.from_kwargs(
+        model=folder, device="null", load_format="dummy", skip_tokenizer_init=True, **given
+    )
+    engine = EngineClient(config, progress=False)
+    for number in range(4):
+        engine.add(str(number), Prompt([3, 4, 5]), greedy(max_tokens=4))
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, len(engine.engine.scheduler.running))
+    assert most == 2
+
+
+def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:
+    platform: Platform = PLATFORM()
+    platform.states = False  # type: ignore[misc]  # as one that was written before
+    with pytest.raises(
+        ValueError, match=r"keeps pages alone, and layers of lfm2 keep a state per request \(short_conv\)"
+    ):
+        Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.float32, 16, 128))
+
+
+def test_a_mixer_for_states_says_what_it_keeps() -> None:
+    platform = PLATFORM()
+    worker = Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.bfloat16, 16, 128))
+    assert {layout.unit for layout in worker.arrangement.states} == {"request"}
+    mixer = platform.mixer(StateSpec("state_space", (2, 3, 4)), worker.ops, 0)
+    assert mixer.layouts == (Layout(torch.float32, (2, 3, 4), unit="request"),)

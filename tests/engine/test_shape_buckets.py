@@ -1,0 +1,142 @@
+"""Sizes for a device with fixed shapes, and the rows of logits that a step may have."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.chat.prompts import Prompt
+from quintet.engine.executor.batch_builder import CaptureSizes, pad
+from quintet.engine.executor.shape_buckets import LEAST, describe, plan_variants, waste
+from quintet.interface.types import HostBatch, HostGroup, Variant
+from tests.helpers.null_engine import drain, greedy, null_client
+
+
+def test_a_step_is_made_of_any_iterable_of_its_leaves() -> None:
+    """Platforms map them one by one."""
+    host = Variant(4, 2, 3, (5,)).batch
+    batch = host.on(torch.from_numpy(x) for x in host.leaves())
+    assert (batch.token_ids.shape, batch.rows.shape, batch.groups[0].table.shape) == ((4,), (3,), (2, 5))
+
+
+@settings(derandomize=True, deadline=None)  # a busy machine is no fault of the plan
+@given(tokens=st.integers(1, 5000), requests=st.integers(1, 600), rows=st.integers(1, 900))
+def test_every_step_within_the_limits_has_a_variant(tokens: int, requests: int, rows: int) -> None:
+    variants = plan_variants(Variant(tokens, requests, rows, (9, 3)))
+    sizes = [variant.tokens for variant in variants]
+    assert sizes == sorted(set(sizes)) and sizes[-1] == tokens
+    for variant in variants:
+        assert min(variant.tokens, requests) <= variant.requests <= requests
+        assert min(variant.tokens, rows) <= variant.rows <= rows
+        assert variant.pages == (9, 3)
+    assert len({variant.rows for variant in variants}) <= len(variants) / 2 + 2
+    average, worst = waste(variants)
+    assert 0 <= average <= worst < 1
+    assert all(2 * small >= large for small, large in zip(sizes, sizes[1:], strict=False))
+
+
+def test_rows_of_outputs_come_in_fewer_sizes_than_tokens() -> None:
+    variants = plan_variants(Variant(1024, 400, 300, (1,)))
+    found = {variant.tokens: (variant.requests, variant.rows) for variant in variants}
+    assert found == {
+        16: (16, 16), 32: (32, 64), 64: (64, 64), 128: (128, 256), 256: (256, 256), 512: (400, 300), 1024: (400, 300),
+    }  # fmt: skip
+
+
+def test_the_plan_is_told_with_its_price() -> None:
+    said = describe(plan_variants(Variant(128, 32, 64, (8,))))
+    assert said.startswith("4 compilations, for steps of 16, 32, 64, 128 tokens (at most 32 requests, 64 rows")
+    assert "padding 27% of a step on average, 94% at worst" in said
+
+
+def test_steps_that_all_bring_segments_are_told_alike() -> None:
+    plain = plan_variants(Variant(128, 32, 64, ()))
+    segments = [each._replace(inputs=("types",)) for each in plain]
+    assert describe(segments) == describe(plain)
+    beside = [*plain, *(each._replace(inputs=("embeds",), width=8) for each in plain)]
+    assert describe(beside) == describe(plain).replace("4 compilations", "8 compilations")
+
+
+def two() -> HostBatch:
+    """The last tokens of a request of five."""
+    place = np.array([4, 5], np.int32)
+    group = HostGroup(place, place[None], place[1:])
+    return HostBatch(place, place, np.zeros(2, np.int32), np.array([0, 2], np.int32), place[:1] - 3, (group, group))
+
+
+def test_padding_writes_to_page_0_and_belongs_to_the_last_request() -> None:
+    padded = pad(two(), plan_variants(Variant(40, 3, 20, (6, 2))))
+    assert [len(field) for field in padded[:5]] == [16, 16, 16, 4, 16]
+    assert set(padded.owners[2:].tolist()) == {2} and padded.starts.tolist() == [0, 2, 2, 2]
+    first, second = padded.groups
+    assert first.slots.tolist() == second.slots.tolist() == [4, 5] + [0] * 14, "page 0"
+    assert first.lengths.tolist() == [5, 0, 0]
+    assert first.table.shape == (3, 6) and second.table.shape == (3, 2)
+
+
+def test_a_decode_step_is_padded_with_requests_of_one_token() -> None:
+    one = np.array([3], np.int32)
+    group = HostGroup(one, np.array([[7, 8]], np.int32), one + 1)
+    host = HostBatch(one, one, one - 3, np.array([0, 1], np.int32), one - 3, (group,))
+    variants = [Variant(size, size, size, (64,), decode=True) for size in (2, 4)]
+    padded = CaptureSizes(variants).pad(host)
+    assert [len(field) for field in padded[:5]] == [2, 2, 2, 3, 1]
+    assert padded.groups[0].table.tolist() == [[7, 8], [0, 0]] and padded.groups[0].lengths.tolist() == [4, 1]
+    as_it_is = two()
+    assert CaptureSizes(variants).pad(as_it_is) is as_it_is
+
+
+def test_a_mixed_step_is_padded_with_tokens_of_nobody_and_empty_requests() -> None:
+    """To the first size that holds its tokens, its requests and its rows; where none does, it stays as it is."""
+    of = np.arange(5, dtype=np.int32)
+    group = HostGroup(of + 16, np.array([[1, 2], [3, 0]], np.int32), np.array([20, 3], np.int32))
+    host = HostBatch(of, of, np.array([0, 0, 0, 0, 1], np.int32), np.array([0, 4, 5], np.int32), of[3:], (group,))
+    held = [Variant(8, 1, 1, (64,)), Variant(8, 3, 2, (64,)), Variant(16, 4, 4, (64,)), Variant(5, 5, 5, (64,), True)]
+    padded = CaptureSizes(held).pad(host)
+    assert [len(field) for field in padded[:5]] == [8, 8, 8, 4, 2]
+    assert padded.starts.tolist() == [0, 4, 5, 5] and padded.owners.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
+    (own,) = padded.groups
+    assert own.table.tolist() == [[1, 2], [3, 0], [0, 0]] and own.lengths.tolist() == [20, 3, 0]
+    assert own.slots.tolist() == [16, 17, 18, 19, 20, 0, 0, 0]
+    every = host._replace(rows=of[:3])
+    assert len(CaptureSizes(held).pad(every).token_ids) == 16, "a row more than the smaller has"
+    assert CaptureSizes(held).pad(host._replace(rows=of)).token_ids is host.token_ids
+
+
+def test_an_empty_step_is_padding_throughout() -> None:
+    empty = Variant(LEAST, 2, 4, (3, 5)).batch
+    assert not any(field.any() for field in (empty.token_ids, empty.positions, *empty.leaves()[5:]))
+    assert empty.starts.shape == (3,) and empty.owners.tolist() == [1] * LEAST
+    assert [group.table.shape for group in empty.groups] == [(2, 3), (2, 5)]
+
+
+def test_a_step_of_every_input_has_them() -> None:
+    step = Variant(4, 2, 2, (), inputs=("embeds", "angles", "adapters"), width=8).batch
+    assert step.inputs.embeds is not None and step.inputs.embeds.shape == (4, 8)
+    assert step.inputs.places is not None and step.inputs.places.tolist() == [-1] * 4
+    assert step.inputs.angles is not None and step.inputs.angles.shape == (3, 4) and step.inputs.types is None
+    assert len(step.leaves()) == 5 + 4
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_step_never_has_more_rows_of_logits_than_it_may(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt log-probabilities of long prompts come in chunks; every other request goes on meanwhile."""
+    client = null_client(
+        max_num_seqs=4, max_num_batched_tokens=512, max_model_len=500, num_pages=200, enable_chunked_prefill=chunked
+    )
+    limit = client.engine.scheduler.limits.max_logit_rows
+    assert limit == 256
+    rows = []
+    ranks = client.prepared.ranks
+    run = ranks.run
+    monkeypatch.setattr(ranks, "run", lambda host, *more: rows.append(len(host.rows)) or run(host, *more))
+    prompts = {str(i): [(7 * i + j) % 97 for j in range(length)] for i, length in enumerate((400, 450, 30))}
+    for name, prompt in prompts.items():
+        scores = 0 if name != "2" else None
+        client.add(name, Prompt(prompt), greedy(max_tokens=5, prompt_logprobs=scores))
+    outputs = drain(client)
+    assert max(rows) <= limit and (max(rows) > 200)
+    for name in "01":
+        assert len(outputs[name].prompt_logprobs or ()) == len(prompts[name])
+    assert all(len(outputs[name].outputs[0].token_ids) == 5 for name in prompts)

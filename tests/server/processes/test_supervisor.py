@@ -1,0 +1,106 @@
+"""The supervisor's decisions, with processes that are only pretended."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from quintet.config import EngineConfig
+from quintet.server.config import ServerConfig
+from quintet.server.metrics.api_processes import Peers
+from quintet.server.processes import messages as wire
+from quintet.server.processes import supervisor as supervisors
+from quintet.server.processes.child import ENDING
+from quintet.server.processes.children import Exit
+from quintet.server.processes.supervisor import Supervisor
+from tests.helpers.null_engine import until
+
+
+class Pretended:
+    """In a Child's place; the system has nothing to spare for one of them."""
+
+    made, failing = 0, 0
+    killed = False
+
+    def __init__(self, *_: Any) -> None:
+        type(self).made += 1
+        self.pid = self.made
+        if self.made == self.failing:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def follow(self, _: Any) -> None:
+        """It never ends."""
+
+    def ask_to_end(self, why: str = "") -> None:
+        """It goes at once."""
+
+    def let_go(self) -> None:
+        """Nothing is there."""
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Nothing is there."""
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A supervisor changes what the process's signals mean."""
+    handlers, blocked = {each: signal.getsignal(each) for each in ENDING}, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_started(
+    signals: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = type("Child", (Pretended,), {})
+    monkeypatch.setattr(supervisors, "Child", child)
+    monkeypatch.setattr(supervisors, "_SOONEST", 0.0)
+    server = Supervisor(EngineConfig(), ServerConfig(api_workers=2, engine_timeout=30), socket.socket())
+    server._loop, peers, left = asyncio.get_running_loop(), Peers(zmq.Context(), tmp_path, 0), list[int]()
+    service, remote = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, forget=left.append)
+    server._api = SimpleNamespace(service=service, remote=remote)  # type: ignore[assignment]
+    silent = server._others[1] = child()
+    peers.take(wire.Alive(silent.pid))
+    for quiet, ended in ((30, False), (1, True)):
+        peers.turn(quiet)
+        server._end_silent()
+        assert silent.killed is ended
+    server._api_ended(1, Exit(-signal.SIGKILL))
+    assert caplog.messages == ["API process 1 has ended: it gave no sign of life for 31 s; another is started"]
+    await until(lambda: server._others[1] is not silent)
+    assert left == [1]
+    server._end_silent()
+    assert not server._others[1].killed
+    server._ending = True
+    server._close()
+
+
+async def test_an_api_process_that_cannot_be_started_is_tried_again(
+    signals: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = type("Child", (Pretended,), {"failing": 2})
+    monkeypatch.setattr(supervisors, "Child", child)
+    monkeypatch.setattr(supervisors, "_SOONEST", 0.0)
+    server = Supervisor(EngineConfig(), ServerConfig(api_workers=2), socket.socket())
+    server._loop = asyncio.get_running_loop()
+    server._api = SimpleNamespace(service=SimpleNamespace(draining=False))  # type: ignore[assignment]
+    with caplog.at_level(logging.ERROR, "quintet"):
+        server._start(1)
+    assert "API process 1 cannot be started ([Errno 11] Resource temporarily unavailable)" in caplog.text
+    assert server._others == {}
+    await until(lambda: server._others)
+    assert child.made == 3
+    server._ending = True
+    server._close()
