@@ -89,7 +89,7 @@ LEFT_OUT = {
     ),
     "DiffLlama (`diffllama`)": "its attention is the difference of two, which no platform's attention computes",
     "BitNet (`bitnet`)": "its weights are of three values, packed in a form that no product here takes",
-    "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; nobody asked for it yet",
+    "BioGPT (`biogpt`)": "no checkpoint of it chats or codes; no user has asked for it yet",
 }
 
 
@@ -304,7 +304,7 @@ quintet conformance --device cpu --json conformance/reports/cpu.json
 python scripts/support.py && python scripts/models.py
 ```
 
-What a family may have, and where it is (`quintet/models/`, unless said otherwise):
+What a family may have, and where it is (`quintet/models/`, unless another folder is named):
 
 - Llama's blocks and names, with another attention or feed-forward: `Decoder`, `PreNormBlock`, as in `arcee.py`.
 - Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
@@ -321,7 +321,7 @@ What a family may have, and where it is (`quintet/models/`, unless said otherwis
   (sigmoid), `cohere2_moe.py` (either).
 - A state instead of a cache: `lfm2.py`, `mamba2.py`, `bamba.py`, `qwen3_next.py`.
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
-- Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `quintet/layers/linear.py`, as in `glm.py`,
+- Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
 - A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
 

@@ -10,8 +10,8 @@ from quintet.config.compilation import AttentionConfig, CompilationConfig
 from quintet.config.expert_parallel import EPLBConfig
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
+from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
-from quintet.config.profiler import ProfilerConfig
 from quintet.config.reasoning import ReasoningConfig
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig

@@ -6,8 +6,8 @@ from quintet.config.expert_parallel import EPLBConfig
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.model import BUNDLED, BUNDLED_EMBED, GENERATION_DEFAULTS, INSIDE, ONLINE, SCHEMES, WRITTEN
+from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
-from quintet.config.profiler import ProfilerConfig
 from quintet.config.reasoning import ReasoningConfig
 from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.config.schema.fields import dotted, gathered, option, settings, settle

@@ -15,9 +15,8 @@ from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.load import LoadingOptions
 from quintet.config.model import ModelOptions
 from quintet.config.multi_node import NodeOptions
-from quintet.config.observability import ObservabilityOptions
+from quintet.config.observability import ObservabilityOptions, ProfilerConfig
 from quintet.config.pooler import PoolerConfig, PoolingOptions
-from quintet.config.profiler import ProfilerConfig
 from quintet.config.reasoning import ReasoningConfig
 from quintet.config.sampling import SamplingOptions
 from quintet.config.scheduler import SchedulingOptions

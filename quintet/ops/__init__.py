@@ -17,7 +17,6 @@ from quintet.ops import (
     sampling,
     states,
     streams,
-    tokens,
 )
 from quintet.ops.registry import Choice, Op, Ops, bind
 

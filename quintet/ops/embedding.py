@@ -39,3 +39,13 @@ def _rows(matrix: Matrix, chosen: Tensor) -> Matrix:
     taken = values.view(torch.uint8)[chosen].view(values.dtype)  # torch takes no rows of 8-bit floats
     scales, zeros, mins = (None if each is None else each[chosen] for each in (scales, zeros, mins))
     return Matrix(taken, scales, zeros, matrix.order, matrix.form, mins)
+
+
+@Op
+def place_tokens(token_ids: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
+    """token_ids [T], with sampled[rows] where rows [T] is not -1; sampled [S], S > 0. All int32, and T may be any size.
+
+    A sampled -1 (no token could be drawn) counts as 0: its request ends, and until then no row -1 may be read.
+    """
+    taken = torch.index_select(sampled, 0, rows.clamp(min=0))
+    return torch.where(rows < 0, token_ids, taken.clamp(min=0))

@@ -347,7 +347,7 @@ def engine_flags(*words: str) -> Namespace:
 
 
 def test_a_server_that_does_not_start_is_quoted(serve: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match=r"(?s)ended with 1 before it was ready.*no such model"):
+    with pytest.raises(ValueError, match=r"(?s)ended with code 1 before it was ready.*no such model"):
         with _local.local_server(engine_flags("--model", "missing")):
             raise AssertionError("it was ready")
 

@@ -103,7 +103,7 @@ def test_what_is_imported_is_there() -> None:
 
 
 def test_every_class_that_is_used_is_the_contracts() -> None:
-    known = {*vars(contract), "Tensor", "Any", "Callable", "Mapping", "Sequence", "Cache", "PRIORITY", "ValueError"}
+    known = {*vars(contract), "Tensor", "Any", "Callable", "Mapping", "Sequence", "StepState", "PRIORITY", "ValueError"}
     used = {node.id for block in parsed() for node in ast.walk(block) if isinstance(node, ast.Name)}
     imported = {
         a.asname or a.name

@@ -17,7 +17,7 @@ from quintet.engine.request import PLACEHOLDER, CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, RowFunction
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import CacheLost, Capabilities
-from quintet.ops.tokens import place_tokens
+from quintet.ops.embedding import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.platforms import Chosen
 from quintet.sampling_params import SamplingParams

@@ -18,6 +18,11 @@ MAX_PUBLIC_METHODS = 15
 ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 
+# A docstring begins with a verb or the noun of the thing, not with a clause that has no subject.
+CLAUSE = re.compile(r"(What|Whatever|Who|Whoever|Whom|Whose|Whether|Where|When|How|Which|Of)\b")
+WORDS = re.compile(r"\b(nobody|whoever|somebody|elsewhere|said|told)\b", re.IGNORECASE)
+MAX_FOLDER = 20  # modules
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -155,3 +160,31 @@ def named_paths(markdown: str) -> list[str]:
     `config.json`) and a pattern (`platforms/<x>/`) are none."""
     spans = re.findall(r"`([^`\n]+)`", markdown)
     return [s for s in spans if PATH.fullmatch(s) and s.endswith(SUFFIXES) and not set(s) & set("<>*")]
+
+
+def clause_openings(text: str) -> list[str]:
+    """Docstrings that begin with a relative clause ("What ...", "Whether ...") in place of a verb or a noun."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, *Function.__args__)) and (doc := ast.get_docstring(node)):
+            if CLAUSE.match(doc):
+                found.append(f"{node.body[0].lineno} {doc.splitlines()[0]!r}")
+    return found
+
+
+def house_words(text: str) -> list[str]:
+    """Comments, docstrings and messages of Python that say "said", "told", "nobody" ... for what has a field's term."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        prose = token.type in (tokenize.COMMENT, tokenize.STRING) and re.sub(r"\{[^{}]*\}", "", token.string)
+        if prose and " " in prose and (word := WORDS.search(prose)):
+            found.append(f"{token.start[0] + prose[: word.start()].count(chr(10))} {word.group()}")
+    return found
+
+
+def house_words_of_page(text: str) -> list[str]:
+    """The same words in a document, outside its code blocks and quoted code."""
+    prose = re.sub(r"^```.*?^```|`[^`]*`", lambda code: "\n" * code.group().count("\n"), text, flags=re.M | re.S)
+    return [
+        f"{number} {word.group()}" for number, line in enumerate(prose.splitlines(), 1) if (word := WORDS.search(line))
+    ]

@@ -1,5 +1,6 @@
 """The house rules, held against every file of the repository. A failure lists file:line, so it is a to-do list."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -88,10 +89,35 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
     assert run.stdout.strip() == "[]"
 
 
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    assert breaches(rules.clause_openings, sources("quintet", "benchmarks")) == []
+
+
+def test_no_house_words() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    assert breaches(rules.house_words, sources("quintet")) == []
+    assert breaches(rules.house_words_of_page, pages) == []
+
+
+def test_folders_stay_small_and_say_what_they_hold() -> None:
+    indexes = ("models", "kernels", "commands")  # a module for each family, kernel and command
+    folders = {path.parent for path in sources("quintet")}
+    crowded = [f for f in folders if f.name not in indexes and len(list(f.glob("*.py"))) > rules.MAX_FOLDER]
+    silent = [f for f in folders if not ast.get_docstring(ast.parse((f / "__init__.py").read_text(encoding="utf-8")))]
+    assert (crowded, silent) == ([], [])
+
+
 # ------------------------------------------------------------------------------------------ each rule bites
 
 
 BITES = [
+    (rules.clause_openings, 'def f():\n    """Whether it is there."""'),
+    (rules.clause_openings, '"""What requests are told."""'),
+    (rules.clause_openings, 'class A:\n    """Of two tables, the newer."""'),
+    (rules.house_words, "x = 1  # as the file said"),
+    (rules.house_words, 'raise ValueError("pages lie elsewhere")'),
+    (rules.house_words, 'def f():\n    """Tells what nobody asked."""'),
+    (rules.house_words_of_page, "# Page\n\nNobody holds a page."),
     (rules.device_words, 'x = tensor.to("cuda")'),
     (rules.device_words, 'x = tensor.to("cuda:1")'),
     (rules.device_words, 'if device.type == "cpu": pass'),

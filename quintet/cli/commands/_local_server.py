@@ -57,7 +57,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
                 _wait(server, process, log)
                 yield server
                 if process.poll() is not None:  # what is left unanswered has its reason here
-                    engine.say(f"the server ended with code {process.returncode}; its log ends:\n{_last_words(log)}")
+                    engine.say(f"the server ended with code {process.returncode}; its log:\n{_last_words(log)}")
             finally:
                 _stop(process)
 
@@ -88,7 +88,7 @@ def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None
                 _refusal(log) or f"the server ended with code {code} before it was ready; its log:\n{_last_words(log)}"
             )
         if time.monotonic() > end:
-            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log ends:\n{_last_words(log)}")
+            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log:\n{_last_words(log)}")
 
 
 def _is_ready(server: Target) -> bool:

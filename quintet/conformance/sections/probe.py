@@ -44,7 +44,7 @@ def state():
     context = getattr(torch.get_device_module(), "is_initialized", lambda: False)
     return psutil.Process().num_threads(), bool(context())
 
-before, variables, began, said, opened = state(), dict(os.environ), time.perf_counter(), {}, []
+before, variables, began, facts, opened = state(), dict(os.environ), time.perf_counter(), {}, []
 try:
     platform = importlib.import_module(module)
     for part in name.split("."):
@@ -52,18 +52,18 @@ try:
     real = platform.open
     platform.open = lambda self, rank: opened.append(rank) or real(self, rank)
     result = platform.probe()
-    said["kind"] = type(result).__name__
+    facts["kind"] = type(result).__name__
     if isinstance(result, Unavailable):
-        said["reason"], said["remedy"] = result.reason, result.remedy
+        facts["reason"], facts["remedy"] = result.reason, result.remedy
     else:
         platform.configure(EngineConfig())
 except Exception as error:
-    said["error"] = f"{type(error).__name__}: {error}"
-said["seconds"] = time.perf_counter() - began
+    facts["error"] = f"{type(error).__name__}: {error}"
+facts["seconds"] = time.perf_counter() - began
 after = state()
-said["variables"] = sorted(v for v in {*os.environ, *variables} if os.environ.get(v) != variables.get(v))
-said["threads"], said["context"], said["opened"] = after[0] - before[0], after[1] and not before[1], len(opened)
-print(json.dumps(said))
+facts["variables"] = sorted(v for v in {*os.environ, *variables} if os.environ.get(v) != variables.get(v))
+facts["threads"], facts["context"], facts["opened"] = after[0] - before[0], after[1] and not before[1], len(opened)
+print(json.dumps(facts))
 """
 
 
@@ -76,20 +76,20 @@ def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LONG)
     if done.returncode:
         raise Broken(f"the process that probed ended with {done.returncode}: {done.stderr[-500:]}")
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
 @check("probe.pure")
 def a_fresh_process(subject: Subject) -> Iterator[Trial]:
     def nothing() -> None:
-        said = _asked(subject)
-        require("error" not in said, f"probe() or configure() raised {said.get('error')}")
+        facts = _asked(subject)
+        require("error" not in facts, f"probe() or configure() raised {facts.get('error')}")
         left = {
-            f"changed environment variables ({', '.join(said['variables'])})": said["variables"],
-            f"opened {said['opened']} devices, where it is to look": said["opened"],
-            "made a context of torch's accelerator, where the driver's library can be asked": said["context"],
-            f"left {said['threads']} threads running, as a runtime does": said["threads"] > 0,
+            f"changed environment variables ({', '.join(facts['variables'])})": facts["variables"],
+            f"opened {facts['opened']} devices, where it is to look": facts["opened"],
+            "made a context of torch's accelerator, where the driver's library can be asked": facts["context"],
+            f"left {facts['threads']} threads running, as a runtime does": facts["threads"] > 0,
         }
         done = [what for what, happened in left.items() if happened]
         require(not done, f"probing {'; it '.join(done)}")
@@ -111,16 +111,19 @@ def seconds(subject: Subject) -> Iterator[Trial]:
 @check("probe.reasons")
 def reasons(subject: Subject) -> Iterator[Trial]:
     def bare() -> None:
-        said = _asked(subject, _optional(subject.chosen.platform))
-        require("error" not in said, f"where optional packages are missing, probe() raised {said.get('error')}")
-        if "reason" in said:
-            reason, remedy = said["reason"], said["remedy"]
+        facts = _asked(subject, _optional(subject.chosen.platform))
+        require("error" not in facts, f"where optional packages are missing, probe() raised {facts.get('error')}")
+        if "reason" in facts:
+            reason, remedy = facts["reason"], facts["remedy"]
             require(len(reason) > 10, f"probe() gives as the reason {reason!r}; say what is missing")
             require(len(remedy) > 5, f"probe() says {reason!r} and not what would help; fill in Unavailable.remedy")
 
     def detail() -> None:
-        said = subject.facts.detail
-        require(isinstance(said, str) and "\n" not in said, f"Capabilities.detail is to be one line, not {said!r}")
+        facts = subject.facts.detail
+        require(
+            isinstance(facts, str) and "\n" not in facts,
+            f"Capabilities.detail is to be one line, not {facts!r}",
+        )
 
     yield Trial("on a machine without the packages that are optional", bare)
     yield Trial("the detail that a person reads", detail)
@@ -165,34 +168,42 @@ def _plain(distribution: str) -> str:
 
 @check("probe.facts")
 def facts(subject: Subject) -> Iterator[Trial]:
-    said = subject.facts
+    facts = subject.facts
 
     def devices() -> None:
-        require(type(said.devices) is int and said.devices >= 1, f"devices is to be 1 or more, not {said.devices!r}")
+        require(
+            type(facts.devices) is int and facts.devices >= 1,
+            f"devices is to be 1 or more, not {facts.devices!r}",
+        )
 
     def dtypes() -> None:
-        floats = [each for each in said.dtypes if isinstance(each, torch.dtype) and each.is_floating_point]
-        require(isinstance(said.dtypes, tuple) and bool(said.dtypes), f"dtypes is to be a tuple, not {said.dtypes!r}")
-        require(len(floats) == len(said.dtypes), f"dtypes are torch's floating types, not {said.dtypes}")
-        require(len(set(said.dtypes)) == len(said.dtypes), f"dtypes names one twice: {said.dtypes}")
-        require(all(each.itemsize > 1 for each in floats), f"8-bit types are formats, not dtypes: {said.dtypes}")
+        floats = [each for each in facts.dtypes if isinstance(each, torch.dtype) and each.is_floating_point]
+        require(
+            isinstance(facts.dtypes, tuple) and bool(facts.dtypes),
+            f"dtypes is to be a tuple, not {facts.dtypes!r}",
+        )
+        require(len(floats) == len(facts.dtypes), f"dtypes are torch's floating types, not {facts.dtypes}")
+        require(len(set(facts.dtypes)) == len(facts.dtypes), f"dtypes names one twice: {facts.dtypes}")
+        require(all(each.itemsize > 1 for each in floats), f"8-bit types are formats, not dtypes: {facts.dtypes}")
 
     def fp8() -> None:
         known = {each for name, each in vars(torch).items() if name.startswith("float8_")}
-        require(said.fp8 is None or said.fp8 in known, f"fp8 is to be None or one of {known}, not {said.fp8!r}")
+        require(
+            facts.fp8 is None or facts.fp8 in known, f"fp8 is to be None or one of {known}, not {facts.fp8!r}"
+        )
 
     def quant() -> None:
-        strange = sorted(said.quant - {*KINDS, *EXTRAS})
+        strange = sorted(facts.quant - {*KINDS, *EXTRAS})
         require(not strange, f"quant names forms that quintet does not have: {strange}; it has {sorted(KINDS)}")
 
     def truths() -> None:
         wrong = [f.name for f in dataclasses.fields(Capabilities) if f.type is bool]
-        wrong = [name for name in wrong if not isinstance(getattr(said, name), bool)]
+        wrong = [name for name in wrong if not isinstance(getattr(facts, name), bool)]
         require(not wrong, f"{', '.join(wrong)} of Capabilities must be True or False")
 
     def again() -> None:
         other = subject.chosen.platform.probe()
-        require(other == said, f"a second probe() returns {other}, the first returned {said}")
+        require(other == facts, f"a second probe() returns {other}, the first returned {facts}")
 
     for what in (devices, dtypes, fp8, quant, truths):
         yield Trial(what.__name__, what)
@@ -257,9 +268,11 @@ def _too_many(subject: Subject) -> None:
 
 def _helpful(error: ValueError, settings: dict[str, Any]) -> None:
     """A refusal names the setting, and says more than no."""
-    said = str(error)
-    require(any(name in said for name in settings), f"refused {settings} by {said!r}, which names no setting of it")
-    require(len(said.split()) >= 6, f"refused {settings} by {said!r}; say why, and what to ask for instead")
+    facts = str(error)
+    require(
+        any(name in facts for name in settings), f"refused {settings} by {facts!r}, which names no setting of it"
+    )
+    require(len(facts.split()) >= 6, f"refused {settings} by {facts!r}; say why, and what to ask for instead")
 
 
 def _same(other: EngineConfig, settled: EngineConfig, what: str) -> None:

@@ -1,5 +1,4 @@
-"""Chooses the data-parallel engine of a request: one that has its prefix cached, unless it has more to do than
-others."""
+"""Chooses the data-parallel engine of a request: one that has its prefix cached, unless it is busier than others."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,5 +1,4 @@
-"""Data parallelism: several engines in place of one, each a process with its share of the machine and of the
-requests."""
+"""Data parallelism: several engines, each a process with its share of the machine and of the requests."""
 
 import os
 import socket

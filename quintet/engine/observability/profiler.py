@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quintet.config.profiler import ProfilerConfig
+from quintet.config.observability import ProfilerConfig
 from quintet.engine.observability.chrome_trace import EVENT_BYTES, write
 from quintet.engine.observability.spans import Spans
 from quintet.interface.platform import Platform, Recording

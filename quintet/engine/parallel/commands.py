@@ -1,5 +1,4 @@
-"""Messages of rank 0 to the other ranks: all calls of its engine, numbered. A rank with the same calls has the same
-state."""
+"""Messages of rank 0 to the other ranks: all calls of its engine, numbered, so that all ranks have the same state."""
 
 import copy
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Steps of a pipeline stage: each stage runs its layers and sends on the output; the last one samples, and sends
-tokens."""
+"""Steps of a pipeline stage: each runs its layers and sends the output on; the last stage samples and sends tokens."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence

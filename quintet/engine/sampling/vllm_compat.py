@@ -132,9 +132,7 @@ class _Part(SimpleNamespace):
     """A part of vLLM's configuration; what it lacks is refused by name."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"logits processors cannot read {name} of the engine; use {', '.join(sorted(vars(self)))}"
-        )
+        raise AttributeError(f"logits processors cannot read {name} of the engine; use {', '.join(sorted(vars(self)))}")
 
 
 def vllm_config(config: EngineConfig, vocab_size: int) -> Any:

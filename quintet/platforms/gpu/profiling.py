@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import profile, supported_activities
 
-from quintet.config.profiler import ProfilerConfig
+from quintet.config.observability import ProfilerConfig
 from quintet.interface.platform import Recording, Tell
 
 HOW = "as without a trace, captured steps included, under torch's profiler"

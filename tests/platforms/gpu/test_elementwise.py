@@ -8,9 +8,8 @@ import torch
 import quintet.platforms.gpu.ops.elementwise  # noqa: F401  registers its providers
 from quintet.ops.activation import KINDS, gated
 from quintet.ops.elementwise import softcap
-from quintet.ops.embedding import embedding
+from quintet.ops.embedding import embedding, place_tokens
 from quintet.ops.registry import Op
-from quintet.ops.tokens import place_tokens
 from quintet.platforms.gpu.kernels import activation
 from tests.helpers.triton import DTYPES, assert_rounded, needs_triton, randn, triton_op
 

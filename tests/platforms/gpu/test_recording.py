@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from quintet.config.profiler import ProfilerConfig
+from quintet.config.observability import ProfilerConfig
 from quintet.platforms.gpu.profiling import _track, record
 
 

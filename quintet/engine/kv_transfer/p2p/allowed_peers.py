@@ -4,7 +4,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-from quintet.config.kv_peers import Allowed, allowed
+from quintet.config.kv_transfer import Allowed, allowed
 
 
 class Peers:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from quintet.ops.activation import gated
 from quintet.ops.elementwise import softcap
-from quintet.ops.embedding import embedding
-from quintet.ops.tokens import place_tokens
+from quintet.ops.embedding import embedding, place_tokens
 from quintet.platforms.gpu.ops.probe import probing
 
 

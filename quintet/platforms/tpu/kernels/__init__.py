@@ -1,0 +1,1 @@
+"""Ops of the TPU platform in JAX and Pallas."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from quintet.ops import random, sampling, tokens
+from quintet.ops import embedding, random, sampling
 from quintet.ops.sampling import NEVER
 from quintet.platforms.tpu.torchax_bridge import serve
 
@@ -191,7 +191,7 @@ def keep_tokens(logits: Array, bits: Array) -> Array:
     return jnp.where(kept.reshape(rows, 32 * words)[:, : logits.shape[1]] != 0, logits, NEVER)
 
 
-@serve(tokens.place_tokens)
+@serve(embedding.place_tokens)
 def place_tokens(token_ids: Array, sampled: Array, rows: Array) -> Array:
     """token_ids and rows [T], sampled [S]."""
     return jnp.where(rows < 0, token_ids, jnp.maximum(sampled[jnp.maximum(rows, 0)], 0))

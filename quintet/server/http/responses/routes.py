@@ -1,5 +1,6 @@
 """POST /v1/responses, and routes to read, cancel and delete stored responses."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
@@ -21,13 +22,13 @@ from quintet.server.http.openapi import documented
 from quintet.server.http.respond import json_response, read_response, service_of, stream_response
 from quintet.server.http.responses.background import Run
 from quintet.server.http.responses.conversation import ConversationPlan, count_input, make_plan
-from quintet.server.http.responses.initial import begin
 from quintet.server.http.responses.output import Output
 from quintet.server.http.responses.protocol import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
 from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
 from quintet.server.http.responses.response_builder import Events, Reply, Score
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.responses.tool_loop import Rounds
+from quintet.server.http.responses.tools import shown
 from quintet.server.http.sse import encode
 from quintet.server.http.usage import tally_of
 
@@ -248,3 +249,32 @@ def _shown(stored: Stored) -> Response:
 
 def _followed(run: Run, after: int = -1) -> Response:
     return StreamingResponse(run.follow(after), media_type="text/event-stream", headers=_STREAM_HEADERS)
+
+
+def begin(body: CreateResponse, params: SamplingParams, model: str, response_id: str) -> ResponseObject:
+    """Returns the response object before any output."""
+    return ResponseObject(
+        id=response_id,
+        created_at=int(time.time()),
+        model=model,
+        background=bool(body.background),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={name: (body.reasoning or {}).get(name) for name in ("effort", "summary")},
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=params.temperature,
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=shown(body.tools),
+        text={"format": (body.text or {}).get("format") or {"type": "text"}},
+        top_logprobs=body.top_logprobs or 0,
+        top_p=params.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+        status="queued" if body.background else "in_progress",
+    )
