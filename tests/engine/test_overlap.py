@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.common.interrupts import Uninterrupted
 from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.engine import Engine
@@ -100,7 +101,8 @@ class Served:
         while waiting or self.engine.busy:
             while waiting and waiting[0].arrival <= step:
                 said[waiting[0].name] = Said()
-                self.engine.add(waiting.pop(0).admitted())
+                with Uninterrupted():  # as EngineClient adds requests
+                    self.engine.add(waiting.pop(0).admitted())
             self.engine.abort([ask.name for ask in asks if ask.leaves == step])
             for delta in self._step():
                 said[delta.request_id].hear(delta)

@@ -68,6 +68,9 @@ def complete(client: EngineClient, prompt: list[int], params: SamplingParams) ->
     return drain(client)["only"]
 
 
+PACKAGES = {"api", "chat", "common", "engine", "structured_output", "tokenizers"}  # of quintet, that CtrlC breaks into
+
+
 class CtrlC:
     """KeyboardInterrupt at one of the lines that the engine's modules run in this block, counted from 0; it goes no
     further than the block."""
@@ -90,7 +93,8 @@ class CtrlC:
         return kind is KeyboardInterrupt
 
     def _call(self, frame: Any, event: str, _: Any) -> Any:
-        return self._line if Path(frame.f_code.co_filename).parent.name in ("engine", "elsewhere") else None
+        parts = Path(frame.f_code.co_filename).parts
+        return self._line if "quintet" in parts and PACKAGES & set(parts[-4:-1]) else None
 
     def _line(self, frame: Any, event: str, _: Any) -> Any:
         self._left -= event == "line"
