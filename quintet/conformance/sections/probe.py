@@ -188,9 +188,7 @@ def facts(subject: Subject) -> Iterator[Trial]:
 
     def fp8() -> None:
         known = {each for name, each in vars(torch).items() if name.startswith("float8_")}
-        require(
-            facts.fp8 is None or facts.fp8 in known, f"fp8 is to be None or one of {known}, not {facts.fp8!r}"
-        )
+        require(facts.fp8 is None or facts.fp8 in known, f"fp8 is to be None or one of {known}, not {facts.fp8!r}")
 
     def quant() -> None:
         strange = sorted(facts.quant - {*KINDS, *EXTRAS})
@@ -269,9 +267,7 @@ def _too_many(subject: Subject) -> None:
 def _helpful(error: ValueError, settings: dict[str, Any]) -> None:
     """A refusal names the setting, and says more than no."""
     facts = str(error)
-    require(
-        any(name in facts for name in settings), f"refused {settings} by {facts!r}, which names no setting of it"
-    )
+    require(any(name in facts for name in settings), f"refused {settings} by {facts!r}, which names no setting of it")
     require(len(facts.split()) >= 6, f"refused {settings} by {facts!r}; say why, and what to ask for instead")
 
 
