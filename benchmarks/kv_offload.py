@@ -50,8 +50,8 @@ class Ways:
             kv_offloading_folder=str(folder),
         )  # fmt: skip
         self.scheduler = self.llm._client.engine.scheduler
-        assert self.scheduler.elsewhere is not None
-        self.elsewhere, tiers = self.scheduler.elsewhere, self.scheduler.elsewhere.connector
+        assert self.scheduler.kv_transfer is not None
+        self.kv_transfer, tiers = self.scheduler.kv_transfer, self.scheduler.kv_transfer.connector
         assert isinstance(tiers, TieredConnector) and tiers.disk is not None
         self.tiers, self.disk = tiers, tiers.disk
         (self.prompt,) = random_prompts(1, (tokens,), 1000)
@@ -64,10 +64,10 @@ class Ways:
         return time.perf_counter() - start, output.outputs[0].token_ids[0]
 
     def computed(self) -> None:
-        self.scheduler.elsewhere = None
+        self.scheduler.kv_transfer = None
 
     def from_host(self) -> None:
-        self.scheduler.elsewhere = self.elsewhere
+        self.scheduler.kv_transfer = self.kv_transfer
 
     def from_disk(self) -> None:
         self.from_host()
@@ -105,8 +105,8 @@ def measured(ways: Ways, rounds: int) -> dict[str, Any]:
     assert len(tokens) == 1, "the ways say different tokens"
     medians = {kind: statistics.median(took) for kind, took in seconds.items()}
     return {
-        "page_mib": ways.elsewhere.copies.nbytes / 2**20,
-        "prompt_gib": ways.elsewhere.copies.nbytes * (ways.tokens // 16) / GIB,
+        "page_mib": ways.kv_transfer.copies.nbytes / 2**20,
+        "prompt_gib": ways.kv_transfer.copies.nbytes * (ways.tokens // 16) / GIB,
         "seconds": {kind: [round(each, 4) for each in took] for kind, took in seconds.items()},
         "times_as_fast": {kind: round(medians["computed"] / each, 1) for kind, each in medians.items()},
     }

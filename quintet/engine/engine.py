@@ -115,8 +115,8 @@ class Engine:
                 self._spans.begin()
             if self._unready:
                 self._heed_grammars()
-            if self.scheduler.elsewhere is not None:
-                self._bring_in(self.scheduler.elsewhere)
+            if self.scheduler.kv_transfer is not None:
+                self._bring_in(self.scheduler.kv_transfer)
             if self.balancer is not None and self.balancer.due:
                 self._land()
                 self.balancer.place()
@@ -124,8 +124,8 @@ class Engine:
                 self._land()
             started = self._launch()
             self._land(keep=self.ahead if started else max(0, len(self._flights) - 1) if self.ahead > 1 else 0)
-            if self.scheduler.elsewhere is not None:
-                self._rest(self.scheduler.elsewhere, started)
+            if self.scheduler.kv_transfer is not None:
+                self._rest(self.scheduler.kv_transfer, started)
             if self.scheduler.pool.journal is not None:
                 self.scheduler.pool.journal.publish()
         except BaseException:  # Ctrl-C, at any line: what was written is not known
@@ -156,20 +156,20 @@ class Engine:
                 elif not request.ready:
                     self._unready.append(request)
 
-    def _bring_in(self, elsewhere: KVTransferManager) -> None:
+    def _bring_in(self, kv_transfer: KVTransferManager) -> None:
         """Takes in the KV pages that the connector has loaded; fails requests that it cannot serve."""
-        if elsewhere.council is not None and elsewhere.council.due and self._flights:
+        if kv_transfer.council is not None and kv_transfer.council.due and self._flights:
             self._land()
         with Uninterrupted():
-            for request, why in elsewhere.bring_in():
+            for request, why in kv_transfer.bring_in():
                 self._deltas.append(self._answers.fail(request, why))
 
-    def _rest(self, elsewhere: KVTransferManager, started: bool) -> None:
+    def _rest(self, kv_transfer: KVTransferManager, started: bool) -> None:
         """Without requests: finishes storing pages. While no step runs: waits a moment for KV pages of requests."""
         if not self._answers.requests:
-            elsewhere.settle()
-        elif elsewhere.arriving and not started and not self._flights:
-            elsewhere.wait()
+            kv_transfer.settle()
+        elif kv_transfer.arriving and not started and not self._flights:
+            kv_transfer.wait()
 
     def _goes_ahead(self) -> bool:
         """True if the next step is planned and started before the host knows what the running one draws.
@@ -220,8 +220,8 @@ class Engine:
                             self.scheduler.commit_late(each)
                     if self._spans.events is not None:
                         self._spans.lap("finish", plan)
-                if self.scheduler.elsewhere is not None:
-                    self.scheduler.elsewhere.offer(plan.entered)
+                if self.scheduler.kv_transfer is not None:
+                    self.scheduler.kv_transfer.offer(plan.entered)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
@@ -254,8 +254,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
         self.scheduler.tables.reset()
-        if self.scheduler.elsewhere is not None:
-            self.scheduler.elsewhere.reset()
+        if self.scheduler.kv_transfer is not None:
+            self.scheduler.kv_transfer.reset()
         if self.scheduler.pool.journal is not None:
             self.scheduler.pool.journal.publish()
 
@@ -299,8 +299,8 @@ class Engine:
         self._land()
         with Uninterrupted():
             self._runner.reload(folder)
-            if self.scheduler.elsewhere is not None:
-                self.scheduler.elsewhere.reweigh(folder)
+            if self.scheduler.kv_transfer is not None:
+                self.scheduler.kv_transfer.reweigh(folder)
             self.reset_prefix_cache()
             self._start_over()
         logger.info("weights are those of %s", folder or "load_format='dummy'")
@@ -313,14 +313,14 @@ class Engine:
     def close(self) -> None:
         """Ends threads, and what they write."""
         self.profiler.close()
-        if self.scheduler.elsewhere is not None:
-            self.scheduler.elsewhere.close()
+        if self.scheduler.kv_transfer is not None:
+            self.scheduler.kv_transfer.close()
         if self.scheduler.pool.journal is not None:
             self.scheduler.pool.journal.close()
 
     def stats(self) -> Stats:
         scheduler = self.scheduler
-        elsewhere = TransferStats() if scheduler.elsewhere is None else scheduler.elsewhere.counts
+        kv_transfer = TransferStats() if scheduler.kv_transfer is None else scheduler.kv_transfer.counts
         balance = BalanceStats() if self.balancer is None else self.balancer.balance
         return Stats(
             num_running=len(scheduler.running),
@@ -340,17 +340,17 @@ class Engine:
             asleep=self.asleep,
             num_deferred=len(self._unready),
             num_tokens=self._answers.num_tokens,
-            external_queries=elsewhere.asked,
+            external_queries=kv_transfer.asked,
             external_hits=scheduler.num_fetched,
-            pages_stored=elsewhere.stored,
-            pages_loaded=elsewhere.loaded,
-            pages_failed=elsewhere.failures,
+            pages_stored=kv_transfer.stored,
+            pages_loaded=kv_transfer.loaded,
+            pages_failed=kv_transfer.failures,
             expert_balancedness=balance.balancedness,
             expert_placements=balance.placements,
             experts_moved=balance.moved,
             step_sizes=tuple(self._answers.step_sizes),
             accepted_at=tuple(self._answers.accepted_at),
-            **({} if scheduler.elsewhere is None else scheduler.elsewhere.told),
+            **({} if scheduler.kv_transfer is None else scheduler.kv_transfer.told),
         )
 
     def check_integrity(self) -> None:

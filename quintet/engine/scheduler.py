@@ -87,7 +87,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, tables: KVCacheManager, drafts: NgramProposer | None = None) -> None:
         self.limits, self.tables, self.pool, self._drafts = limits, tables, tables.pool, drafts
-        self.elsewhere: KVTransferManager | None = None  # KV connector, if there is one
+        self.kv_transfer: KVTransferManager | None = None  # KV connector, if there is one
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_queries = 0  # tokens looked up in the prefix cache, and found there
@@ -114,13 +114,13 @@ class Scheduler:
             if request in queue:  # in neither, if Ctrl-C came while it was added
                 queue.remove(request)
                 break
-        if self.elsewhere is not None:
-            self.elsewhere.leave(request)
+        if self.kv_transfer is not None:
+            self.kv_transfer.leave(request)
         self.tables.release(request)
 
     def lend(self, request: Request) -> dict[str, Any] | None:
         """Returns kv_transfer_params for the response of a request that ends, if another engine continues it."""
-        return None if self.elsewhere is None or not request.pages else self.elsewhere.lend(request)
+        return None if self.kv_transfer is None or not request.pages else self.kv_transfer.lend(request)
 
     def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
@@ -198,7 +198,7 @@ class Scheduler:
         end = request.num_computed + count
         if missing_pages(request, end, self.tables.page_size):
             while missing_pages(request, end, self.tables.page_size) > self.pool.num_free:
-                if self.elsewhere is not None and self.elsewhere.give_way():
+                if self.kv_transfer is not None and self.kv_transfer.give_way():
                     continue
                 victim = self.running[-1]
                 self._preempt(victim, plan)
@@ -259,7 +259,7 @@ class Scheduler:
         """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
         if not request.ready:
             return Wait.COMES
-        return Wait.NO if self.elsewhere is None else self.elsewhere.ask(request, alone=not self.running)
+        return Wait.NO if self.kv_transfer is None else self.kv_transfer.ask(request, alone=not self.running)
 
     def _may_cut(self, request: Request) -> bool:
         """True if its prompt may take several steps. One that is scored always may: its rows might never fit one."""
@@ -303,7 +303,7 @@ class Scheduler:
         entered = self.tables.commit(request, full)
         if entered:
             plan.committed.setdefault(request, []).extend(entered)
-            if self.elsewhere is not None:
+            if self.kv_transfer is not None:
                 plan.entered += [(page, self.pool.digest(page)) for page in entered]
 
     def advance(self, plan: StepPlan) -> None:
@@ -339,8 +339,8 @@ class Scheduler:
         """Nothing in the cache can be relied on, and after Ctrl-C not even this bookkeeping: it is made anew. All
         requests begin again, and nothing is found of earlier ones."""
         self.tables.clear()
-        if self.elsewhere is not None:
-            self.elsewhere.forget()
+        if self.kv_transfer is not None:
+            self.kv_transfer.forget()
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
@@ -353,7 +353,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
-        self.tables.check_integrity(self.running, [] if self.elsewhere is None else self.elsewhere.held)
+        self.tables.check_integrity(self.running, [] if self.kv_transfer is None else self.kv_transfer.held)
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
             tail = request.token_ids[request.num_known :]

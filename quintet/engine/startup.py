@@ -23,7 +23,7 @@ from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_scales import calibrate, kv_scaling
-from quintet.engine.kv_transfer.factory import check_elsewhere, make_elsewhere
+from quintet.engine.kv_transfer.factory import check_elsewhere, make_kv_transfer
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.parallel import expert_parallel as experts
@@ -283,7 +283,7 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
     _warm_up(prepared, batches, runner, engine)
     if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
         pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
-    scheduler.elsewhere = make_elsewhere(prepared, tables, folder)
+    scheduler.kv_transfer = make_kv_transfer(prepared, tables, folder)
     if channel is not None and isinstance(engine, Leader):
         engine.lead(channel)
     return engine

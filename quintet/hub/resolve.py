@@ -301,16 +301,16 @@ def load_generation_config(
     and stays. ValueError names what no request could be served with.
     """
     path = path.parent if path.name == PARAMS else path
-    own, elsewhere = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
+    own, other_file = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
     model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
-    chosen = read_object(elsewhere) if elsewhere else model if mode == "auto" else {}
+    chosen = read_object(other_file) if other_file else model if mode == "auto" else {}
     replaced = _renamed(overrides or {})
     defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
-    _check_defaults(defaults, replaced, elsewhere or own)
+    _check_defaults(defaults, replaced, other_file or own)
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
         logger.info("sampling defaults from the generation config: %s (generation_config='quintet' opts out)", shown)
-    sources = [(elsewhere or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
+    sources = [(other_file or own, chosen), (path if path.is_file() else own, model), (path / "config.json", {})]
     file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not said and file.is_file():
         said = read_object(file)

@@ -173,7 +173,7 @@ class ModelBase(nn.Module):
     takes_types = False  # True: tokens have segments, in the batch's inputs
     encodes = False  # True: tokens see those after them, nothing is kept, and hidden states are all that comes out
     recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
-    elsewhere: frozenset[str] = frozenset()  # tensors of a checkpoint that layers of other stages are made of
+    other_stage_tensors: frozenset[str] = frozenset()  # tensors of a checkpoint that layers of other stages are made of
     vocab_size: int
 
     @staticmethod

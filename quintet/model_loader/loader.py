@@ -266,7 +266,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path | Weights, model: ModelBase) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
-        self._silent, self._elsewhere = model.silent, model.elsewhere
+        self._silent, self._other_stage_tensors = model.silent, model.other_stage_tensors
         self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
@@ -285,7 +285,7 @@ class Checkpoint:
         needed = {name: want for each in wanted for name, want in each.weight.everywhere.items()}
         missing, surplus = (
             sorted(set(needed) - set(self._where)),
-            sorted(set(self._where) - set(needed) - self._elsewhere),
+            sorted(set(self._where) - set(needed) - self._other_stage_tensors),
         )
         self._check_quantized(missing, surplus)
         if missing:

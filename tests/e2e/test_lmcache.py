@@ -39,16 +39,16 @@ print(json.dumps([[list(each.outputs[0].token_ids) for each in said], told.pages
 
 
 def connector(client: EngineClient) -> AsyncStoreConnector:
-    assert client.engine.scheduler.elsewhere is not None
-    found = client.engine.scheduler.elsewhere.connector
+    assert client.engine.scheduler.kv_transfer is not None
+    found = client.engine.scheduler.kv_transfer.connector
     assert isinstance(found, AsyncStoreConnector)
     return found
 
 
 def kept(client: EngineClient) -> bool:
     """Whether LMCache has been handed all, and has taken it or refused."""
-    assert client.engine.scheduler.elsewhere is not None
-    client.engine.scheduler.elsewhere.settle()
+    assert client.engine.scheduler.kv_transfer is not None
+    client.engine.scheduler.kv_transfer.settle()
     found = connector(client)
     return until(lambda: not (found._queued or found._busy))
 

@@ -61,8 +61,8 @@ def served(tiny: Tiny, **settings: Any) -> EngineClient:
 
 
 def tiers(client: EngineClient) -> TieredConnector:
-    assert client.engine.scheduler.elsewhere is not None
-    connector = client.engine.scheduler.elsewhere.connector
+    assert client.engine.scheduler.kv_transfer is not None
+    connector = client.engine.scheduler.kv_transfer.connector
     assert isinstance(connector, TieredConnector)
     return connector
 

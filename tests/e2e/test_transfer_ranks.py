@@ -81,7 +81,7 @@ def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(
 
 def loans(llm: LLM) -> SendBuffer:
     """That wait at rank 0."""
-    transfer = llm._client.engine.scheduler.elsewhere.transfer  # type: ignore[union-attr]
+    transfer = llm._client.engine.scheduler.kv_transfer.transfer  # type: ignore[union-attr]
     assert transfer is not None and transfer.loans is not None
     return transfer.loans
 

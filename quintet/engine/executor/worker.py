@@ -148,7 +148,9 @@ class Worker:
         trunk, stage = self.model.stages(), self.stage
         assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
         assert mixings_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
-        self.model.elsewhere = frozenset(name for each in declared(self.model) for name in each.weight.everywhere)
+        self.model.other_stage_tensors = frozenset(
+            name for each in declared(self.model) for name in each.weight.everywhere
+        )
         if not stage.last and hasattr(self.model, "lm_head"):
             self.model.without_head()
         trunk.keep(stage)

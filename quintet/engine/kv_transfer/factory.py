@@ -108,7 +108,7 @@ def _check_machines(settings: KVTransferConfig) -> None:
         )
 
 
-def make_elsewhere(prepared: "EnginePlan", tables: KVCacheManager, files: Weights | None) -> KVTransferManager | None:
+def make_kv_transfer(prepared: "EnginePlan", tables: KVCacheManager, files: Weights | None) -> KVTransferManager | None:
     """Returns the scheduler side of the KV connector; None if the configuration has none. ValueError says why it
     cannot."""
     config, ranks = prepared.config, prepared.ranks

@@ -93,8 +93,8 @@ class Connected(Served):
         assert isinstance(ranks, WorkerGroup)
         copies = PageCopier(ranks)
         assert copies.words == WORDS
-        self.elsewhere = KVTransferManager(connector, copies, scheduler.tables, b"a model", patience, fails)
-        scheduler.elsewhere = self.elsewhere
+        self.kv_transfer = KVTransferManager(connector, copies, scheduler.tables, b"a model", patience, fails)
+        scheduler.kv_transfer = self.kv_transfer
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ def test_random_traffic_says_what_it_says_without_a_connector(how: str, kind: st
         wanted = theirs.run(*asks)
         assert ours.run(*asks) == wanted, f"traffic {seed}"
         assert ours.run(*again(asks, wanted)) == theirs.run(*again(asks, wanted)), f"traffic {seed}, second turn"
-    counts = ours.elsewhere.counts
+    counts = ours.kv_transfer.counts
     assert counts.stored > 0
     if "few pages" in how:
         assert counts.loaded + counts.failures > 0, "nothing was asked for"
@@ -166,9 +166,9 @@ def test_others_go_past_one_that_waits_for_its_pages() -> None:
     while "other" not in heard:
         heard += [delta.request_id for delta in ours.engine.step() if delta.finish_reason]
         ours.engine.check_integrity()
-    assert ours.elsewhere.arriving == 1 and heard == ["other"], "the second waits for its turn"
+    assert ours.kv_transfer.arriving == 1 and heard == ["other"], "the second waits for its turn"
     ours.engine.abort([ask.name for ask in asks])
-    assert all(load.canceled for load in connector.loads if not load.done) and ours.elsewhere.arriving == 0
+    assert all(load.canceled for load in connector.loads if not load.done) and ours.kv_transfer.arriving == 0
     ours.engine.check_integrity()
     assert ours.engine.scheduler.pool.num_used == 0
     connector.delays = 0
@@ -195,7 +195,7 @@ def test_what_does_not_come_in_time_is_not_waited_for(fails: bool) -> None:
     connector.delays, connector.rng = 10**9, random.Random(1)
     got = ours.run(*asks[:1])
     assert (got["0"].reason == "error") == fails and (fails or got == {"0": said["0"]})
-    assert connector.loads[-1].canceled and ours.elsewhere.counts.failures > 0
+    assert connector.loads[-1].canceled and ours.kv_transfer.counts.failures > 0
 
 
 def test_nothing_of_before_is_found_after_a_reset() -> None:
@@ -208,7 +208,7 @@ def test_nothing_of_before_is_found_after_a_reset() -> None:
     ours.engine.step()
     ours.engine.reset_prefix_cache()
     ours.engine.check_integrity()
-    assert connector.cleared == 1 and ours.elsewhere.arriving == 0
+    assert connector.cleared == 1 and ours.kv_transfer.arriving == 0
     connector.delays = 0
     while ours.engine.busy:
         ours.engine.step()

@@ -12,7 +12,7 @@ import pytest
 
 from quintet.config import EngineConfig
 from quintet.engine.kv_transfer.connector import Load, LoadedPages
-from quintet.engine.kv_transfer.factory import make_elsewhere
+from quintet.engine.kv_transfer.factory import make_kv_transfer
 from quintet.engine.kv_transfer.multi_source import MultiLoad
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
 from quintet.engine.kv_transfer.p2p.transfers import Refused
@@ -287,7 +287,7 @@ def test_ranks_whose_parts_differ_in_size_take_in_as_many_pages() -> None:
         alone = PageCopier(prepared.ranks)
         prepared.ranks.workers[0].comm.channel = channel
         prepared = dataclasses.replace(prepared, config=config.replace(kv_offloading_size="1M"))
-        made = make_elsewhere(prepared, engine.scheduler.tables, None)
+        made = make_kv_transfer(prepared, engine.scheduler.tables, None)
         assert made is not None and isinstance(made.connector, TieredConnector)
         made.close()
         return alone.at_once, made.copies.at_once, made._at_once, made.connector.host.capacity

@@ -129,8 +129,8 @@ def _connect(served: Served, places: Any, fails: bool) -> tuple[Transfer, KVTran
     copies = PageCopier(ranks)
     transfer = Transfer(scheduler.tables, copies.read, 2)
     transfer.engine, transfer.host, transfer.port = "one", "here", 1
-    scheduler.elsewhere = KVTransferManager(places, copies, scheduler.tables, b"a model", 60.0, fails, transfer)
-    return transfer, scheduler.elsewhere
+    scheduler.kv_transfer = KVTransferManager(places, copies, scheduler.tables, b"a model", 60.0, fails, transfer)
+    return transfer, scheduler.kv_transfer
 
 
 def _told(served: Served, ask: Ask) -> dict[str, Any]:
