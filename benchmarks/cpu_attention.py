@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quintet import _cpu
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cpu.ops import attention as native_attention
@@ -43,11 +43,11 @@ class Case:
 
     def bytes(self) -> int:
         """Returns the bytes of K and V that a call reads, each counted once."""
-        row = page_shape(self.spec)[-1] * self.spec.cached.itemsize
+        row = page_shape(self.spec)[-1] * self.spec.cache_dtype.itemsize
         return self.requests * (self.cached + self.new) * 2 * KV_HEADS * row
 
 
-def step(case: Case) -> tuple[Tensor, Books]:
+def step(case: Case) -> tuple[Tensor, StepContext]:
     length, count = case.cached + case.new, case.requests
     width = -(-length // PAGE)
     table = torch.randperm(count * width, dtype=torch.int32).reshape(count, width) + 1
@@ -59,32 +59,32 @@ def step(case: Case) -> tuple[Tensor, Books]:
     batch = Batch(
         token_ids=torch.zeros(len(q), dtype=torch.int32),
         positions=positions.repeat(count),
-        owners=torch.arange(count, dtype=torch.int32).repeat_interleave(case.new),
-        starts=torch.arange(count + 1, dtype=torch.int32) * case.new,
-        rows=torch.zeros(0, dtype=torch.int32),
+        token_to_seq=torch.arange(count, dtype=torch.int32).repeat_interleave(case.new),
+        query_start_loc=torch.arange(count + 1, dtype=torch.int32) * case.new,
+        logits_indices=torch.zeros(0, dtype=torch.int32),
         groups=(group,),
     )
-    return q, Books(batch, group)
+    return q, StepContext(batch, group)
 
 
 def caches(case: Case, beyond: int) -> list[Tensor]:
     """Layers' caches of more than `beyond` bytes together."""
     pages = case.requests * -(-(case.cached + case.new) // PAGE) + 1
     layers = 2 + beyond // case.bytes()
-    one = stored(torch.randn(pages, 2, KV_HEADS, PAGE, DIM), case.spec.cached)
+    one = stored(torch.randn(pages, 2, KV_HEADS, PAGE, DIM), case.spec.cache_dtype)
     return [one.clone() for _ in range(layers)]
 
 
 def calls(case: Case, beyond: int) -> Iterator[tuple[str, Callable[[int], object], int, int]]:
     """Yields (name, a call on the i-th layer, number of layers, bytes that a call reads)."""
     attend = Op.registry["paged_attention"].providers
-    q, books = step(case)
+    q, step_context = step(case)
     for what, cached in {"": None, **CACHED}.items():
         each = replace(case, kv_dtype=cached)
         kvs, of = caches(each, beyond), each.spec
 
         def call(i: int, name: str, kvs: list[Tensor] = kvs, of: AttentionSpec = of) -> object:
-            return attend[name](q, kvs[i], books, of, None)
+            return attend[name](q, kvs[i], step_context, of, None)
 
         for name in ("native", "torch") if cached is None else ("native",):
             yield f"{name} {what}", functools.partial(call, name=name), len(kvs), each.bytes()

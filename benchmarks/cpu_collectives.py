@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from quintet.common.subprocess_python import running
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
 from quintet.platforms.host import nameless_file
 
@@ -61,7 +61,7 @@ def start(arguments: argparse.Namespace) -> None:
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """By one rank; all do the same at the same time."""
     torch.set_num_threads(1)
-    place = Place(arguments.rank, arguments.ranks, f"shared://{arguments.descriptor}")
+    place = RankInfo(arguments.rank, arguments.ranks, f"shared://{arguments.descriptor}")
     comm, gloo = joined(place, Groups(), 60.0), gloo_of(arguments)
     assert isinstance(comm, SharedMemory)
     found = []

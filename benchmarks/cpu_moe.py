@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.weights import PLAIN, Form, Matrix
+from quintet.interface.weights import PLAIN, Matrix, WeightFormat
 from quintet.ops import Op
 from quintet.ops.moe import one_of
 from quintet.platforms.cpu.ops import moe as native_moe
@@ -36,7 +36,7 @@ GIGA = 1e9
 class Row:
     """One layer for so many tokens; seconds are of the best round, per layer."""
 
-    form: str
+    format: str
     tokens: int
     route: float
     experts: float
@@ -70,34 +70,34 @@ def measure(threads: int, seconds: float, forms: Sequence[str], tokens: Sequence
     _cpu.set_threads(threads)
     torch.set_num_threads(threads)
     rows = []
-    for form in forms:
-        dtype = getattr(torch, form) if form in FLOATS else torch.bfloat16
+    for fmt in forms:
+        dtype = getattr(torch, fmt) if fmt in FLOATS else torch.bfloat16
         gate_up, down = (torch.randn(NUM, *s, dtype=dtype) * 0.02 for s in ((2 * INNER, HIDDEN), (HIDDEN, INNER)))
-        layer = Layer(gate_up, down, form_of(form))
+        layer = Layer(gate_up, down, form_of(fmt))
         for count in tokens:
             x, draws = torch.randn(count, HIDDEN).to(dtype), [drawn(count, dtype) for _ in range(DRAWS)]
             read = _cpu.read_bandwidth(1 << 28, threads, 0.2)  # a virtual machine's share changes by the second
             times = alternate((layer.route, layer.experts, layer.plain, layer.torch), x, draws, seconds)
-            rows.append(_row(form, layer.expert_bytes, count, times, draws, read))
+            rows.append(_row(fmt, layer.expert_bytes, count, times, draws, read))
             print(_line(rows[-1]), flush=True)
     return rows
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> WeightFormat:
     """PLAIN for a type of floats; what quantization= makes of the rest."""
     if name in FLOATS:
         return PLAIN
     scheme, _, group = name.partition("-g")
     bits = 4 if scheme.endswith("4") or scheme.startswith("w4") else 8
-    return Form(scheme, bits, 8 if scheme.endswith("a8") else 16, 0 if scheme == "w8a8" else int(group or 32))
+    return WeightFormat(scheme, bits, 8 if scheme.endswith("a8") else 16, 0 if scheme == "w8a8" else int(group or 32))
 
 
 class Layer:
     """The experts, packed and plain."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor, form: Form) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, fmt: WeightFormat) -> None:
         self._plain = gate_up, down
-        self._packed = _laid(gate_up, form), _laid(down, form)
+        self._packed = _laid(gate_up, fmt), _laid(down, fmt)
         tensors = (x for stack in self._packed for x in (stack.values, stack.scales) if x is not None)
         self.expert_bytes = sum(x[0].nbytes for x in tensors)
 
@@ -106,14 +106,14 @@ class Layer:
 
     def experts(self, x: Tensor, draw: Draw) -> None:
         stacks: Sequence[Matrix | Tensor] = self._packed
-        plain = self._packed[0].form.plain
+        plain = self._packed[0].format.plain
         name, stacks = ("experts", [each.values for each in stacks]) if plain else ("quantized_experts", stacks)
         Op.registry[name].providers["native"](x, *stacks, draw.weights, draw.ids, "silu")
 
     def plain(self, x: Tensor, draw: Draw) -> None:
-        form = self._packed[0].form
+        fmt = self._packed[0].format
         op, (gate_up, down) = Op.registry["linear"], self._packed
-        product = op.kinds.get(form.kind, op).providers["native"]
+        product = op.kinds.get(fmt.kind, op).providers["native"]
         for expert, tokens in draw.rows:
             wide = product(x[: len(tokens)], one_of(gate_up, expert), None, (2 * INNER,))
             product(wide[:, :INNER], one_of(down, expert), None, (HIDDEN,))
@@ -128,12 +128,12 @@ class Layer:
         out.to(x.dtype)
 
 
-def _laid(weight: Tensor, form: Form) -> Matrix:
-    if form.plain:
+def _laid(weight: Tensor, fmt: WeightFormat) -> Matrix:
+    if fmt.plain:
         return Matrix(pack_experts(weight))
-    laid = quantized.pack(weight.flatten(0, 1), form)
+    laid = quantized.pack(weight.flatten(0, 1), fmt)
     values, scales = (laid[name].view(NUM, -1, *laid[name].shape[1:]) for name in ("weight", "scales"))
-    return Matrix(values, scales, form=form)
+    return Matrix(values, scales, format=fmt)
 
 
 def alternate(
@@ -152,18 +152,18 @@ def alternate(
     return best
 
 
-def _row(form: str, expert_bytes: int, tokens: int, times: Sequence[float], draws: Sequence[Draw], read: float) -> Row:
+def _row(fmt: str, expert_bytes: int, tokens: int, times: Sequence[float], draws: Sequence[Draw], read: float) -> Row:
     route, ours, plain, theirs = times
     gbs = sum(len(draw.rows) for draw in draws) / len(draws) * expert_bytes / ours / GIGA
     gflops = 2 * tokens * K * 3 * INNER * HIDDEN / ours / GIGA
     share = gbs / read if tokens <= FEW else plain / ours
-    return Row(form, tokens, route, ours, plain, theirs, gbs, gflops, share)
+    return Row(fmt, tokens, route, ours, plain, theirs, gbs, gflops, share)
 
 
 def _line(row: Row) -> str:
     of = "of the bandwidth" if row.tokens <= FEW else "of plain's speed"
     return (
-        f"{row.form:9} T {row.tokens:3}  route {row.route * 1e6:6.1f} us, experts {row.experts * 1e6:9.1f} us, plain "
+        f"{row.format:9} T {row.tokens:3}  route {row.route * 1e6:6.1f} us, experts {row.experts * 1e6:9.1f} us, plain "
         f"{row.plain * 1e6:9.1f} us, torch {row.torch * 1e6:9.1f} us ({row.torch / row.experts:5.2f}x)  "
         f"{row.gbs:5.1f} GB/s {row.gflops:6.1f} GFLOP/s  {row.share:4.0%} {of}"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_linear import CACHES, FEW, GIGA, ROWS
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
 from quintet.platforms.cpu import weight_layout as tiles
@@ -25,10 +25,10 @@ from quintet.platforms.cpu.ops import linear, quantized
 SHAPES = ((1024, 3072), (6144, 1024), (3072, 6144), (151936, 1024))  # outputs, inputs
 BYTES = ("avx512_bf16", "amx")  # the others multiply words of 16 bits
 SCHEMES = {
-    "int8": Form("int8", 8, 16, 128),
-    "int4": Form("int4", 4, 16, 32),
-    "w8a8": Form("w8a8", 8, 8, 0),
-    "w4a8": Form("w4a8", 4, 8, 32),
+    "int8": WeightFormat("int8", 8, 16, 128),
+    "int4": WeightFormat("int4", 4, 16, 32),
+    "w8a8": WeightFormat("w8a8", 8, 8, 0),
+    "w4a8": WeightFormat("w4a8", 4, 8, 32),
 }
 
 
@@ -102,13 +102,13 @@ def alternate(
     x: Tensor, packed: list[list[Tensor]], plain: list[list[Tensor]], name: str, outputs: int, seconds: float
 ) -> tuple[float, float]:
     """The shortest time per product of each, over so many seconds and at least three rounds."""
-    form, dense = SCHEMES[name], Op.registry["linear"].providers["native"]
-    native = Op.registry[of_kind("linear", form.kind)].providers["native"]
+    fmt, dense = SCHEMES[name], Op.registry["linear"].providers["native"]
+    native = Op.registry[of_kind("linear", fmt.kind)].providers["native"]
     best, start, rounds = [float("inf")] * 2, time.perf_counter(), 0
     most = max(1, 400 // len(x))  # weights in a round: those of many rows need no more to leave the caches
     packed, plain = packed[:most], plain[:most]
     calls: tuple[tuple[int, Callable[[], object]], ...] = (
-        (len(packed), lambda: [native(x, Matrix(*weight, form=form), None, (outputs,)) for weight in packed]),
+        (len(packed), lambda: [native(x, Matrix(*weight, format=fmt), None, (outputs,)) for weight in packed]),
         (len(plain), lambda: [dense(x, Matrix(*weight), None, (outputs,)) for weight in plain]),
     )
     while rounds < 3 or time.perf_counter() - start < seconds:

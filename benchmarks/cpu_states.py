@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_small import alternate
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops import Op
 from quintet.ops.states import Moves, Scan
 from quintet.platforms.cpu.ops import states as native_states
@@ -20,14 +20,14 @@ Call = tuple[str, str, tuple[Any, ...]]  # of which model, op, arguments
 MILLI = 1e-3
 
 
-def books(requests: int, tokens: int) -> Books:
+def context(requests: int, tokens: int) -> StepContext:
     """So many requests of so many tokens each, which go on from one state and write another."""
     starts = torch.arange(requests + 1, dtype=torch.int32) * tokens
     none = torch.zeros(requests * tokens, dtype=torch.int32)
     table = torch.stack([torch.arange(1, requests + 1), torch.arange(requests + 1, 2 * requests + 1)], 1).int()
     group = Group(none, table, torch.full((requests,), tokens, dtype=torch.int32))
     owners = torch.arange(requests, dtype=torch.int32).repeat_interleave(tokens)
-    return Books(Batch(none, none, owners, starts, none, (group,)), group)
+    return StepContext(Batch(none, none, owners, starts, none, (group,)), group)
 
 
 def selective(channels: int, width: int, requests: int, tokens: int) -> tuple[Any, ...]:
@@ -36,7 +36,7 @@ def selective(channels: int, width: int, requests: int, tokens: int) -> tuple[An
     into, out = (torch.randn(total, 1, width).bfloat16() for _ in range(2))
     moves = Moves(torch.randn(total, channels, 1).bfloat16(), torch.randn(total, channels).bfloat16(), into, out)
     state = torch.zeros(2 * requests + 1, channels, width)
-    return moves, Scan(rates, torch.zeros(channels), torch.ones(channels)), state, books(requests, tokens)
+    return moves, Scan(rates, torch.zeros(channels), torch.ones(channels)), state, context(requests, tokens)
 
 
 def space(heads: int, dim: int, width: int, requests: int, tokens: int) -> tuple[Any, ...]:
@@ -44,7 +44,7 @@ def space(heads: int, dim: int, width: int, requests: int, tokens: int) -> tuple
     into, out = (torch.randn(total, 1, width).bfloat16() for _ in range(2))
     moves = Moves(torch.randn(total, heads, dim).bfloat16(), torch.randn(total, heads).bfloat16(), into, out)
     state = torch.zeros(2 * requests + 1, heads, dim, width)
-    return moves, Scan(*(torch.zeros(heads) for _ in range(3))), state, books(requests, tokens), 0.0
+    return moves, Scan(*(torch.zeros(heads) for _ in range(3))), state, context(requests, tokens), 0.0
 
 
 def calls(requests: int, tokens: int) -> Iterator[Call]:

@@ -146,7 +146,7 @@ def prepared(shape: str, device: str, quantization: str | None = None) -> Engine
         model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
     )
     made = prepare(config)
-    made.ranks.workers[0].load(None, made.plan.num_pages, made.variants, True)
+    made.ranks.workers[0].load(None, made.plan.num_pages, made.buckets, True)
     return made
 
 
@@ -178,7 +178,7 @@ def steps(
 
 def padded(made: EnginePlan, host: HostBatch) -> HostBatch:
     """The step in the size that the engine captures it in; as it is where no size holds it."""
-    return host if made.fixed else CaptureSizes(made.variants).pad(host)
+    return host if made.fixed else CaptureSizes(made.buckets).pad(host)
 
 
 def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
@@ -187,7 +187,10 @@ def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tupl
 
 
 def fits(made: EnginePlan, host: HostBatch) -> bool:
-    return int(host.groups[0].table.max()) < made.plan.num_pages and len(host.starts) <= made.config.max_num_seqs + 1
+    return (
+        int(host.groups[0].block_table.max()) < made.plan.num_pages
+        and len(host.query_start_loc) <= made.config.max_num_seqs + 1
+    )
 
 
 def read_bytes(worker: Worker) -> int:
@@ -201,7 +204,7 @@ def head_bytes(worker: Worker) -> int:
 
 def attention(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, float]) -> Row | None:
     """Paged decode attention alone, in the layout of the model."""
-    from quintet.interface.types import AttentionSpec, Books
+    from quintet.interface.types import AttentionSpec, StepContext
 
     worker, config = made.ranks.workers[0], made.hf_config
     host, requests, context = batch(64, 1, 4095), 64, 4096
@@ -214,9 +217,9 @@ def attention(made: EnginePlan, wait: Callable[[], object], ceiling: dict[str, f
     plan = worker.platform.mixer(spec, worker.ops, 0).plan(host, group)
     planned = host._replace(groups=(group._replace(plan=plan),))
     there = planned.on(worker.device.to_device(planned.leaves()))
-    books, kv = Books(there, there.groups[0]), worker._state[0]
+    step_context, kv = StepContext(there, there.groups[0]), worker._state[0]
     q = torch.randn(len(host.token_ids), heads, dim, device=kv.device, dtype=torch.bfloat16)
-    call = partial(worker.ops.paged_attention, q, kv, books, spec, None)
+    call = partial(worker.ops.paged_attention, q, kv, step_context, spec, None)
     seconds, host_seconds = timed(repeated(call, kv.device), wait)
     took = seconds / REPEATS, host_seconds / REPEATS
     read = requests * context * 2 * kv_heads * dim * 2

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from benchmarks.gpu_profile import clocked
 from benchmarks.tpu_step import batch
-from quintet.interface.types import AttentionSpec, Books
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.types import AttentionSpec, StepContext
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op
 from quintet.ops.attention import page_shape
 from quintet.ops.quantize import quantize
@@ -45,9 +45,11 @@ CONTEXTS = ((1, 512), (8, 512), (64, 512), (64, 4096), (1, 32768))  # requests, 
 PROMPTS = (512, 2048)
 WEIGHTS = ((6144, 4096), (28672, 4096), (4096, 14336))  # outputs, inputs: of Llama-3.1-8B
 FORMS = {  # by Packed.named()
-    "int4": Form("int4", 4, 16, 128), "int8": Form("int8", 8, 16, 128), "int8a8": Form("w8a8", 8, 8),
-    "fp8": Form("fp8", 8, 16, dtype=torch.float8_e4m3fn),
-}  # fmt: skip
+    "int4": WeightFormat("int4", 4, 16, 128),
+    "int8": WeightFormat("int8", 8, 16, 128),
+    "int8a8": WeightFormat("w8a8", 8, 8),
+    "fp8": WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn),
+}
 TOKENS = {"16": 16, "64": 64, "more": 512}  # that a product of each class is measured with
 SPLITS = (64, 128, 256, 512, 1024)
 DECODE = tuple(itertools.product((32, 64), (2, 4, 8), (2, 3, 5)))  # slots, warps, stages
@@ -156,10 +158,10 @@ def attended(layer: tuple[int, int, int], requests: int, new: int, behind: int, 
     spec = AttentionSpec(heads, kv_heads, dim, dim**-0.5, torch.bfloat16, 16)
     host = batch(requests, new, behind)
     there = host.on([torch.from_numpy(each).to(place.device) for each in host.leaves()])
-    kv = _drawn(place, int(there.groups[0].table.max()) + 1, *page_shape(spec))
+    kv = _drawn(place, int(there.groups[0].block_table.max()) + 1, *page_shape(spec))
     q = _drawn(place, requests * new, heads, dim)
-    books = Books(there, there.groups[0])
-    return partial(Op.registry["paged_attention"].providers["triton"], q, kv, books, spec, None)
+    step_context = StepContext(there, there.groups[0])
+    return partial(Op.registry["paged_attention"].providers["triton"], q, kv, step_context, spec, None)
 
 
 def attention_questions(place: Place) -> Iterator[Question]:
@@ -182,8 +184,8 @@ def attention_questions(place: Place) -> Iterator[Question]:
 
 
 def product_questions(place: Place) -> Iterator[Question]:
-    for kind, form in FORMS.items():
-        weights = [matrix(form, *shape, place) for shape in _weights(place)]
+    for kind, fmt in FORMS.items():
+        weights = [matrix(fmt, *shape, place) for shape in _weights(place)]
         for most, tokens in TOKENS.items():
             tokens = 3 if place.small else tokens
             calls = [product(triton_quantized.packed_linear, each, tokens, place) for each in weights]
@@ -196,34 +198,34 @@ def _weights(place: Place) -> Sequence[tuple[int, int]]:
     return ((64, 128),) if place.small else WEIGHTS
 
 
-def matrix(form: Form, outputs: int, inputs: int, place: Place) -> Matrix:
+def matrix(fmt: WeightFormat, outputs: int, inputs: int, place: Place) -> Matrix:
     """As place() of the platform leaves it."""
     weight = _drawn(place, outputs, inputs).float() * 0.02
-    if form.dtype is None:
-        made = pack(weight, form)
+    if fmt.dtype is None:
+        made = pack(weight, fmt)
     else:
-        found = quantize(weight, form)
+        found = quantize(weight, fmt)
         assert found.scales is not None, "what is quantized has scales"
-        made = laid({"weight": found.values, "scales": found.scales}, form)
-    return Matrix(made["weight"], made["scales"], form=form)
+        made = laid({"weight": found.values, "scales": found.scales}, fmt)
+    return Matrix(made["weight"], made["scales"], format=fmt)
 
 
 def product(by: Callable[..., Tensor], weight: Matrix, tokens: int, place: Place) -> Call:
     assert weight.scales is not None, "what is quantized has scales"
     outputs = len(weight.values)
-    inputs = weight.values.shape[1:].numel() * 8 // weight.form.bits
+    inputs = weight.values.shape[1:].numel() * 8 // weight.format.bits
     return partial(by, _drawn(place, tokens, inputs), weight, None, (outputs,))
 
 
 def ways(place: Place) -> Iterator[tuple[str, Callable[[int], tuple[list[Call], list[Call]]]]]:
     """(name in a table's rows, what makes our calls and torch's for so many rows)."""
     fp8 = torch.float8_e4m3fn
-    for name, form, torchs in (
-        ("FEW", Form("fp8a8", 8, 8, dtype=fp8), torch_products.by_float8),
-        ("FEW_BLOCKS", Form("fp8a8", 8, 8, 128, dtype=fp8, together=128), torch_products.by_float8),
-        ("FEW_INTEGERS", Form("w8a8", 8, 8), torch_products.by_int8),
+    for name, fmt, torchs in (
+        ("FEW", WeightFormat("fp8a8", 8, 8, dtype=fp8), torch_products.by_float8),
+        ("FEW_BLOCKS", WeightFormat("fp8a8", 8, 8, 128, dtype=fp8, outputs_per_scale=128), torch_products.by_float8),
+        ("FEW_INTEGERS", WeightFormat("w8a8", 8, 8), torch_products.by_int8),
     ):
-        weights = [matrix(form, *shape, place) for shape in _weights(place)]
+        weights = [matrix(fmt, *shape, place) for shape in _weights(place)]
 
         def made(rows: int, weights: Any = weights, torchs: Any = torchs) -> tuple[list[Call], list[Call]]:
             ours = [product(triton_quantized.packed_linear, each, rows, place) for each in weights]

@@ -29,7 +29,7 @@ from quintet.engine.executor.model_runner import Forward, ModelRunner
 from quintet.engine.request import CoreRequest
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Capabilities, Device, State, Step
-from quintet.interface.types import Batch, Outputs, Variant
+from quintet.interface.types import Batch, Outputs, ShapeBucket
 from quintet.platforms import Chosen
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
@@ -86,7 +86,7 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
         def open(self, rank: int) -> Device:
             return TimedDevice()
 
-        def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        def compile(self, model: nn.Module, variants: Iterable[ShapeBucket]) -> Step:
             inner = super().compile(model, variants)
 
             def step(state: State, batch: Batch) -> tuple[Outputs, State]:

@@ -99,14 +99,14 @@ def batch(requests: int, new: int, cached: int, groups: int = 1, page_size: int 
     return HostBatch(
         token_ids=(positions * 7 + owners) % 500,
         positions=positions,
-        owners=owners,
-        starts=starts,
-        rows=starts[1:] - 1,
+        token_to_seq=owners,
+        query_start_loc=starts,
+        logits_indices=starts[1:] - 1,
         groups=tuple(
             HostGroup(
-                slots=table[owners, positions // page_size] * page_size + positions % page_size,
-                table=table,
-                lengths=np.full(requests, cached + new, np.int32),
+                slot_mapping=table[owners, positions // page_size] * page_size + positions % page_size,
+                block_table=table,
+                seq_lens=np.full(requests, cached + new, np.int32),
             )
             for table in tables
         ),

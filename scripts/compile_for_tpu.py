@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 from quintet.config import EngineConfig
-from quintet.engine.executor.shape_buckets import plan_variants
+from quintet.engine.executor.shape_buckets import plan_buckets
 from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
 from quintet.hub.resolve import load_model_config, resolve_model
-from quintet.interface.platform import Alone
-from quintet.interface.types import AttentionSpec, StateSpec, Variant
+from quintet.interface.platform import SingleRank
+from quintet.interface.types import AttentionSpec, ShapeBucket, StateSpec
 from quintet.layers.build import BuildContext, Layer, settle
 from quintet.layers.layer_state import LayerMixer
 from quintet.model_loader.loader import declared
@@ -66,7 +66,7 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Progr
         return mixings[-1]
 
     ops = bind(PLATFORM.op_priority)
-    build = BuildContext(ops, mixing, Alone(), sizes.dtype, sizes.page_size, sizes.max_model_len)
+    build = BuildContext(ops, mixing, SingleRank(), sizes.dtype, sizes.page_size, sizes.max_model_len)
     model = model_class(hf_config)(hf_config, build).eval()
     settle(model)
     arrangement = arrange(mixings)
@@ -105,9 +105,9 @@ def main() -> None:
     with attention.for_described_tpu():
         described, arrangement = program(hf_config, devices, sizes)
         pages = arrangement.widths(sizes.max_model_len // sizes.page_size)
-        for variant in plan_variants(Variant(max(args.tokens), args.max_num_seqs, args.max_num_seqs, pages)):
-            if variant.tokens in args.tokens:
-                print(json.dumps(compiled(described, variant)))
+        for bucket in plan_buckets(ShapeBucket(max(args.tokens), args.max_num_seqs, args.max_num_seqs, pages)):
+            if bucket.tokens in args.tokens:
+                print(json.dumps(compiled(described, bucket)))
 
 
 def topology(name: str) -> list[Any]:
@@ -120,14 +120,14 @@ def topology(name: str) -> list[Any]:
     return list(described.devices)
 
 
-def compiled(described: Program, variant: Variant) -> dict[str, Any]:
+def compiled(described: Program, bucket: ShapeBucket) -> dict[str, Any]:
     """What the compiler says of one step."""
     start = time.perf_counter()
-    executable = described.trace(variant).lower().compile()
+    executable = described.trace(bucket).lower().compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     text = executable.as_text()
     return {
-        "tokens": variant.tokens,
+        "tokens": bucket.tokens,
         "seconds": round(time.perf_counter() - start, 1),
         "arguments_gib": round(memory.argument_size_in_bytes / GIB, 3),
         "donated_gib": round(memory.alias_size_in_bytes / GIB, 3),

@@ -23,7 +23,7 @@ from quintet.conformance.checkpoints.tiny import EVERY, configured
 from quintet.conformance.features import CLAIMS
 from quintet.engine.platform_support import FILE as TABLE
 from quintet.engine.platform_support import Support, read
-from quintet.interface.platform import Alone
+from quintet.interface.platform import SingleRank
 from quintet.interface.types import StateSpec
 from quintet.layers import blocks
 from quintet.layers.attention.attention import SelfAttention, SharedKVAttention
@@ -183,8 +183,10 @@ def facts(config: Any) -> list[str]:
         return LayerMixer(Unmixed())
 
     hidden = config.model_type in ENCODERS
-    wanted = RequestedOutputs(logits=not hidden, hidden=hidden)
-    build = BuildContext(bind({}), mixing, Alone(), torch.float32, page_size=16, max_model_len=64, wanted=wanted)
+    wanted = RequestedOutputs(logits=not hidden, hidden_states=hidden)
+    build = BuildContext(
+        bind({}), mixing, SingleRank(), torch.float32, page_size=16, max_model_len=64, requested_outputs=wanted
+    )
     model = model_class(config)(config, build)
     parts = list(model.modules())
     return [*_attention(specs), *_positions(parts, specs), *_layers(parts)]

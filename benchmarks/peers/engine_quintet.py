@@ -11,7 +11,7 @@ import quintet
 from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
 from quintet.engine.executor.worker import Worker
-from quintet.interface.types import Extent, Variant
+from quintet.interface.types import MaxShape, ShapeBucket
 from quintet.model_loader.loader import declared
 
 
@@ -55,7 +55,7 @@ class Quintet:
 def _read_bytes(worker: Worker) -> int:
     """Returns the bytes of all weights but the embedding (a token reads one row); a tied head is read whole."""
     weights = [each.weight for each in declared(worker.model) if each.weight.use != "embedding"]
-    return worker.platform.estimate(worker.model, weights, Extent(Variant(1, 1, 1, ()), 0, 0)).weights
+    return worker.platform.estimate(worker.model, weights, MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
 
 
 def published(job: Job) -> Path | None:

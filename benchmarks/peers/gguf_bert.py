@@ -36,8 +36,8 @@ def write(checkpoint: Path, target: Path, kind: str) -> None:
         if new is None or "pooler" in name:
             continue
         plain = tensor.ndim == 1 or "position" in name or "token_type" in name
-        form = TYPES["F32" if plain else kind]
-        writer.add_tensor(new, gguf.quantize(tensor.astype(np.float32), form), raw_dtype=form)
+        fmt = TYPES["F32" if plain else kind]
+        writer.add_tensor(new, gguf.quantize(tensor.astype(np.float32), fmt), raw_dtype=fmt)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -40,9 +40,9 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.admission.eos_ids
-    form = None if params.structured_outputs is None else _Form(client, params, start)
+    fmt = None if params.structured_outputs is None else _Form(client, params, start)
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], list[BeamSearchSequence]()
-    if form is not None and not form.allowed(beams[0]):  # nothing is what the output must be
+    if fmt is not None and not fmt.allowed(beams[0]):  # nothing is what the output must be
         beams[0].finish_reason = "stop"
         beams, ended = [], beams
     room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
@@ -50,7 +50,7 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
         if not beams:
             break
         grown = []
-        for beam, step in zip(beams, _expand(shared, beams, prompt, params, form), strict=True):
+        for beam, step in zip(beams, _expand(shared, beams, prompt, params, fmt), strict=True):
             for token_id, logprob in step.items():
                 candidate = BeamSearchSequence(
                     [*beam.tokens, token_id], beam.cum_logprob + logprob.logprob, [*beam.logprobs, step]
@@ -58,7 +58,7 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
                 if token_id in eos:
                     candidate.finish_reason, candidate.stop_reason = "stop", token_id
                     ended.append(candidate)
-                elif form is not None and not form.allowed(candidate):
+                elif fmt is not None and not fmt.allowed(candidate):
                     candidate.finish_reason = "stop"
                     ended.append(candidate)
                 else:
@@ -123,7 +123,7 @@ class _Form:
 
 
 def _expand(
-    shared: SharedClient, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams, form: _Form | None
+    shared: SharedClient, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams, fmt: _Form | None
 ) -> list[LogprobsAt]:
     """The 2 * beam_width likeliest next tokens of each candidate, of those that its form allows."""
     client = shared.client
@@ -134,7 +134,7 @@ def _expand(
 
     def add() -> None:
         for request_id, beam in zip(ids, beams, strict=True):
-            own = one if form is None else replace(one, allowed_token_ids=form.allowed(beam))
+            own = one if fmt is None else replace(one, allowed_token_ids=fmt.allowed(beam))
             client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), own)
 
     try:

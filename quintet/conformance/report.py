@@ -114,7 +114,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             contract=CONTRACT_VERSION,
             devices=subject.devices,
             detail=subject.facts.detail,
-            emulated=not subject.facts.automatic,
+            emulated=not subject.facts.auto_select,
             machine=_machine(),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             sections=tuple(sections),

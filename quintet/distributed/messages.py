@@ -13,7 +13,7 @@ from typing import Protocol
 
 from quintet.distributed.connection import MOST, AuthenticationFailed, Connection
 from quintet.interface.platform import Channel, DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 logger = logging.getLogger(__name__)
 
@@ -42,39 +42,39 @@ class RankMessages(Channel):
     def __init__(  # what a meeting gives
         self,
         mesh: Meshed,
-        place: Place,
+        rank_info: RankInfo,
         wires: dict[int, Connection],
         seal: bytes,
         seconds: float,
         lost: type[Exception],
     ) -> None:
         """`seal`: the key that signs notes; `lost`: what the mesh raises where a rank is gone."""
-        self._mesh, self._rank, self._size, self._wires = mesh, place.rank, place.size, wires
+        self._mesh, self._rank, self._size, self._wires = mesh, rank_info.rank, rank_info.size, wires
         self._key, self._seconds, self._raised, self._exchanged = seal, seconds, lost, 0
         self._heard: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the channel has stopped
         self._passed_on = threading.Lock()  # held once the others were sent the reason to stop
         threading.Thread(target=_listen, args=(weakref.ref(self),), name="quintet-ranks", daemon=True).start()
 
-    def tell(self, letter: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         self._check()
         until = time.monotonic() + self._seconds
         for rank, wire in self._wires.items():
             try:
-                wire.send(LETTER, letter, until, lambda: not self.stopped)
+                wire.send(LETTER, message, until, lambda: not self.aborted)
             except OSError as error:
                 self._lost(rank, error)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         letter = self._heard.get()
         if letter is None:
             self._heard.put(None)  # for the next call
-            raise DeviceLost(self.stopped)
+            raise DeviceLost(self.aborted)
         return letter
 
-    def exchange(self, note: bytes) -> list[bytes]:
+    def exchange(self, message: bytes) -> list[bytes]:
         self._exchanged += 1
         try:
-            notes = self._mesh.exchange(note + self._seal(self._rank, note))
+            notes = self._mesh.exchange(message + self._seal(self._rank, message))
         except self._raised as error:
             self._pass_on()
             raise DeviceLost(str(error)) from None
@@ -86,12 +86,12 @@ class RankMessages(Channel):
             found.append(text)
         return found
 
-    def stop(self, why: str) -> None:
-        self._mesh.stop(why)
+    def abort(self, reason: str) -> None:
+        self._mesh.stop(reason)
         self._pass_on()
 
     @property
-    def stopped(self) -> str:
+    def aborted(self) -> str:
         return self._mesh.stopped()
 
     def _seal(self, rank: int, note: bytes) -> bytes:
@@ -99,15 +99,15 @@ class RankMessages(Channel):
         return hmac.new(self._key, head + note, "sha256").digest()[:SEAL]
 
     def _check(self) -> None:
-        if self.stopped:
-            raise DeviceLost(self.stopped)
+        if self.aborted:
+            raise DeviceLost(self.aborted)
 
     def _lost(self, rank: int, error: Exception) -> None:
         """Raises DeviceLost: with the reason that another rank has sent by now, or else with this one."""
-        if not self.stopped:
+        if not self.aborted:
             time.sleep(LOOK)
-        self.stop(self._gone(rank, error))
-        raise DeviceLost(self.stopped)
+        self.abort(self._gone(rank, error))
+        raise DeviceLost(self.aborted)
 
     def _gone(self, rank: int, error: Exception) -> str:
         why = str(error) or f"it took nothing for {self._seconds:g} s"
@@ -118,7 +118,7 @@ class RankMessages(Channel):
         if not self._passed_on.acquire(blocking=False):
             return
         self._heard.put(None)
-        said = self.stopped.encode()[:MOST_REASON]
+        said = self.aborted.encode()[:MOST_REASON]
         for wire in self._wires.values():
             with contextlib.suppress(OSError):
                 wire.send(STOP, said, time.monotonic() + HASTE)
@@ -132,7 +132,7 @@ class RankMessages(Channel):
         for number, _ in poll.poll(LOOK * 1000):
             rank, wire = by_number[number]
             try:
-                frame = wire.receive(time.monotonic() + self._seconds, MOST, lambda: not self.stopped)
+                frame = wire.receive(time.monotonic() + self._seconds, MOST, lambda: not self.aborted)
             except OSError as error:
                 time.sleep(LATE)
                 self._mesh.stop(self._gone(rank, error))
@@ -141,9 +141,9 @@ class RankMessages(Channel):
                 self._mesh.stop(frame.payload[:MOST_REASON].decode(errors="replace"))
             elif self._rank:
                 self._heard.put(frame.payload)
-        if self.stopped:
+        if self.aborted:
             self._pass_on()
-        return not self.stopped
+        return not self.aborted
 
     def close(self) -> None:
         for wire in self._wires.values():

@@ -29,7 +29,7 @@ from quintet.distributed.connection import (
     waited_for,
 )
 from quintet.distributed.keys import shared_key
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +114,12 @@ def listening(host: str, port: int, backlog: int = 128) -> socket.socket:
     return made
 
 
-def meet(place: Place, key: bytes, alike: dict[str, str], terms: Terms) -> Met:
+def meet(rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: Terms) -> Met:
     """Blocks until all ranks have come. `alike`: what must be the same on all. ValueError says which ranks did not
     come, or what differs."""
-    if place.rank == 0:
-        return _First(place, key, alike, terms).gather()
-    return _joined(place, key, alike, terms.seconds, time.monotonic() + terms.start)
+    if rank_info.rank == 0:
+        return _First(rank_info, key, alike, terms).gather()
+    return _joined(rank_info, key, alike, terms.seconds, time.monotonic() + terms.start)
 
 
 class _Waiting:
@@ -186,15 +186,15 @@ class _Door:
 class _First:
     """Rank 0's side of a rendezvous."""
 
-    def __init__(self, place: Place, key: bytes, alike: dict[str, str], terms: Terms) -> None:
-        host, port, descriptor = where(place.endpoint)
+    def __init__(self, rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: Terms) -> None:
+        host, port, descriptor = where(rank_info.endpoint)
         self._listener = listening(host, port) if descriptor is None else socket.socket(fileno=descriptor)
-        self._place, self._alike, self._at = place, alike, f"{host}:{port}"
+        self._place, self._alike, self._at = rank_info, alike, f"{host}:{port}"
         self._door, self._terms = _Door(self._listener, key, terms.seconds), terms
         self._wires: dict[int, Connection] = {}
         self._ports: dict[int, int] = {}
         self._session = os.urandom(16)
-        self._sockets = [-1] * place.size
+        self._sockets = [-1] * rank_info.size
 
     def gather(self) -> Met:
         until = time.monotonic() + self._terms.start
@@ -282,11 +282,11 @@ def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
     return ""
 
 
-def _joined(place: Place, key: bytes, alike: dict[str, str], seconds: float, until: float) -> Met:
+def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: float, until: float) -> Met:
     """Runs the rendezvous of any rank but rank 0."""
-    host, port, _ = where(place.endpoint)
+    host, port, _ = where(rank_info.endpoint)
     first = _reached(host, port, key, seconds, until)
-    sockets = [-1] * place.size
+    sockets = [-1] * rank_info.size
     try:
         listener = listening(first.here, 0)
     except ValueError:
@@ -294,21 +294,23 @@ def _joined(place: Place, key: bytes, alike: dict[str, str], seconds: float, unt
         raise
     try:
         first.send(
-            HELLO, msgspec.msgpack.encode(Hello(place.rank, place.size, listener.getsockname()[1], alike)), until
+            HELLO,
+            msgspec.msgpack.encode(Hello(rank_info.rank, rank_info.size, listener.getsockname()[1], alike)),
+            until,
         )
         welcome = _welcomed(first, until)
-        come = msgspec.msgpack.encode(Hello(place.rank, place.size, 0, {}, welcome.session))
-        for rank in range(place.rank):
+        come = msgspec.msgpack.encode(Hello(rank_info.rank, rank_info.size, 0, {}, welcome.session))
+        for rank in range(rank_info.rank):
             there = (host, port) if rank == 0 else welcome.places[rank]
             wire = _reached(*there, key, seconds, until)
             wire.send(HELLO, come, until)
             sockets[rank] = wire.release()
         door, late = (
             _Door(listener, key, seconds),
-            f"others did not come to rank {place.rank} of {place.size}",
+            f"others did not come to rank {rank_info.rank} of {rank_info.size}",
         )
-        while any(sockets[rank] < 0 for rank in range(place.rank + 1, place.size)):
-            _take_for_tensors(*door.next(until, lambda: late), welcome.session, place.rank, sockets)
+        while any(sockets[rank] < 0 for rank in range(rank_info.rank + 1, rank_info.size)):
+            _take_for_tensors(*door.next(until, lambda: late), welcome.session, rank_info.rank, sockets)
     except BaseException:
         _closed([first], sockets)
         raise

@@ -167,7 +167,7 @@ class EngineClient:
         self.engine.check_awake()
         if isinstance(self.engine, Engines):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
-        placing, original, folder = self.prepared.capabilities.placing, self.prepared.folder, Path(path).expanduser()
+        placing, original, folder = self.prepared.capabilities.layout_key, self.prepared.folder, Path(path).expanduser()
         if not placing:
             raise ValueError("save_sharded_state: this device's weights do not lie in the host's memory")
         if original.is_file() or folder.resolve() == original.resolve():
@@ -218,7 +218,7 @@ def save_shards(prepared: EnginePlan, folder: Path) -> None:
     """Saves shards of the ranks in this process. Moved experts go back first: readers expect their first places."""
     if prepared.config.enable_eplb:
         Balancer(prepared.config.eplb_config, prepared.ranks).restore()
-    placing = prepared.capabilities.placing
+    placing = prepared.capabilities.layout_key
     prepared.ranks.each(
         lambda worker: save_shard(
             worker.model, folder, worker.place.rank, fingerprint(worker.model, worker.platform, placing)

@@ -26,7 +26,7 @@ def kv_scaling(
     `there`: the names of the checkpoint's tensors, if it is read.
     """
     if config.calculate_kv_scales:
-        if facts.opaque:
+        if facts.ops_only:
             raise ValueError("calculate_kv_scales: K and V cannot be looked at on this device; leave it out")
         reasons.append("scales of K and V: computed from a first prompt of random tokens, for each head")
         return KVScaling(computed=True)

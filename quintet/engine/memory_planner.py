@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from quintet.config import EngineConfig
 from quintet.engine.kv_cache.groups import KVCacheLayout
 from quintet.engine.kv_cache.state_slots import EACH
-from quintet.interface.types import Estimate, Memory, Variant
+from quintet.interface.types import Estimate, Memory, ShapeBucket
 
 GIB = 2**30
 
@@ -64,14 +64,14 @@ class MemoryPlan:
         return (self.num_pages - 1) * self.max_model_len // self.each if self.each else 0
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
+    def buckets(self) -> tuple[ShapeBucket, ...]:
         """Steps that the platform captures where shapes are free."""
-        return self.footprint.takes.variants
+        return self.footprint.takes.buckets
 
     @property
-    def ahead(self) -> tuple[Variant, ...]:
+    def ahead(self) -> tuple[ShapeBucket, ...]:
         """Those of them that `capture_ahead` captures."""
-        return tuple(each for each in self.variants if each.tokens not in self.footprint.takes.late)
+        return tuple(each for each in self.buckets if each.tokens not in self.footprint.takes.compiled_on_demand)
 
     def __str__(self) -> str:
         takes = self.footprint.takes

@@ -105,7 +105,7 @@ def evidence(platform: Chosen | Found) -> Evidence:
     if kind is None or not isinstance(facts, Capabilities):
         return Evidence(None, f"not available here: {facts}")
     own, shipped = _read_if_there(kept(kind.name)), _shipped(kind)
-    emulated = shipped is not None and shipped.emulated and facts.automatic  # says nothing of a real device
+    emulated = shipped is not None and shipped.emulated and facts.auto_select  # says nothing of a real device
     if own and _holds_here(own, facts, platform):
         if shipped is None or emulated or own.when >= shipped.when:
             return Evidence(own, f"of this machine, {own.date[:10]}")

@@ -42,21 +42,21 @@ def settled_forms(
     found = quantized(said, there)
     if found is not None:
         _check(name, found, said)
-        return QuantizationPlan(None, found, where.facts.quant, config.activation_bits or found.activations)
+        return QuantizationPlan(None, found, where.facts.weight_formats, config.activation_bits or found.activations)
     if name is None:
         if config.activation_bits is not None:
             raise ValueError(
                 f"activation_bits={config.activation_bits} is for quantized weights, and this checkpoint holds floats; "
                 "set quantization, or leave it out"
             )
-        return QuantizationPlan(None, None, where.facts.quant)
+        return QuantizationPlan(None, None, where.facts.weight_formats)
     if name not in ONLINE:
         raise ValueError(
             f"quantization={name!r} is of checkpoints that are quantized, and config.json says nothing of it; leave it "
             f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
         )
     wanted = wish(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
-    return QuantizationPlan(_served(wanted, where), None, where.facts.quant, config.activation_bits)
+    return QuantizationPlan(_served(wanted, where), None, where.facts.weight_formats, config.activation_bits)
 
 
 def _check(name: str | None, found: Quantized, said: Any) -> None:
@@ -85,7 +85,7 @@ def _served(wanted: OnlineQuantization, where: Target) -> OnlineQuantization:
     facts = where.facts
     if facts.fp8 not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):  # the latter's platform converts weights to it
         wanted = wanted.without_activations()
-    if not facts.quant & set(NEAREST | {"int8": ""}):
+    if not facts.weight_formats & set(NEAREST | {"int8": ""}):
         raise ValueError(
             f"quantization={wanted.name!r} is not there on platform {where.name}, which packs no scheme; leave it out"
         )
@@ -94,20 +94,20 @@ def _served(wanted: OnlineQuantization, where: Target) -> OnlineQuantization:
 
 def scheme_of(forms: QuantizationPlan) -> str | None:
     """The kind of most products, where floats are quantized."""
-    form = forms.wanted.form if isinstance(forms.wanted, OnlineQuantization) else forms.wanted
-    return None if form is None else form.kind
+    fmt = forms.wanted.format if isinstance(forms.wanted, OnlineQuantization) else forms.wanted
+    return None if fmt is None else fmt.kind
 
 
 def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
     """Describes the weight formats of linear layers, experts and embeddings, and the providers of linear layers."""
     weights = [each.weight for each in declared(worker.model)]
     products = [weight for weight in weights if weight.use == "linear"]
-    counts = Counter(weight.form.kind for weight in products if not weight.form.plain)
+    counts = Counter(weight.format.kind for weight in products if not weight.format.plain)
     by = {kind: worker.ops.choice(of_kind("linear", kind)).provider for kind in counts}
     held = [f"{count} products as {kind} by {by[kind]}" for kind, count in counts.items()]
-    stacks = Counter(weight.form.kind for weight in weights if weight.use == "experts" and not weight.form.plain)
+    stacks = Counter(weight.format.kind for weight in weights if weight.use == "experts" and not weight.format.plain)
     held += [f"{count} stacks of experts as {kind}" for kind, count in stacks.items()]
-    tables = Counter(weight.form.kind for weight in weights if weight.use == "embedding" and not weight.form.plain)
+    tables = Counter(weight.format.kind for weight in weights if weight.use == "embedding" and not weight.format.plain)
     held += [f"{count} table{'s' * (count > 1)} of embeddings as {kind}" for kind, count in tables.items()]
     said = [
         f"products as {kind} have no provider here: each step dequantizes their weights"
@@ -117,7 +117,7 @@ def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
     if isinstance(forms.wanted, OnlineQuantization):
         said.insert(0, f"quantization {forms.wanted.name}: {', '.join([*held, *_rest(forms.wanted, weights)])}")
     if forms.checkpoint is not None:
-        undone = sum(weight.form.plain and weight.reader is not None for weight in weights)
+        undone = sum(weight.format.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
         said += [ORDERED] if any(map(_in_orders, weights)) else []
@@ -127,28 +127,28 @@ def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
 
 def _in_orders(weight: Weight) -> bool:
     """True if it is a stack of experts that is dequantized because each orders its groups of inputs (act-order)."""
-    if weight.use != "experts" or not weight.form.plain or weight.reader is None:
+    if weight.use != "experts" or not weight.format.plain or weight.reader is None:
         return False
-    return weight.reader.form(weight.cut(weight.parts[0])).ordered
+    return weight.reader.format(weight.shard(weight.slices[0])).act_order
 
 
 def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
     """Describes weights that do not have the requested format."""
     products, said = [weight for weight in weights if weight.use == "linear"], []
     rounded = Counter(weight.reader.of for weight in weights if isinstance(weight.reader, Rounded))
-    for form, count in rounded.items():
-        near = NEAREST.get(form.kind, "int8")
+    for fmt, count in rounded.items():
+        near = NEAREST.get(fmt.kind, "int8")
         said.append(
-            f"{count} rounded to {form.kind} and held in floats, for this platform keeps no {form.kind}: {near} is the "
+            f"{count} rounded to {fmt.kind} and held in floats, for this platform keeps no {fmt.kind}: {near} is the "
             "nearest that takes less memory"
         )
     plain = sum(
-        weight.form.plain and weight.reader is None and fitting(wanted.form, weight.shape[1]).plain
+        weight.format.plain and weight.reader is None and fitting(wanted.format, weight.shape[1]).plain
         for weight in products
     )  # fmt: skip
     said += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []
-    stacks = [weight.form for weight in weights if weight.use == "experts"]
+    stacks = [weight.format for weight in weights if weight.use == "experts"]
     if stacks:
-        kept = any(not form.plain for form in stacks)
+        kept = any(not fmt.plain for fmt in stacks)
         said.append(f"{'' if kept else 'experts and '}their routers stay as they are")
     return [*said, "the head in 8 bits" if wanted.head else "the head as it is"]

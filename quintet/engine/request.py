@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.pooling.pooler import Gathered
     from quintet.engine.repetition_detection import RepetitionDetector
     from quintet.engine.spec_decode.ngram import TokenHistory
-    from quintet.interface.types import Array
+    from quintet.interface.types import IntArray
     from quintet.structured_output.grammar import Matcher
 
 
@@ -116,7 +116,9 @@ class Request:
     num_computed: int = 0  # tokens with K and V in the cache, or there when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
-    rows: "list[Array | None]" = field(default_factory=list)  # pages as the batch wants them, None where they changed
+    rows: "list[IntArray | None]" = field(
+        default_factory=list
+    )  # pages as the batch wants them, None where they changed
     trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
     slots: StateSlots = field(default_factory=StateSlots)  # of its state
     found: "PrefixMatch | None" = None  # of its beginning in the prefix cache, while it waits

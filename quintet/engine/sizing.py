@@ -8,7 +8,7 @@ from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
 from quintet.engine.parallel.setup import least_of_all
 from quintet.engine.scheduler import SchedulerLimits
-from quintet.interface.types import Extent, Variant
+from quintet.interface.types import MaxShape, ShapeBucket
 
 LONG = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
 STAGED = 128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
@@ -43,18 +43,18 @@ def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: Work
     def plan(worker: Worker) -> MemoryPlan:
         most = largest(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
         width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
-        took = worker.estimate(Extent(most, hf_config.hidden_size, width))
+        took = worker.estimate(MaxShape(most, hf_config.hidden_size, width))
         return plan_memory(config, ModelMemory(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
 
     least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
     return least if ranks.channel is None else least_of_all(least, ranks.channel)
 
 
-def largest(config: EngineConfig, worker: Worker, length: int) -> Variant:
+def largest(config: EngineConfig, worker: Worker, length: int) -> ShapeBucket:
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
     widths = worker.arrangement.widths(pages)
-    return Variant(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
+    return ShapeBucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 
 def _logit_rows(config: EngineConfig) -> int:

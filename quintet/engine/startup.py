@@ -15,7 +15,7 @@ from quintet.config import EngineConfig, read_environment
 from quintet.engine.engine import Engine
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.model_runner import ModelRunner, StepRunner, WorkerGroup
-from quintet.engine.executor.shape_buckets import describe, plan_variants
+from quintet.engine.executor.shape_buckets import describe, plan_buckets
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.engine.kv_cache.events import journal_of
@@ -49,7 +49,7 @@ from quintet.hub.model_impl import read_model
 from quintet.hub.pooling_task import Pooling, wants_numbers
 from quintet.hub.resolve import load_generation_config, quantization_beside, resolve_config, resolve_model
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.types import Place, Variant
+from quintet.interface.types import RankInfo, ShapeBucket
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import check_counts, tensors_of
@@ -102,12 +102,12 @@ class EnginePlan:
         return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.plan.max_model_len)
 
     @property
-    def fixed(self) -> tuple[Variant, ...]:
+    def fixed(self) -> tuple[ShapeBucket, ...]:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
         first = self.ranks.workers[0]
-        sizes = plan_variants(largest(self.config, first, self.plan.max_model_len))
+        sizes = plan_buckets(largest(self.config, first, self.plan.max_model_len))
         if first.model.takes_types and self.pooling is not None:
             return tuple(each._replace(inputs=("types",)) for each in sizes)
         if not self.embeds_width:
@@ -120,13 +120,13 @@ class EnginePlan:
         return self.ranks.workers[0].model.width if self.config.enable_prompt_embeds else 0
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
+    def buckets(self) -> tuple[ShapeBucket, ...]:
         """The sizes of steps that are compiled, or captured."""
-        return self.fixed or self.plan.variants
+        return self.fixed or self.plan.buckets
 
 
 def prepare(
-    config: EngineConfig, chosen: Chosen | None = None, place: Place | None = None, met: bool = True
+    config: EngineConfig, chosen: Chosen | None = None, rank_info: RankInfo | None = None, met: bool = True
 ) -> EnginePlan:
     """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not.
 
@@ -143,7 +143,7 @@ def prepare(
     facts = chosen.capabilities
     if not ranking.in_processes(config, facts) or ranking.size_of(config, facts) == 1:
         return _decide(config, chosen, folder, reasons)
-    meeting = ranking.met(config, facts, place, met)
+    meeting = ranking.met(config, facts, rank_info, met)
     with ranking.closing(meeting.others):
         return _decide(config, chosen, folder, reasons, meeting)
 
@@ -154,7 +154,7 @@ def _decide(
     facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
     whole, backend = read_model(config, place, platform.models)
-    if backend and facts.opaque:
+    if backend and facts.ops_only:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
     if wants_numbers(config, vars(whole), folder):
@@ -182,7 +182,7 @@ def _decide(
     sizes = replace(sizes, backend=bool(backend), dealing=experts.dealing_of(config, facts))
     if pooling is not None:
         sizes = replace(
-            sizes, wanted=RequestedOutputs(logits=False, hidden=True), causal=pooling.causal, beside=TENSORS
+            sizes, wanted=RequestedOutputs(logits=False, hidden_states=True), causal=pooling.causal, beside=TENSORS
         )
     profiler = Profiler(config.profiler_config, platform)
     with _named(config.model):
@@ -218,9 +218,9 @@ def _fitted(
         reasons.append(f"max_num_batched_tokens={plan.max_model_len}: a whole prompt must fit without chunked prefill")
         config = config.replace(max_num_batched_tokens=plan.max_model_len)
     captures = [each for each in ("capture_ahead", "capture_sizes", "max_capture_size") if getattr(config, each)]
-    if captures and not plan.variants:
+    if captures and not plan.buckets:
         reasons.append(f"{', '.join(captures)}: nothing changes, for platform {platform.name} captures no steps")
-    if config.logits_processors and facts.opaque:
+    if config.logits_processors and facts.ops_only:
         reasons.append("sampling on the host: logits processors cannot read what the device holds")
     return config
 
@@ -248,22 +248,26 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
         logger.warning("%s", prepared.doubts)
     logger.info("memory: %s", plan)
     logger.info("ops: %s", _op_table(prepared))
-    fixed, variants = prepared.fixed, prepared.variants
+    fixed, buckets = prepared.fixed, prepared.buckets
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     ahead, room = _ahead(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
-        prepared.ranks.each(lambda w: w.load(folder, room, variants, progress and w.place.rank == 0, ahead))
+        prepared.ranks.each(lambda w: w.load(folder, room, buckets, progress and w.place.rank == 0, ahead))
     channel, overlap = prepared.ranks.channel, prepared.capabilities.overlap
     if channel is not None:
         channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
     groups = prepared.ranks.workers[0].arrangement.groups
     slots = StateSlotPool(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
     types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
-    captured = () if fixed else variants
+    captured = () if fixed else buckets
     batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
-    runner, profiler, pipe = _runner(prepared, batches, fixed), prepared.profiler, prepared.ranks.workers[0].comm.pipe
+    runner, profiler, pipe = (
+        _runner(prepared, batches, fixed),
+        prepared.profiler,
+        prepared.ranks.workers[0].comm.stage_channel,
+    )
     runner.warm_up(progress)
     pool = PagePool(plan.num_pages, config.enable_prefix_caching)
     tables = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
@@ -289,11 +293,11 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
     return engine
 
 
-def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[Variant, ...]:
+def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
     """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
     if config.capture_ahead:
         return plan.ahead
-    decodes = [each for each in plan.variants if each.decode] if config.capture_decode_ahead else []
+    decodes = [each for each in plan.buckets if each.decode] if config.capture_decode_ahead else []
     usual = sorted({each.pages for each in decodes})[:USUAL_WIDTHS]
     return tuple(each for each in decodes if each.pages in usual)
 
@@ -304,7 +308,7 @@ def _warm_up(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner, en
     if not (config.warm_up and prepared.capabilities.compiles_late):
         return
     if prepared.pooling is None:
-        pipe, channel = prepared.ranks.workers[0].comm.pipe, prepared.ranks.channel
+        pipe, channel = prepared.ranks.workers[0].comm.stage_channel, prepared.ranks.channel
         sampler = _sampler(prepared, processors=())  # code of the user's sees requests of users alone
         runner = ModelRunner(prepared.ranks, sampler, batches, overlap=prepared.capabilities.overlap)
         if pipe is not None:
@@ -312,13 +316,13 @@ def _warm_up(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner, en
         elif channel is not None:
             runner.agreed = Agreement(channel)
     pool, slots = PagePool(plan.num_pages, False), StateSlotPool(plan.num_slots, False) if plan.num_slots else None
-    books = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
-    spare = Engine(Scheduler(engine.scheduler.limits, books), runner, prepared.capabilities.overlap)
+    context = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    spare = Engine(Scheduler(engine.scheduler.limits, context), runner, prepared.capabilities.overlap)
     spare.staged, spare.ahead = engine.staged, engine.ahead
     warm_up(spare, prepared.vocab_size, plan.max_model_len, prepared.bounds)
 
 
-def _runner(prepared: EnginePlan, batches: BatchBuilder, fixed: Sequence[Variant]) -> StepRunner:
+def _runner(prepared: EnginePlan, batches: BatchBuilder, fixed: Sequence[ShapeBucket]) -> StepRunner:
     """Returns the runner: it samples tokens, or pools hidden states."""
     config, spans, overlap = prepared.config, prepared.profiler.spans, prepared.capabilities.overlap
     if prepared.pooling is None:
@@ -334,7 +338,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
     config, facts, first = prepared.config, prepared.capabilities, prepared.ranks.workers[0]
     classes = load_processors(config.logits_processors if processors is None else processors)
     ops, device = first.ops, first.device
-    if classes and facts.opaque:
+    if classes and facts.ops_only:
         names = ", ".join(each.__name__ for each in classes)
         logger.warning("sampling on the host: %s computes with torch, which cannot on what this device holds", names)
         ops, device = bind({}), HostSampling()
@@ -360,17 +364,17 @@ def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
     weights = weights_of(config, path)
     if weights.load_format not in SHARDED:
         return weights
-    if not facts.placing:
+    if not facts.layout_key:
         raise ValueError(f"load_format={weights.load_format!r}: this device's weights do not lie in the host's memory")
-    return replace(weights, options={"placing": facts.placing})
+    return replace(weights, options={"placing": facts.layout_key})
 
 
 def _weights_cache(config: EngineConfig, facts: Capabilities) -> CacheEntry | None:
     if config.weights_cache is None:
         return None
-    if not facts.placing:
+    if not facts.layout_key:
         raise ValueError("weights_cache: this device's weights do not lie in the host's memory; leave it out")
-    return CacheEntry(Path(config.weights_cache).expanduser(), facts.placing)
+    return CacheEntry(Path(config.weights_cache).expanduser(), facts.layout_key)
 
 
 def _op_table(prepared: EnginePlan) -> str:

@@ -11,27 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.interface.stage_channel import Pipe
+from quintet.interface.stage_channel import StageChannel
 from quintet.interface.types import (
-    Array,
     AttentionSpec,
     Batch,
-    Books,
     Estimate,
-    Extent,
     HostBatch,
     HostGroup,
+    IntArray,
     Layout,
+    MaxShape,
     Memory,
     Outputs,
-    Place,
+    RankInfo,
+    RotaryArgs,
+    ShapeBucket,
     StateSpec,
-    Turn,
-    Variant,
+    StepContext,
 )
 from quintet.interface.weights import Weight
 
-CONTRACT_VERSION = 2  # raised when a platform that was written for the one before could break; docs/contract-changes.md
+CONTRACT_VERSION = 3  # raised when a platform that was written for the one before could break; docs/contract-changes.md
 State = tuple[Tensor, ...]  # all that is kept between steps, flat: each tensor [units, *layout.shape]
 ASIDE, DROPPED = 1, 2  # levels of sleep
 # -> (outputs, which hold until the next step, and the state); callers keep the state that it returned. A step may have
@@ -58,12 +58,12 @@ class Capabilities:
     devices: int
     dtypes: tuple[torch.dtype, ...]  # what the kernels compute in, best first
     fp8: torch.dtype | None = None  # e4m3fn, e4m3fnuz and e5m2 differ per chip: data, never a constant
-    # kinds of forms (types.Form) that place() keeps; a checkpoint in others comes to it dequantized
-    quant: frozenset[str] = frozenset()
-    static_shapes: bool = False  # the engine pads each step to a declared variant
+    # kinds of weight formats (WeightFormat.kind) that place() keeps; a checkpoint in others comes to it dequantized
+    weight_formats: frozenset[str] = frozenset()
+    static_shapes: bool = False  # the engine pads each step to a declared bucket
     # what the device holds can be computed with by ops alone, not by torch's own functions; nothing falls back to
     # a reference between the steps there: such a platform serves the ops of sampling itself
-    opaque: bool = False
+    ops_only: bool = False
     spmd: bool = False  # one worker drives all devices: place() shards, the compiler adds the collectives
     # a step and to_host() return before they are done, and are done in the order of the calls: the next step is planned
     # and started while one runs, and takes over tokens that it samples
@@ -79,14 +79,14 @@ class Capabilities:
     mp: bool = False
     # with spmd: one worker of each of several machines drives what that one has, and all compute as one; they meet over
     # the network (tcp://HOST:PORT), and their communicators, of size 1, have a channel
-    machines: bool = False
+    multi_host: bool = False
     # what all devices here are of a cluster's resources, by Ray's names; ranks that are processes share it
-    bundle: Mapping[str, float] = field(default_factory=lambda: {"GPU": 1.0})
+    ray_resources: Mapping[str, float] = field(default_factory=lambda: {"GPU": 1.0})
     # kernels are compiled, and libraries loaded, by their first call: the engine runs a prompt before it serves
     compiles_late: bool = False
-    automatic: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
+    auto_select: bool = True  # "auto" may choose it; False: it runs if asked for by name (an emulation, a test double)
     # what place() depends on besides the weight, for a cache of placed weights; empty: they do not lie in host memory
-    placing: str = ""
+    layout_key: str = ""
     detail: str = ""  # the processor's name and what else a person may want to read
 
 
@@ -135,14 +135,14 @@ class Device(ABC):
 
 # Adds an event to a trace: name, kind, its track (a thread's ident, or a name of the platform's own), begin and end in
 # ns of the Unix clock
-Tell = Callable[[str, str, int | str, int, int], None]
+RecordEvent = Callable[[str, str, int | str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Recording:
     """Recording of a platform's steps while a trace runs."""
 
-    how: str  # steps run meanwhile, for the trace's reader
+    description: str  # steps run meanwhile, for the trace's reader
     stop: Callable[[], None]  # ends it; may report all its events only now
 
 
@@ -159,15 +159,15 @@ class DeviceLost(RuntimeError):
 class Mixer(ABC):
     """Given to a layer that mixes positions when it is built: attention over what is kept, or a recurrence.
 
-    Layers that keep alike form a group; `batch.groups` has each group's books. A mixer is a function of its inputs, of
-    its own tensors of the state and of the step's books, and says what becomes of the state. One for a StateSpec takes
-    (inputs of the spec's op, state, books), see ops.states.StateMixer, and keeps one layout, with unit "request".
+    Layers that keep alike form a group; `batch.groups` has each group's metadata. A mixer is a function of its inputs,
+    of its own tensors of the state and of the step's context, and returns the new state. One for a StateSpec takes
+    (inputs of the spec's op, state, context), see ops.states.StateMixer, and keeps one layout, with unit "request".
     """
 
     layouts: tuple[Layout, ...] = ()  # what it keeps; nothing: it sees the step alone
-    turns = False  # turned() serves: a kernel turns K and keeps it
+    fuses_rotary = False  # with_rotary() serves: one kernel rotates K and stores it
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         """Per step, outside any graph: what the kernels of this group want to know beforehand, as its `plan`.
 
         One mixer plans for all of its class in the group. With Capabilities.overlap the step before may still run: what
@@ -177,16 +177,23 @@ class Mixer(ABC):
 
     @abstractmethod
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """q [T, H, D], k and v [T, Hkv, D] (v None where it is part of k), one tensor [units, *shape] for each of the
         layouts -> (out [T, H, value_dim], those tensors)."""
 
-    def turned(  # noqa: PLR0913  # __call__'s, and the turn
-        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    def with_rotary(  # noqa: PLR0913  # __call__'s, and the rotary arguments
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: RotaryArgs,
+        state: State,
+        context: StepContext,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """Same as __call__() once `turn` has rotated q and k. Called where it `turns`, and only if no other layer reads
-        K."""
+        """Same as __call__() once `rotary` has rotated q and k. Called if `fuses_rotary`, and only if no other layer
+        reads K."""
         raise NotImplementedError
 
 
@@ -195,25 +202,25 @@ class Channel(ABC):
     on."""
 
     @abstractmethod
-    def tell(self, letter: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         """Sends a message to all other ranks; only rank 0 does."""
 
     @abstractmethod
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """Returns the next message of rank 0, in order; waits as long as it takes."""
 
     @abstractmethod
-    def exchange(self, note: bytes) -> list[bytes]:
-        """All-gathers the notes of the ranks, 1000 bytes each at most, in rank order. No step runs. A rank that left a
-        step before its end calls this: the others' collectives raise then, and afterwards all ranks begin anew."""
+    def exchange(self, message: bytes) -> list[bytes]:
+        """All-gathers the messages of the ranks, 1000 bytes each at most, in rank order. No step runs. A rank that left
+        a step before its end calls this: the others' collectives raise then, and afterwards all ranks begin anew."""
 
     @abstractmethod
-    def stop(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Ends all waiting, on every rank: calls raise DeviceLost with this reason. From any thread."""
 
     @property
     @abstractmethod
-    def stopped(self) -> str:
+    def aborted(self) -> str:
         """The reason; empty as long as there is none."""
 
 
@@ -223,7 +230,9 @@ class Communicator(ABC):
     rank: int
     size: int
     channel: Channel | None = None  # where ranks are processes; of all stages
-    pipe: Pipe | None = None  # where there are several stages; a platform that has none is refused them
+    stage_channel: StageChannel | None = (
+        None  # where there are several stages; a platform that has none is refused them
+    )
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -245,7 +254,7 @@ class Communicator(ABC):
         """The process is about to end: waits, a bounded time, for others that would end badly if it went before."""
 
 
-class Alone(Communicator):
+class SingleRank(Communicator):
     """The communicator of a model on one rank: every collective returns what it was given."""
 
     rank = 0
@@ -291,8 +300,9 @@ class Platform(ABC):
     layers: ClassVar[Mapping[str, str]] = {}
     # model_type of a checkpoint -> module with a Model(config, build) that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
-    states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
-    heeds: ClassVar[frozenset[str]] = frozenset()  # fields of AttentionSpec that are newer than contract 2: "chunk"
+    supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
+    # fields of AttentionSpec that its mixers support and that no platform has to: "chunk"
+    optional_spec_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self._config = config or EngineConfig()  # as configure() settled it
@@ -321,8 +331,8 @@ class Platform(ABC):
         """Opens the rank-th device of this platform; on an SPMD platform, all that the config asks for."""
 
     @abstractmethod
-    def connect(self, place: Place) -> Communicator:
-        """Joins the ranks that meet at the place's endpoint; the ranks of one stage compute together. Blocks until all
+    def connect(self, rank_info: RankInfo) -> Communicator:
+        """Joins the ranks that meet at rank_info.endpoint; the ranks of one stage compute together. Blocks until all
         have come, here or in the first call that needs them. Size 1 needs no endpoint. Where ranks are processes, one
         of several without an endpoint connects to no other: its model is inspected, not run."""
 
@@ -330,7 +340,7 @@ class Platform(ABC):
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         """The mixer for such a layer, on the rank's ops; or ValueError with *all* the reasons why there is none.
 
-        A platform with `states` False is asked for attention alone."""
+        A platform with `supports_states` False is asked for attention alone."""
 
     @abstractmethod
     def place(
@@ -342,17 +352,17 @@ class Platform(ABC):
         which are returned: no address and no shape changes, so that a compiled step reads the new ones. No step runs.
         """
 
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
         """Estimates what the model takes on one device, and which steps are captured, or padded to where shapes are
         free: the memory plan is made before anything is read."""
-        return Estimate(sum(weight.nbytes for weight in weights), extent.workspace)
+        return Estimate(sum(weight.nbytes for weight in weights), max_shape.workspace)
 
     @abstractmethod
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        """The step: compiled per variant, captured, or eager. With fixed shapes `variants` are all the steps that come,
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        """The step: compiled per bucket, captured, or eager. With fixed shapes `buckets` are all the steps that come,
         else those of estimate(); going through them shows the progress to the user."""
 
-    def profile(self, tell: Tell) -> Recording:
+    def profile(self, record: RecordEvent) -> Recording:
         """Reports what runs in steps to `tell`, until the recording is stopped. One at a time; both between two steps.
 
         The engine itself reports its own work and the calls of ops, as far as steps make them one by one. The results
@@ -365,7 +375,7 @@ def _nothing() -> None:
     """Does nothing: there is no recording to end."""
 
 
-def written(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def copied_into(placed: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Copies what place() made into the tensors that are there; for platforms with tensors that torch can write to."""
     for name, tensor in placed.items():
         there = into[name]

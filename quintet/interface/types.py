@@ -1,4 +1,4 @@
-"""Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a weight's place."""
+"""Plain data that crosses the layers of the engine: a step's batch, a cache's layout, a rank's place."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, np.dtype[np.int32]]
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
+IntArray = np.ndarray[Any, np.dtype[np.int32]]
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 PAGE_AXES = 4  # of a page: K and V, heads, tokens, numbers
 
 
-class Variant(NamedTuple):
-    """Everything that settles a step's shapes: what a step is padded to, captured at or compiled for."""
+class ShapeBucket(NamedTuple):
+    """Sizes that settle the shapes of a step: a step is padded to them, captured at them or compiled for them."""
 
     tokens: int  # T
     requests: int  # R
-    rows: int  # L, of outputs
-    pages: tuple[int, ...]  # N of each group's table
+    rows: int  # L, of logits
+    pages: tuple[int, ...]  # N of each group's block_table
     decode: bool = False  # each request brings one token: tokens and requests alone are padded, and that is captured
     inputs: tuple[str, ...] = ()  # which fields of Inputs are there
     width: int = 0  # H, of embeds
@@ -37,9 +37,9 @@ class Variant(NamedTuple):
         return HostBatch(
             token_ids=nothing,
             positions=nothing,
-            owners=count[:-1] if self.decode else np.full(self.tokens, self.requests - 1, np.int32),
-            starts=count if self.decode else np.zeros(self.requests + 1, np.int32),
-            rows=count[:-1] if self.decode else np.zeros(self.rows, np.int32),
+            token_to_seq=count[:-1] if self.decode else np.full(self.tokens, self.requests - 1, np.int32),
+            query_start_loc=count if self.decode else np.zeros(self.requests + 1, np.int32),
+            logits_indices=count[:-1] if self.decode else np.zeros(self.rows, np.int32),
             groups=tuple(HostGroup(nothing, np.zeros((self.requests, n), np.int32), lengths) for n in self.pages),
             inputs=HostInputs(**inputs),
         )
@@ -49,31 +49,31 @@ class Group(NamedTuple):
     """Tensors of a step that the layers of one group share: where each token goes, and what each request keeps.
 
     The layers of a group keep alike: all positions, or those in a window. The pages of a request that no later token
-    can see are 0 in its row of the table, from the left.
+    can see are 0 in its row of block_table, from the left.
 
-    Layers that keep one state per request make the last group. Its table is [R, 2]: the unit that holds the state
+    Layers that keep one state per request make the last group. Its block_table is [R, 2]: the unit that holds the state
     before the step (0: the request begins, from zeros), and the one that takes the state after it (0: padding). The two
     are never the same, and no unit is written twice in a step or read where it is written, but for 0: a step may be
-    run again. Its slots are 0.
+    run again. Its slot_mapping is 0.
     """
 
-    slots: Tensor  # [T]       where each token's K and V go: page * page_size + offset (field: slot_mapping)
-    table: Tensor  # [R, N]    pages of each request in order, 0 past its end (field: block_table)
-    lengths: Tensor  # [R]       positions kept once this step has run (field: seq_lens)
+    slot_mapping: Tensor  # [T]       where each token's K and V go: page * page_size + offset
+    block_table: Tensor  # [R, N]    pages of each request in order, 0 past its end
+    seq_lens: Tensor  # [R]       positions kept once this step has run
     plan: tuple[Tensor, ...] = ()  # what Mixer.plan added, for the mixers of this group alone
 
 
 class Inputs(NamedTuple):
-    """Inputs of a step besides token ids; None where its variant has none."""
+    """Inputs of a step besides token ids; None where its bucket has none."""
 
     embeds: Tensor | None = None  # [M, H] float32
-    places: Tensor | None = None  # [T]    the row of embeds that stands in a token's place; -1: its id does
-    angles: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
+    embed_indices: Tensor | None = None  # [T]    the row of embeds that replaces a token's embedding; -1: none does
+    rotary_positions: Tensor | None = None  # [3, T] rotary positions, where they are not the tokens' positions
     adapters: Tensor | None = None  # [T]    the adapter's slot, 0: none
-    types: Tensor | None = None  # [T]    segment ids
+    token_type_ids: Tensor | None = None  # [T]    segment ids
     # [N, T, H] bytes that the previous pipeline stage sent: the input of the first layer here
-    handed: Tensor | None = None
-    beside: Tensor | None = None  # bytes that it sent for layers that read more than that
+    intermediate_tensors: Tensor | None = None
+    shared_tensors: Tensor | None = None  # bytes that it sent for layers that read more than that
 
 
 class Batch(NamedTuple):
@@ -84,20 +84,20 @@ class Batch(NamedTuple):
 
     token_ids: Tensor  # [T]
     positions: Tensor  # [T]       place of each token in its request
-    owners: Tensor  # [T]       the row of each token's request (field: token_to_seq)
-    starts: Tensor  # [R + 1]   row r owns the tokens starts[r]:starts[r + 1] (field: cu_seqlens, query_start_loc)
-    rows: Tensor  # [L]       tokens that outputs are computed for (field: logits_indices)
+    token_to_seq: Tensor  # [T]       the row of each token's request
+    query_start_loc: Tensor  # [R + 1]   request r has the tokens query_start_loc[r] : query_start_loc[r + 1]
+    logits_indices: Tensor  # [L]       tokens that logits are computed for
     groups: tuple[Group, ...] = ()  # one for each group of layers that keep alike
     inputs: Inputs = Inputs()
 
     @property
-    def rows_are_tokens(self) -> bool:
-        """True if rows are 0, 1, ... T - 1: each request brings one token, and rows are the same tensor as owners."""
-        return self.rows is self.owners and self.starts.shape[0] - 1 == self.token_ids.shape[0]
+    def one_token_per_request(self) -> bool:
+        """True if each request brings one token; logits_indices is then the same tensor as token_to_seq."""
+        return self.logits_indices is self.token_to_seq and self.query_start_loc.shape[0] - 1 == self.token_ids.shape[0]
 
 
-class Books(NamedTuple):
-    """Metadata of a step that a mixer gets (field: attention metadata): the whole batch, and its own group's part."""
+class StepContext(NamedTuple):
+    """Attention metadata of a step, as a mixer gets it: the whole batch, and the part of the mixer's own group."""
 
     batch: Batch
     group: Group
@@ -106,55 +106,55 @@ class Books(NamedTuple):
 class HostGroup(NamedTuple):
     """A Group on the host."""
 
-    slots: Array
-    table: Array
-    lengths: Array
-    plan: tuple[Array, ...] = ()
+    slot_mapping: IntArray
+    block_table: IntArray
+    seq_lens: IntArray
+    plan: tuple[IntArray, ...] = ()
 
 
 class HostInputs(NamedTuple):
     """Inputs on the host."""
 
-    embeds: Numbers | None = None
-    places: Array | None = None
-    angles: Array | None = None
-    adapters: Array | None = None
-    types: Array | None = None
+    embeds: FloatArray | None = None
+    embed_indices: IntArray | None = None
+    rotary_positions: IntArray | None = None
+    adapters: IntArray | None = None
+    token_type_ids: IntArray | None = None
 
 
 class HostBatch(NamedTuple):
     """The same step on the host, built by the engine."""
 
-    token_ids: Array
-    positions: Array
-    owners: Array
-    starts: Array
-    rows: Array
+    token_ids: IntArray
+    positions: IntArray
+    token_to_seq: IntArray
+    query_start_loc: IntArray
+    logits_indices: IntArray
     groups: tuple[HostGroup, ...] = ()
     inputs: HostInputs = HostInputs()
 
     def leaves(self) -> list[Any]:
         """Its arrays, flat, in the order of the fields; what is None is left out. As the function, and faster."""
-        token_ids, positions, owners, starts, rows, groups, inputs = self
-        found: list[Any] = [token_ids, positions, owners, starts, rows]
-        for slots, table, lengths, plan in groups:
-            found += (slots, table, lengths, *plan)
+        token_ids, positions, token_to_seq, query_start_loc, logits_indices, groups, inputs = self
+        found: list[Any] = [token_ids, positions, token_to_seq, query_start_loc, logits_indices]
+        for slot_mapping, block_table, seq_lens, plan in groups:
+            found += (slot_mapping, block_table, seq_lens, *plan)
         return found if inputs is _NO_INPUTS else found + [each for each in inputs if each is not None]
 
     def on(self, tensors: Iterable[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
         tensors = tuple(tensors)
-        token_ids, positions, owners, starts, rows = tensors[:5]
+        steps = tensors[:5]
         groups, at = [], 5
         for group in self.groups:
-            slots, table, lengths = tensors[at : at + 3]
-            at += 3 + len(group.plan)
-            groups.append(Group(slots, table, lengths, tensors[at - len(group.plan) : at]))
+            end = at + 3 + len(group.plan)
+            groups.append(Group(*tensors[at : at + 3], tensors[at + 3 : end]))
+            at = end
         if self.inputs is _NO_INPUTS:
-            return Batch(token_ids, positions, owners, starts, rows, tuple(groups))
+            return Batch(*steps, tuple(groups))
         left = iter(tensors[at:])
         inputs = Inputs(*[None if each is None else next(left) for each in self.inputs])
-        return Batch(token_ids, positions, owners, starts, rows, tuple(groups), inputs)
+        return Batch(*steps, tuple(groups), inputs)
 
 
 _NO_INPUTS = HostBatch._field_defaults["inputs"]  # the same object wherever none were given
@@ -171,10 +171,10 @@ def leaves(batch: Any) -> list[Any]:
     return found
 
 
-def mapped(batch: Any, call: Callable[[Any], Any]) -> Any:
+def map_leaves(batch: Any, call: Callable[[Any], Any]) -> Any:
     """The same with other arrays or tensors in the places of its leaves."""
     if isinstance(batch, tuple):
-        parts = [mapped(each, call) for each in batch]
+        parts = [map_leaves(each, call) for each in batch]
         return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)
     return None if batch is None else call(batch)
 
@@ -183,10 +183,10 @@ class Outputs(NamedTuple):
     """Outputs of a step, those that the model was built for; the tensors hold until the next step."""
 
     logits: Tensor | None  # [L, V]
-    hidden: Tensor | None = None  # [L, H], normalised
-    taps: tuple[Tensor, ...] = ()  # [T, H] each: outputs of the requested layers (field: aux hidden states)
+    hidden_states: Tensor | None = None  # [L, H], normalised
+    aux_hidden_states: tuple[Tensor, ...] = ()  # [T, H] each: outputs of the requested layers
     # of a stage that is not the last, for the next: x, perhaps the residual [T, H], and what later layers read besides
-    handed_on: tuple[Tensor, ...] = ()
+    intermediate_tensors: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,14 +196,14 @@ class Layout:
     dtype: torch.dtype
     shape: tuple[int, ...]  # of one page (page_size included), or of one request's state
     unit: str = "page"  # or "request": a state of fixed size, in units of their own
-    keeps: int | None = None  # positions that later tokens can see; None: all
-    chunked: bool = False  # those from the last multiple of `keeps` on, and not the last so many
-    shares: int = 1  # devices of an SPMD platform that each keep one equal part
+    window: int | None = None  # positions that later tokens can see; None: all
+    chunked: bool = False  # those from the last multiple of `window` on, and not the last `window`
+    shards: int = 1  # devices of an SPMD platform that each keep one equal part
 
     @property
     def nbytes(self) -> int:
         """Bytes of one unit, on one device."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize // self.shares
+        return int(np.prod(self.shape)) * self.dtype.itemsize // self.shards
 
 
 @dataclass(frozen=True)
@@ -224,8 +224,8 @@ class AttentionSpec:
     causal: bool = True  # a token sees those before it; False: all of its request's
     source: Literal["self", "cross", "none"] = "self"  # origin of the kept K and V; none: nothing is (BERT, ViT)
     shared: int = 0  # V is the first so many numbers of K, and is not kept (MLA, absorbed); 0: V is its own
-    # a token sees itself and those before it from the last multiple of this on (Llama 4); only what Platform.heeds it
-    # is asked for
+    # a token sees itself and those before it from the last multiple of this on (Llama 4); a platform is
+    # asked for it only if Platform.optional_spec_fields names it
     chunk: int | None = None
 
     def __post_init__(self) -> None:
@@ -234,7 +234,7 @@ class AttentionSpec:
         assert self.chunk is None or (self.causal and self.window is None), "chunks are causal, without windows"
 
     @property
-    def cached(self) -> torch.dtype:
+    def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
 
     @property
@@ -267,15 +267,15 @@ class HeadNorms(NamedTuple):
     offset: float
 
 
-class Turn(NamedTuple):
+class RotaryArgs(NamedTuple):
     """Rotary arguments for q and k: of the op rotary, norm_rotary or pair_rotary, by the step's positions."""
 
-    table: Tensor
+    cos_sin: Tensor
     norms: HeadNorms | None = None
-    neighbours: bool = False  # which have no norms
+    interleaved: bool = False  # which have no norms
 
 
-class Place(NamedTuple):
+class RankInfo(NamedTuple):
     """Rank, number of ranks, and the endpoint where they meet. All stages have equally many ranks, one stage after the
     other: a model of 2 stages on 4 ranks has ranks 0 and 1 in its first."""
 
@@ -285,20 +285,20 @@ class Place(NamedTuple):
     stages: int = 1
 
     @property
-    def share(self) -> int:
+    def stage_size(self) -> int:
         """Ranks of one stage: they share each of its layers."""
         return self.size // self.stages
 
     @property
     def stage(self) -> int:
         """This rank's, from 0."""
-        return self.rank // self.share
+        return self.rank // self.stage_size
 
 
-class Extent(NamedTuple):
+class MaxShape(NamedTuple):
     """Largest sizes of a step."""
 
-    most: Variant  # no step is larger in any of these
+    largest: ShapeBucket  # no step is larger in any of these
     hidden: int  # H, of the model
     vocab: int  # V
 
@@ -306,7 +306,7 @@ class Extent(NamedTuple):
     def workspace(self) -> int:
         """A guess at the bytes that the largest step takes beside weights and state."""
         row = 12 * 4 * self.hidden  # a dozen float32 rows of the hidden size live at once
-        return self.most.tokens * row + self.most.rows * self.vocab * 4 * 3  # logits: raw, processed, and a sort
+        return self.largest.tokens * row + self.largest.rows * self.vocab * 4 * 3  # logits: raw, processed, and a sort
 
 
 class Estimate(NamedTuple):
@@ -315,8 +315,8 @@ class Estimate(NamedTuple):
     weights: int
     workspace: int  # of the largest step
     captured: int = 0  # what captured steps take beside it
-    variants: tuple[Variant, ...] = ()  # in the order in which they are run ahead; steps are padded to them
-    late: frozenset[int] = frozenset()  # tokens of those that are not run ahead
+    buckets: tuple[ShapeBucket, ...] = ()  # in the order in which they are run ahead; steps are padded to them
+    compiled_on_demand: frozenset[int] = frozenset()  # tokens of those that are not run ahead
 
 
 class Memory(NamedTuple):

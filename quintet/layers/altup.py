@@ -10,7 +10,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, whole
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import router
@@ -46,7 +46,7 @@ class AltUp(Layer):
         if not self._lanes.scaled:
             return []
         name, width = "correct_output_scale", self._lanes.hidden
-        part = Part(f"{path}.{name}", (width,), whole(width, self._build.size).ranges)
+        part = CheckpointSlice(f"{path}.{name}", (width,), whole(width, self._build.size).ranges)
         return [Weight(name, (part,), 0, self._build.rank, self._build.dtype, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:

@@ -25,8 +25,10 @@ class RequestedOutputs:
     """Outputs that a model's step returns; fixed when the model is built."""
 
     logits: bool = True
-    hidden: bool = False  # of the same rows, normalised
-    taps: tuple[int, ...] = ()  # layers that return their output for each token; 0: the first layer's input
+    hidden_states: bool = False  # of the same rows, normalised
+    aux_hidden_states: tuple[
+        int, ...
+    ] = ()  # layers that return their output for each token; 0: the first layer's input
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class BuildContext:
     forms: QuantizationPlan = QuantizationPlan()  # of the products' weights
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
-    wanted: RequestedOutputs = RequestedOutputs()
+    requested_outputs: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
     dealing: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over

@@ -82,8 +82,8 @@ def across(
     handed it on, and what the next one is handed stays in the cache."""
     residual: Tensor | None = None
     if x is None:
-        x, residual = cache.handed(build.dtype)
-    ops, wanted, taps, joints = build.ops, build.wanted.taps, [], joints or {}
+        x, residual = cache.received(build.dtype)
+    ops, wanted, taps, joints = build.ops, build.requested_outputs.aux_hidden_states, [], joints or {}
     for index, layer in build.stage.own([*layers]):
         if index in wanted or index in joints:
             # add() may have overwritten what it was given
@@ -95,7 +95,7 @@ def across(
         if layer is not None:
             x, residual = layer(x, residual, cache)
     if not build.stage.last:
-        cache.handed_on = (x,) if residual is None else (x, residual)
+        cache.intermediate_tensors = (x,) if residual is None else (x, residual)
         return x, taps
     x = wanted_rows(x, cache.batch, ops)
     if residual is None:
@@ -105,7 +105,7 @@ def across(
 
 def wanted_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
     """Selects the rows of x [T, H] that outputs are computed for -> [L, H]; x itself where all rows are."""
-    rows: Tensor = x if batch.rows_are_tokens else ops.take_rows(x, batch.rows)
+    rows: Tensor = x if batch.one_token_per_request else ops.take_rows(x, batch.logits_indices)
     return rows
 
 
@@ -114,15 +114,15 @@ def through(
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps; stages as in
     across()."""
-    wanted, taps = build.wanted.taps, []
+    wanted, taps = build.requested_outputs.aux_hidden_states, []
     if x is None:
-        x, _ = cache.handed(build.dtype)
+        x, _ = cache.received(build.dtype)
     for index, layer in build.stage.own([*layers]):
         if index in wanted:
             taps.append(x)
         x = x if layer is None else layer(x, cache)
     if not build.stage.last:
-        cache.handed_on = (x,)
+        cache.intermediate_tensors = (x,)
     return x, taps
 
 
@@ -234,7 +234,7 @@ class CausalLM(ModelBase):
 
     def __init__(self, build: BuildContext) -> None:
         super().__init__()
-        self._wanted, self._vocab = build.wanted, 0  # tokens, where there is no head that says so
+        self._wanted, self._vocab = build.requested_outputs, 0  # tokens, where there is no head that says so
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]  # as long as the head
@@ -248,10 +248,10 @@ class CausalLM(ModelBase):
         """Runs one step: the state and T tokens -> the requested outputs, and the new state."""
         cache = StepState(state, batch)
         x, taps = self.trunk(cache)
-        if cache.handed_on:
-            return Outputs(None, handed_on=cache.handed_on), cache.state
+        if cache.intermediate_tensors:
+            return Outputs(None, intermediate_tensors=cache.intermediate_tensors), cache.state
         logits = self.head(x) if self._wanted.logits else None
-        return Outputs(logits, x if self._wanted.hidden else None, tuple(taps)), cache.state
+        return Outputs(logits, x if self._wanted.hidden_states else None, tuple(taps)), cache.state
 
     def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         """A step -> hidden states of its rows, and taps."""

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import Batch
-from quintet.interface.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, padded, whole
 
 
 class Embedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`.
 
-    A table that a checkpoint holds quantized stays so where the platform looks rows up in its form ("rows" of
-    Capabilities.quant): a tied head has the same form, and the two are held once.
+    A table that a checkpoint holds quantized stays so where the platform looks rows up in its format ("embedding" of
+    Capabilities.weight_formats): a tied head has the same form, and the two are held once.
     """
 
     def __init__(self, build: BuildContext, count: int, width: int, replicated: bool = False) -> None:
@@ -24,22 +24,22 @@ class Embedding(Layer):
         self._build, self._shape = build, (count, width)
         self._split = whole(count, build.size) if replicated else padded(count, build.size)
         self._partial = build.size > 1 and not replicated
-        self.form: Form = PLAIN  # of the table, once settled
-        self._reader: Reader | None = None
+        self.format: WeightFormat = PLAIN  # of the table, once settled
+        self._reader: WeightReader | None = None
         self._first = self._split.ranges[build.rank][0]
         self.weight: Tensor
 
     def settle(self, path: str) -> None:
         """The form, and the provider for it. What has padding is held in floats."""
         (weight,) = self.weights(path)
-        form, self._reader = self._build.forms.of_table().of(path, weight.cut(weight.parts[0]))
-        self.form = PLAIN if weight.padded else form
-        if not self.form.plain:
+        fmt, self._reader = self._build.forms.of_table().of(path, weight.shard(weight.slices[0]))
+        self.format = PLAIN if weight.padded else fmt
+        if not self.format.plain:
             self.ops.take("quantized_embedding")
 
     def weights(self, path: str) -> list[Weight]:
-        part, build = Part(f"{path}.weight", self._shape, self._split.ranges), self._build
-        return [Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", self.form, self._reader)]
+        part, build = CheckpointSlice(f"{path}.weight", self._shape, self._split.ranges), self._build
+        return [Weight("weight", (part,), 0, build.rank, build.dtype, "embedding", self.format, self._reader)]
 
     def forward(self, ids: Tensor) -> Tensor:  # [T] -> [T, width]
         rows = self._looked_up(ids, self._first, self._partial)
@@ -47,12 +47,12 @@ class Embedding(Layer):
 
     def _looked_up(self, ids: Tensor, first: int, partial: bool) -> Tensor:
         """The table's own rows, which begin with number `first`."""
-        if self.form.plain:
+        if self.format.plain:
             plain: Tensor = self.ops.embedding(ids, self.weight, first, partial)
             return plain
         held: Mapping[str, Any] = self._parameters
         beside = held.get("scales"), held.get("zeros"), held.get("order")
-        table = Matrix(held["weight"], *beside, self.form, held.get("mins"))
+        table = Matrix(held["weight"], *beside, self.format, held.get("mins"))
         shape = self._split.local(self._build.rank), self.width
         rows: Tensor = self.ops.quantized_embedding(ids, table, first, shape, self._build.dtype)
         return rows
@@ -68,7 +68,7 @@ class Embedding(Layer):
         if scale != 1.0:
             rows = self.ops.scale(rows, scale)
         if given.embeds is not None:
-            rows = self.ops.place_rows(rows, given.embeds, given.places)
+            rows = self.ops.place_rows(rows, given.embeds, given.embed_indices)
         out: Tensor = rows
         return out
 

@@ -56,11 +56,11 @@ class Encoder(ModelBase):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         kind = config.model_type
-        if build.wanted.logits:
+        if build.requested_outputs.logits:
             raise ValueError(
                 f"{kind} gives hidden states and no logits, so it generates nothing; choose a decoder model"
             )
-        if build.wanted.taps:
+        if build.requested_outputs.aux_hidden_states:
             raise ValueError(f"{kind} gives its last hidden states, and no taps of its layers")
         self.vocab_size, width = config.vocab_size, getattr(config, "embedding_size", None) or config.hidden_size
         self._ops = build.ops.take("add", "take_rows")
@@ -124,7 +124,10 @@ class Encoder(ModelBase):
         cache, add = StepState(state, batch), self._ops.add
         x = self.words.of(batch)
         if self.types is not None:
-            x = add(x, self.types(batch.positions * 0 if batch.inputs.types is None else batch.inputs.types))
+            x = add(
+                x,
+                self.types(batch.positions * 0 if batch.inputs.token_type_ids is None else batch.inputs.token_type_ids),
+            )
         if self.places is not None:
             x = add(x, self.places(batch.positions))
         x = self.norm(x)
@@ -132,7 +135,7 @@ class Encoder(ModelBase):
             x = self.widened(x)
         for layer in self.order():
             x = layer(x, cache)
-        return Outputs(None, self._ops.take_rows(x, batch.rows)), cache.state
+        return Outputs(None, self._ops.take_rows(x, batch.logits_indices)), cache.state
 
 
 # tensors that stand for several -> these, in order

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import Batch, Books, Group, Layout, Turn
+from quintet.interface.types import Batch, Group, Layout, RotaryArgs, StepContext
 
 _NOTHING: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
 
@@ -18,7 +18,7 @@ class StepState:
     def __init__(self, state: State, batch: Batch) -> None:
         self.batch = batch
         self._tensors = list(state)
-        self.handed_on: tuple[Tensor, ...] = ()  # for the next stage
+        self.intermediate_tensors: tuple[Tensor, ...] = ()  # for the next stage
         self.passed: dict[
             LayerMixer, tuple[Tensor, Tensor]
         ] = {}  # a layer's K and V of this step, for those that read it
@@ -28,23 +28,23 @@ class StepState:
         """As the mixers left it."""
         return tuple(self._tensors)
 
-    def handed(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def received(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Returns what the previous pipeline stage sent: x [T, H], and the residual if it stands apart."""
-        given = self.batch.inputs.handed
+        given = self.batch.inputs.intermediate_tensors
         assert given is not None, "nothing was handed on to this stage"
         return given[0].view(dtype), given[1].view(dtype) if given.shape[0] > 1 else None
 
-    def beside(self, dtype: torch.dtype, widths: Sequence[int]) -> list[Tensor]:
+    def shared_tensors(self, dtype: torch.dtype, widths: Sequence[int]) -> list[Tensor]:
         """Returns what it sent besides, for layers that read more: [T, width] each, in the order of Family.reads()."""
-        given, tokens = self.batch.inputs.beside, len(self.batch.token_ids)
+        given, tokens = self.batch.inputs.shared_tensors, len(self.batch.token_ids)
         if given is None:
             return []
         return [each.view(tokens, -1) for each in given.view(dtype).split([tokens * width for width in widths])]
 
-    def hand_on_beside(self, tensors: Iterable[Tensor]) -> None:
+    def send_shared(self, tensors: Iterable[Tensor]) -> None:
         """The same for the next stage, behind what else it is handed; for none nothing happens."""
-        if self.handed_on:
-            self.handed_on += tuple(tensors)
+        if self.intermediate_tensors:
+            self.intermediate_tensors += tuple(tensors)
 
     def of(self, places: range) -> State:
         return tuple(self._tensors[place] for place in places)
@@ -72,23 +72,25 @@ class LayerMixer:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: StepState, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
-        out, state = self.mixer(q, k, v, cache.of(self.places), self._books(cache), sinks)
+        out, state = self.mixer(q, k, v, cache.of(self.places), self._context(cache), sinks)
         cache.replace(self.places, state)
         return out
 
-    def turned(self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, cache: StepState, sinks: Tensor | None) -> Tensor:
+    def with_rotary(
+        self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, cache: StepState, sinks: Tensor | None
+    ) -> Tensor:
         """The same of q and k before rotary, where the mixer `turns`."""
-        out, state = self.mixer.turned(q, k, v, turn, cache.of(self.places), self._books(cache), sinks)
+        out, state = self.mixer.with_rotary(q, k, v, rotary, cache.of(self.places), self._context(cache), sinks)
         cache.replace(self.places, state)
         return out
 
     def advance(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
         """Runs the op of a StateSpec on the given tensors."""
         mixer: Any = self.mixer  # what it is called with is the op's
-        out, state = mixer(given, settings, cache.of(self.places), self._books(cache))
+        out, state = mixer(given, settings, cache.of(self.places), self._context(cache))
         cache.replace(self.places, state)
         made: Tensor = out
         return made
 
-    def _books(self, cache: StepState) -> Books:
-        return Books(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])
+    def _context(self, cache: StepState) -> StepContext:
+        return StepContext(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])

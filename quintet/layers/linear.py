@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quintet.interface.weights import PLAIN, Cut, Form, Matrix, Part, Reader, Weight
+from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, Shards, even, padded, whole
 from quintet.ops.registry import of_kind
 
@@ -39,8 +39,8 @@ class ColumnParallelLinear(Layer):
         stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build)
-        self.form: Form = PLAIN  # of the weight, once settled
-        self._reader: Reader | None = None
+        self.format: WeightFormat = PLAIN  # of the weight, once settled
+        self._reader: WeightReader | None = None
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or CheckpointLayout()
         self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
@@ -57,37 +57,39 @@ class ColumnParallelLinear(Layer):
         become products of their own, side by side."""
         self._apart = self._stored.strips > 1 and self._packed(path)
         weight = self._weight(path)
-        held = [self._settled(part.source.removesuffix(".weight"), weight, weight.cut(part)) for part in weight.parts]
+        held = [
+            self._settled(part.source.removesuffix(".weight"), weight, weight.shard(part)) for part in weight.slices
+        ]
         if self._apart and len(set(held)) > 1:  # cuts fall within blocks of some
             held = [(PLAIN, held[0][1])]
-        if any(form.ordered for form, _ in held[1:]) or len(set(held)) > 1:
+        if any(fmt.act_order for fmt, _ in held[1:]) or len(set(held)) > 1:
             self._split(path, held)
             return
-        self.form, self._reader = held[0]
-        op = of_kind("linear", self.form.kind)
+        self.format, self._reader = held[0]
+        op = of_kind("linear", self.format.kind)
         self._multiply = getattr(self.ops.take(op), op)
 
     def _packed(self, path: str) -> bool:
         """True if the checkpoint holds it quantized."""
-        sources = {part.source.removesuffix(".weight") for part in self._weight(path).parts}
+        sources = {part.source.removesuffix(".weight") for part in self._weight(path).slices}
         return any(self._build.forms.reader(each) is not None for each in sources)
 
-    def _settled(self, module: str, weight: Weight, cut: Cut) -> tuple[Form, Reader | None]:
-        form, reader = self._build.forms.of(module, cut)
-        if form.ordered and self._apart:
+    def _settled(self, module: str, weight: Weight, shard: ShardRange) -> tuple[WeightFormat, WeightReader | None]:
+        fmt, reader = self._build.forms.of(module, shard)
+        if fmt.act_order and self._apart:
             raise ValueError(
                 f"{module} is quantized with its inputs in another order (desc_act), and shares of its outputs take "
                 "turns in it: quintet reads one or the other; use a checkpoint without desc_act, or the model's "
                 "original, with quantization= if it is to be quantized"
             )
-        return (PLAIN, reader) if weight.padded and reader is not None else (form, reader)
+        return (PLAIN, reader) if weight.padded and reader is not None else (fmt, reader)
 
-    def _split(self, path: str, held: Sequence[tuple[Form, Reader | None]]) -> None:
+    def _split(self, path: str, held: Sequence[tuple[WeightFormat, WeightReader | None]]) -> None:
         """Neighbours of one form stay together."""
         named, first = list(self._outputs.items()), 0
         while first < len(held):
             last = first + 1
-            while last < len(held) and held[last] == held[first] and not held[last][0].ordered:
+            while last < len(held) and held[last] == held[first] and not held[last][0].act_order:
                 last += 1
             piece = SubLinear(self._build, self._inputs, dict(named[first:last]), self._has_bias, self._stored)
             piece.place_in(path, self._outputs, first)
@@ -100,10 +102,10 @@ class ColumnParallelLinear(Layer):
         if self._pieces:
             return []
         build, weight = self._build, self._weight(path)
-        found = [replace(weight, form=self.form, reader=self._reader)]
+        found = [replace(weight, format=self.format, reader=self._reader)]
         if self._has_bias:
-            splits = [Shards(part.shape[0], part.ranges) for part in weight.parts] if self._apart else self._splits
-            biases = tuple(self._bias(part, split) for part, split in zip(weight.parts, splits, strict=True))
+            splits = [Shards(part.shape[0], part.ranges) for part in weight.slices] if self._apart else self._splits
+            biases = tuple(self._bias(part, split) for part, split in zip(weight.slices, splits, strict=True))
             found.append(Weight("bias", biases, 0, build.rank, build.dtype, "vector"))
         return found
 
@@ -116,28 +118,28 @@ class ColumnParallelLinear(Layer):
         parent, stored, parts = path.rpartition(".")[0], self._stored, []
         fused, total = stored.fused, self._total
         for (source, split), offset in zip(self._outputs.items(), self._offsets(), strict=True):
-            part = Part(
+            part = CheckpointSlice(
                 source=_checkpoint_name(parent, fused or source),
                 shape=(split.total, self._inputs.total),
                 ranges=self._inputs.ranges if self.by_inputs else split.ranges,
                 offset=offset if fused else 0,
                 transposed=stored.transposed,
                 total=total if fused else None,
-                strips=stored.strips if fused and stored.strips > 1 else 0,
+                num_strips=stored.strips if fused and stored.strips > 1 else 0,
             )
             parts += self._strips(part) if self._apart else [part]
         build = self._build
         return Weight("weight", tuple(parts), int(self.by_inputs), build.rank, build.dtype, "linear")
 
-    def _strips(self, part: Part) -> list[Part]:
+    def _strips(self, part: CheckpointSlice) -> list[CheckpointSlice]:
         """Those that this rank keeps some of, in order: what is quantized is cut in one stretch at a time."""
-        share, found = part.shape[0] // part.strips, []
-        for strip in range(part.strips):
+        share, found = part.shape[0] // part.num_strips, []
+        for strip in range(part.num_strips):
             ranges = tuple(_within(each, strip * share, share) for each in part.ranges)
             if ranges[self._build.rank] != (0, 0):
-                offset = part.offset + strip * (self._total // part.strips)
+                offset = part.offset + strip * (self._total // part.num_strips)
                 shape = (share, *part.shape[1:])
-                found.append(replace(part, shape=shape, ranges=ranges, offset=offset, strips=0))
+                found.append(replace(part, shape=shape, ranges=ranges, offset=offset, num_strips=0))
         return found
 
     def _offsets(self) -> list[int]:
@@ -148,7 +150,7 @@ class ColumnParallelLinear(Layer):
             found[index], offset = offset, offset + shares[index]
         return found
 
-    def _bias(self, weight: Part, split: Shards) -> Part:
+    def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
         """Beside a part of the weight. A sum over ranks adds it once: all but one keep what is past its end, zeros."""
         ranges = split.ranges
         if self._reduce:
@@ -166,7 +168,7 @@ class ColumnParallelLinear(Layer):
             return functools.reduce(self.ops.beside, [piece._product(x) for piece in self._pieces])
         held: Mapping[str, Any] = self._parameters  # where nn.Module would look them up, one after the other
         rest = held.get("scales"), held.get("zeros"), held.get("order")
-        weight = Matrix(held["weight"], *rest, self.form, held.get("mins"))
+        weight = Matrix(held["weight"], *rest, self.format, held.get("mins"))
         y: Tensor = self._multiply(x, weight, held.get("bias"), self._widths)
         return y
 
@@ -203,7 +205,7 @@ class Sections(ColumnParallelLinear):
     def _weight(self, path: str) -> Weight:
         parent, build = path.rpartition(".")[0], self._build
         parts = tuple(
-            Part(
+            CheckpointSlice(
                 _checkpoint_name(parent, each.source), (each.split.total, self._inputs.total), each.split.ranges,
                 each.first, total=each.total,
             )
@@ -211,7 +213,7 @@ class Sections(ColumnParallelLinear):
         )  # fmt: skip
         return Weight("weight", parts, 0, build.rank, build.dtype, "linear")
 
-    def _split(self, path: str, held: Sequence[tuple[Form, Reader | None]]) -> None:
+    def _split(self, path: str, held: Sequence[tuple[WeightFormat, WeightReader | None]]) -> None:
         raise ValueError(f"{path} is held in several forms, and is one product here; use a checkpoint that holds one")
 
 
@@ -236,8 +238,8 @@ class RowParallelLinear(ColumnParallelLinear):
     @property
     def _rounds_rows(self) -> bool:
         """True if all inputs of a token share a scale, or those of a weight's row that is quantized while loading."""
-        form = self.form
-        return not form.plain and form.group == 0 and (form.activations == 8 or self._reader is None)
+        fmt = self.format
+        return not fmt.plain and fmt.group == 0 and (fmt.activations == 8 or self._reader is None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._shares is None:
@@ -284,7 +286,7 @@ def rows(
 class Vocabulary(ColumnParallelLinear):
     """A head's product: its bias is its own where its weight is the embedding's."""
 
-    def _bias(self, weight: Part, split: Shards) -> Part:
+    def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
         return replace(super()._bias(weight, split), source="lm_head.bias")
 
 

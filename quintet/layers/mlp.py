@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, even
 from quintet.layers.linear import CheckpointLayout, columns, rows
 from quintet.ops.activation import KINDS, UnknownActivation
@@ -73,7 +73,7 @@ class Xielu(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         every = ((0, 1),) * self._build.size
-        parts = tuple(Part(f"{path}.{name}", (1,), every) for name in ("alpha_p", "alpha_n"))
+        parts = tuple(CheckpointSlice(f"{path}.{name}", (1,), every) for name in ("alpha_p", "alpha_n"))
         return [Weight("learned", parts, 0, self._build.rank, torch.float32, "vector")]
 
     def forward(self, x: Tensor) -> Tensor:

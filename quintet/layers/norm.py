@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, whole
 
 
@@ -108,7 +108,7 @@ class LayerNorm(Layer):
 
 
 def _vector(build: BuildContext, path: str, name: str, split: Shards, shift: float = 0.0) -> Weight:
-    part = Part(f"{path}.{name}", (split.total,), split.ranges, shift=shift)
+    part = CheckpointSlice(f"{path}.{name}", (split.total,), split.ranges, shift=shift)
     return Weight(name, (part,), 0, build.rank, build.dtype, "vector")
 
 
@@ -125,12 +125,12 @@ class HeadLayerNorm(Layer):
     def weights(self, path: str) -> list[Weight]:
         rank, ranges = self._build.rank, self._heads.ranges
         if not self._name:
-            part = Part(f"{path}.weight", (self._heads.total, self._dim), ranges)
+            part = CheckpointSlice(f"{path}.weight", (self._heads.total, self._dim), ranges)
             return [Weight("weight", (part,), 0, rank, torch.float32, "vector")]
         parts = []
         for head in range(self._heads.total):
             kept = tuple((0, self._dim if start <= head < stop else 0) for start, stop in ranges)
-            parts.append(Part(f"{path}.{self._name.format(head)}", (self._dim,), kept))
+            parts.append(CheckpointSlice(f"{path}.{self._name.format(head)}", (self._dim,), kept))
         return [Weight("weight", tuple(parts), 0, rank, torch.float32, "channels")]
 
     def constants(self) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from quintet.interface.platform import Platform
-from quintet.interface.types import Extent, Variant
-from quintet.interface.weights import FLOATS, Form, OnFile, Part, Weight
+from quintet.interface.types import MaxShape, ShapeBucket
+from quintet.interface.weights import FLOATS, CheckpointSlice, StoredTensor, Weight, WeightFormat
 from quintet.layers.attention import kv_scales
 from quintet.layers.build import Layer
 from quintet.layers.decoder import ModelBase
@@ -60,9 +60,9 @@ class Declared:
     layer: Layer
     weight: Weight
 
-    def told_of_sharing(self, wanted: Mapping[tuple[str, int, Form], int]) -> "Declared":
+    def told_of_sharing(self, wanted: Mapping[tuple[str, int, WeightFormat], int]) -> "Declared":
         """Sets Weight.shared if the same slice of a tensor is wanted more than once in the same form."""
-        shared = any(wanted[part.source, part.offset, self.weight.form] > 1 for part in self.weight.parts)
+        shared = any(wanted[part.source, part.offset, self.weight.format] > 1 for part in self.weight.slices)
         return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
 
 
@@ -72,7 +72,7 @@ def declared(model: nn.Module) -> list[Declared]:
     for path, module in model.named_modules():
         if isinstance(module, Layer):
             found += [Declared(path, module, weight) for weight in module.weights(path)]
-    wanted = Counter((part.source, part.offset, each.weight.form) for each in found for part in each.weight.parts)
+    wanted = Counter((part.source, part.offset, each.weight.format) for each in found for part in each.weight.slices)
     return [each.told_of_sharing(wanted) for each in found]
 
 
@@ -80,14 +80,14 @@ def distinct(model: nn.Module) -> list[Weight]:
     """The model's parameters; what two layers share (a tied head) once."""
     found: dict[Any, Weight] = {}
     for each in declared(model):
-        key = each.weight.form, tuple((part.source, part.offset) for part in each.weight.parts)
+        key = each.weight.format, tuple((part.source, part.offset) for part in each.weight.slices)
         found.setdefault(key, each.weight)
     return list(found.values())
 
 
 def num_bytes(model: nn.Module, platform: Platform) -> int:
     """Returns the bytes that the model's parameters take on one device."""
-    return platform.estimate(model, distinct(model), Extent(Variant(1, 1, 1, ()), 0, 0)).weights
+    return platform.estimate(model, distinct(model), MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
 
 
 def load(
@@ -171,7 +171,7 @@ def _nbytes(each: Declared) -> int:
 
 def _constant(name: str, tensor: Tensor, rank: int) -> Weight:
     """A computed tensor, kept whole by every rank, so that it too goes through place()."""
-    part = Part(name, tuple(tensor.shape), ((0, tensor.shape[0]),) * (rank + 1))
+    part = CheckpointSlice(name, tuple(tensor.shape), ((0, tensor.shape[0]),) * (rank + 1))
     return Weight(name, (part,), 0, rank, tensor.dtype, "vector")
 
 
@@ -190,8 +190,8 @@ class TensorIndex:
         """The checkpoint's tensors that the weight is made of."""
         return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
-    def _read(self, name: str, entry: OnFile, weight: Weight) -> Tensor:
-        if self._uses[name] == 1 or not (weight.form.plain or weight.shared):
+    def _read(self, name: str, entry: StoredTensor, weight: Weight) -> Tensor:
+        if self._uses[name] == 1 or not (weight.format.plain or weight.shared):
             return self._source.read(name, entry)
         key = name, weight.dtype
         if key not in self._kept:
@@ -216,7 +216,7 @@ class Dummy:
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Does nothing: no file is mapped."""
 
-    def read(self, name: str, entry: OnFile) -> Tensor:
+    def read(self, name: str, entry: StoredTensor) -> Tensor:
         dtype = entry.dtypes[0]
         if entry.shape is None:
             raise ValueError(
@@ -282,7 +282,7 @@ class Checkpoint:
 
     def check(self, wanted: list[Declared]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
-        needed = {name: want for each in wanted for name, want in each.weight.everywhere.items()}
+        needed = {name: want for each in wanted for name, want in each.weight.stored_on_all_ranks.items()}
         missing, surplus = (
             sorted(set(needed) - set(self._where)),
             sorted(set(self._where) - set(needed) - self._other_stage_tensors),
@@ -328,7 +328,7 @@ class Checkpoint:
             return True
         return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
 
-    def read(self, name: str, entry: OnFile) -> Tensor:
+    def read(self, name: str, entry: StoredTensor) -> Tensor:
         return self._where[name].tensor()
 
     def forget(self, tensors: Iterable[Tensor]) -> None:
@@ -336,9 +336,9 @@ class Checkpoint:
         for tensor in tensors:
             self._mapped.forget(tensor)
 
-    def _misshapen(self, name: str, want: OnFile) -> str | None:
+    def _misshapen(self, name: str, want: StoredTensor) -> str | None:
         there = self._where[name]
-        if want.shape is not None and there.shape not in (want.shape, *want.also):
+        if want.shape is not None and there.shape not in (want.shape, *want.other_shapes):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
         if there.dtype in want.dtypes:
             return None
@@ -346,12 +346,12 @@ class Checkpoint:
         return f"{name} is of {there.dtype}, not of {wanted}"
 
 
-def tensors_of(folder: Path | Weights, family: type[ModelBase]) -> dict[str, OnFile]:
+def tensors_of(folder: Path | Weights, family: type[ModelBase]) -> dict[str, StoredTensor]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
         dtypes = (entry.dtype,) if isinstance(entry.dtype, torch.dtype) else ()
-        found[name] = OnFile(entry.shape, dtypes, name=entry.name, read=entry.tensor)
+        found[name] = StoredTensor(entry.shape, dtypes, name=entry.name, read=entry.tensor)
     return found
 
 

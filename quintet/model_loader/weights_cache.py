@@ -56,7 +56,7 @@ class Kept(NamedTuple):
 
 
 class CacheEntry(NamedTuple):
-    """The folder of a cache, and what the platform's placing depends on (Capabilities.placing)."""
+    """The folder of a cache, and what the platform's placing depends on (Capabilities.layout_key)."""
 
     folder: Path
     placing: str

@@ -84,7 +84,7 @@ class Trunk(nn.Module):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
-        if build.wanted.taps:
+        if build.requested_outputs.aux_hidden_states:
             raise ValueError("gemma3n's layers have several streams: no taps of them are given")
         if config.altup_active_idx >= config.altup_num_inputs:
             raise ValueError(
@@ -141,7 +141,7 @@ class Trunk(nn.Module):
             streams = streams if layer is None else layer(streams, own[:, index - stage.start], cache)
         if not stage.last:
             kept = [each for source in self._read(stage.stop) for each in cache.passed[source.mixing]]
-            cache.handed_on = (*streams, own[:, stage.stop - stage.start :], *kept)
+            cache.intermediate_tensors = (*streams, own[:, stage.stop - stage.start :], *kept)
             return streams[0], []
         rows = tuple(wanted_rows(each, cache.batch, self._ops) for each in streams)
         return self.norm(self._together.together(rows)), []
@@ -152,9 +152,9 @@ class Trunk(nn.Module):
 
     def _handed(self, cache: StepState) -> tuple[Tensor, Streams]:
         """Embeddings of the layers from here on, and the streams. K and V go where their readers look for them."""
-        x, _ = cache.handed(self._build.dtype)
+        x, _ = cache.received(self._build.dtype)
         start = self._build.stage.start
-        beside = iter(cache.beside(self._build.dtype, self.reads(start)))
+        beside = iter(cache.shared_tensors(self._build.dtype, self.reads(start)))
         streams = (x, *itertools.islice(beside, self._others))
         own = next(beside).view(len(x), -1, self._inner)
         for source in self._read(start):
@@ -168,7 +168,7 @@ class Trunk(nn.Module):
         looked_up = ops.scale(self.embed_tokens_per_layer(ids), self._scales[1])
         both = ops.scale(ops.add(self._made(x), looked_up), self._shrinks[1])
         if given.embeds is not None:  # what has no id has nothing to look up
-            both = ops.place_rows(both, self._made(given.embeds.to(x.dtype)), given.places)
+            both = ops.place_rows(both, self._made(given.embeds.to(x.dtype)), given.embed_indices)
         return both.reshape(x.shape[0], self._layers, self._inner)
 
     def _made(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7 (Zeng et al. 2025): partly turned heads, DeepSeek-V3's experts."""
+"""GLM-4.5, 4.6 and 4.7 (Zeng et al. 2025): partly transposed heads, DeepSeek-V3's experts."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from quintet.models import mixtral
 
 
 class Model(CausalLM):
-    """Pre-norm blocks, partly turned heads; the bias of the choice stands beside the router."""
+    """Pre-norm blocks, partly transposed heads; the bias of the choice stands beside the router."""
 
     ignored = (*CausalLM.ignored, r"model\.mtp.*")
     unstacked = staticmethod(unstacked)

@@ -70,5 +70,5 @@ class Model(Encoder):
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""
         outputs, state = super().forward(state, batch)
-        assert outputs.hidden is not None
-        return Outputs(None, self.final_norm(outputs.hidden)), state
+        assert outputs.hidden_states is not None
+        return Outputs(None, self.final_norm(outputs.hidden_states)), state

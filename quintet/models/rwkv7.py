@@ -68,13 +68,13 @@ class Trunk(nn.Module):
         without(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
-        build, x, values = self._build, None, cache.beside(self._build.dtype, self.reads)
+        build, x, values = self._build, None, cache.shared_tensors(self._build.dtype, self.reads)
         if build.stage.first:
             x = self.embeddings.of(cache.batch)
             x = x if self.pre_norm is None else self.pre_norm(x)
         layers = [functools.partial(layer, values) for layer in self.layers]
         out = across(layers, self.norm, x, cache, build)
-        cache.hand_on_beside(values)
+        cache.send_shared(values)
         return out
 
 

@@ -38,7 +38,7 @@ class Joined(Decoder):
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, stage = self._build, self._build.stage
-        handed = cache.beside(build.dtype, self.reads(stage.start))
+        handed = cache.shared_tensors(build.dtype, self.reads(stage.start))
         kept: dict[int, Tensor] = dict(zip(self._awaited(stage.start), handed, strict=True))
 
         def joint(index: int, x: Tensor) -> Tensor:
@@ -47,13 +47,15 @@ class Joined(Decoder):
                     kept[which] = x
             for which, layers in enumerate(self._mixed):
                 if index in layers:
-                    x = self._mix(kept[which], x.clone() if index in self._build.wanted.taps else x)
+                    x = self._mix(
+                        kept[which], x.clone() if index in self._build.requested_outputs.aux_hidden_states else x
+                    )
             return x
 
         joints = {index: joint for each in (*self._kept, *self._mixed) for index in each}
         x = self.embed_tokens.of(cache.batch) if stage.first else None
         out = across(self.layers, self.norm, x, cache, build, joints)
-        cache.hand_on_beside(kept[which] for which in self._awaited(stage.stop))
+        cache.send_shared(kept[which] for which in self._awaited(stage.stop))
         return out
 
     def _mix(self, early: Tensor, late: Tensor) -> Tensor:

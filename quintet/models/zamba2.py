@@ -52,10 +52,10 @@ class Trunk(Decoder):
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, first = self._build, self._build.stage.first
-        embedded = self.embed_tokens.of(cache.batch) if first else cache.beside(build.dtype, self.reads)[0]
+        embedded = self.embed_tokens.of(cache.batch) if first else cache.shared_tensors(build.dtype, self.reads)[0]
         layers = [functools.partial(layer, embedded) for layer in self.layers]
         out = across(layers, self.norm, embedded if first else None, cache, build)
-        cache.hand_on_beside([embedded])
+        cache.send_shared([embedded])
         return out
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import AttentionSpec, Batch, Books, Layout, Turn
+from quintet.interface.types import AttentionSpec, Batch, Layout, RotaryArgs, StepContext
 from quintet.ops.registry import Op, Ops
-from quintet.ops.rotary import turned
+from quintet.ops.rotary import apply_rotary
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
 CACHED = (
@@ -28,7 +28,7 @@ def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
 
     Where V is part of K, there are keys alone.
     """
-    return 1 if spec.shared else 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cached)
+    return 1 if spec.shared else 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cache_dtype)
 
 
 def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,13 +56,13 @@ def widened(rows: Tensor, head_dim: int) -> Tensor:
 
 
 @Op
-def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> Tensor:
     """kv [P, 2, Hkv, page_size, row_width] with k and v [T, Hkv, D] at the group's slots [T], as stored() has it; kv is
     [P, 1, ...] without v.
 
     May write in place; use its result.
     """
-    page_size, slots = kv.shape[3], books.group.slots
+    page_size, slots = kv.shape[3], context.group.slot_mapping
     pages = torch.div(slots, page_size, rounding_mode="floor")
     rows = k[:, None] if v is None else torch.stack([k, v], dim=1)
     kv[pages, :, :, slots - pages * page_size] = stored(rows, kv.dtype)
@@ -70,14 +70,16 @@ def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 
 @Op
-def rotary_write_kv(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def rotary_write_kv(
+    q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, kv: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
     """(q turned, kv with k turned and v written): rotary() and write_kv(), for providers that do both at once."""
-    q, k = turned(q, k, turn, books.batch.positions)
-    return q, write_kv.reference(kv, k, v, books)
+    q, k = apply_rotary(q, k, rotary, context.batch.positions)
+    return q, write_kv.reference(kv, k, v, context)
 
 
 @Op
-def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """q [T, H, D] over the pages of each token's request in kv [P, 2 or 1, Hkv, page_size, row_width] -> [T, H,
     value_dim], in float32. With spec.shared, V is the beginning of K (DeepSeek-V2 2024, absorbed).
 
@@ -85,9 +87,9 @@ def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, si
     soft-cap, slopes (Press et al. 2022, after the soft-cap) and sinks are the spec's. Every token gathers its request's
     whole table: short to read and to trace, and far too large for a long prompt.
     """
-    batch, group = books
+    batch, group = context
     tokens = q.shape[0]
-    rows = torch.index_select(group.table, 0, batch.owners)  # [T, N]
+    rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
     cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
     wide = widened(cache, q.shape[2]).unbind(2)  # [T, S, Hkv, D] each
     k, v = wide[0], wide[-1][..., : spec.value_dim]
@@ -95,7 +97,7 @@ def paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, si
     if spec.causal:
         seen = places <= batch.positions[:, None]
     else:
-        seen = places < torch.index_select(group.lengths, 0, batch.owners)[:, None]
+        seen = places < torch.index_select(group.seq_lens, 0, batch.token_to_seq)[:, None]
     if spec.chunk is not None:
         seen = seen & (places >= batch.positions[:, None] - batch.positions[:, None] % spec.chunk)
     return _attended(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
@@ -108,8 +110,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     As paged_attention in all else. A request's tokens must all be in the step.
     """
     apart = batch.positions[None, :] - batch.positions[:, None]
-    seen = batch.owners[None, :] == batch.owners[:, None]
-    seen = seen & (torch.arange(q.shape[0], device=q.device) < batch.starts[-1])  # padding belongs to the last row
+    seen = batch.token_to_seq[None, :] == batch.token_to_seq[:, None]
+    seen = seen & (
+        torch.arange(q.shape[0], device=q.device) < batch.query_start_loc[-1]
+    )  # padding belongs to the last row
     if spec.causal:
         seen = seen & (apart <= 0)
     if spec.chunk is not None:
@@ -128,8 +132,8 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: Attent
     """
     tokens, reach = q.shape[0], bias.shape[1] // 2
     apart = batch.positions[None, :] - batch.positions[:, None]
-    seen = batch.owners[None, :] == batch.owners[:, None]
-    seen = seen & (torch.arange(tokens, device=q.device) < batch.starts[-1])
+    seen = batch.token_to_seq[None, :] == batch.token_to_seq[:, None]
+    seen = seen & (torch.arange(tokens, device=q.device) < batch.query_start_loc[-1])
     if spec.causal:
         seen = seen & (apart <= 0)
     places = apart.clamp(-reach, reach) + reach
@@ -181,25 +185,34 @@ class PagedAttention(Mixer):
         attend: Callable[..., Tensor] | None = None,
     ) -> None:
         known = *CACHED, *also
-        if spec.cached not in (spec.dtype, *known):
-            raise ValueError(f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cached}")
+        if spec.cache_dtype not in (spec.dtype, *known):
+            raise ValueError(
+                f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cache_dtype}"
+            )
         self.layouts = (layout(spec),)
         self._spec, self._write, self._attend = spec, ops.write_kv, attend or ops.paged_attention
-        self.turns = not spec.shared and ops.served("rotary_write_kv")
-        if self.turns:
+        self.fuses_rotary = not spec.shared and ops.served("rotary_write_kv")
+        if self.fuses_rotary:
             self._turn_and_write = ops.rotary_write_kv
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        kv = self._write(state[0], k, v, books)
-        return self._attend(q, kv, books, self._spec, sinks), (kv,)
+        kv = self._write(state[0], k, v, context)
+        return self._attend(q, kv, context, self._spec, sinks), (kv,)
 
-    def turned(  # noqa: PLR0913  # __call__'s, and the turn
-        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    def with_rotary(  # noqa: PLR0913  # __call__'s, and the turn
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: RotaryArgs,
+        state: State,
+        context: StepContext,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        q, kv = self._turn_and_write(q, k, v, turn, state[0], books)
-        return self._attend(q, kv, books, self._spec, sinks), (kv,)
+        q, kv = self._turn_and_write(q, k, v, rotary, state[0], context)
+        return self._attend(q, kv, context, self._spec, sinks), (kv,)
 
 
 class PlainAttention(Mixer):
@@ -209,14 +222,14 @@ class PlainAttention(Mixer):
         self._spec, self._attend = spec, ops.attention
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        return self._attend(q, k, v, books.batch, self._spec, sinks), state
+        return self._attend(q, k, v, context.batch, self._spec, sinks), state
 
 
 def layout(spec: AttentionSpec) -> Layout:
     """Returns the layout that PagedAttention keeps for such a layer."""
-    return Layout(spec.cached, page_shape(spec), keeps=spec.window or spec.chunk, chunked=spec.chunk is not None)
+    return Layout(spec.cache_dtype, page_shape(spec), window=spec.window or spec.chunk, chunked=spec.chunk is not None)
 
 
 def mixer(spec: AttentionSpec, ops: Ops, also: Sequence[torch.dtype] = ()) -> Mixer:

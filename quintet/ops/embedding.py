@@ -25,7 +25,7 @@ def quantized_embedding(ids: Tensor, weight: Matrix, first: int, shape: tuple[in
     """Rows of a table [V, D] = shape that is not plain, as place() returned it, for ids [T] -> [T, D] in `dtype`.
 
     A row is what its numbers stand for in float32, rounded once. The table holds the rows from `first` on; other ids
-    give 0. Called where Capabilities.quant has "rows"; otherwise tables are floats.
+    give 0. Called where Capabilities.weight_formats has "embedding"; otherwise tables are floats.
     """
     local = ids.long() - first
     inside = (local >= 0) & (local < shape[0])
@@ -38,7 +38,7 @@ def _rows(matrix: Matrix, chosen: Tensor) -> Matrix:
     values, (scales, zeros, mins) = matrix.values, (matrix.scales, matrix.zeros, matrix.mins)
     taken = values.view(torch.uint8)[chosen].view(values.dtype)  # torch takes no rows of 8-bit floats
     scales, zeros, mins = (None if each is None else each[chosen] for each in (scales, zeros, mins))
-    return Matrix(taken, scales, zeros, matrix.order, matrix.form, mins)
+    return Matrix(taken, scales, zeros, matrix.input_order, matrix.format, mins)
 
 
 @Op

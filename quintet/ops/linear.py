@@ -11,10 +11,10 @@ KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # 
 
 # what a platform may keep of a form beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points;
 # experts: stacks of such matrices; rows: tables in which rows are looked up
-EXTRAS = ("mins", "order", "grouped", "experts", "rows")
+EXTRAS = ("mins", "order", "grouped", "experts", "embedding")
 
 
-@Op.of_forms(*KINDS)
+@Op.of_kinds(*KINDS)
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """x @ weight.T + bias; x [T, K], weight [N, K] as place() returned it, bias [N] -> [T, N].
 
@@ -23,11 +23,11 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, .
 
     Of a form that is not plain: the product of what the numbers stand for, in float32, the bias added, rounded once.
     """
-    form = weight.form
-    if form.plain:
+    fmt = weight.format
+    if fmt.plain:
         return functional.linear(x, weight.values, bias)
-    if form.activations == 16:
+    if fmt.activations == 16:
         y = functional.linear(x.float(), dequantized(weight))
     else:
-        y = by_integers(x, weight) if form.dtype is None else by_float8(x, weight)
+        y = by_integers(x, weight) if fmt.dtype is None else by_float8(x, weight)
     return (y if bias is None else y + bias.float()).to(x.dtype)

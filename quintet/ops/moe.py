@@ -166,7 +166,8 @@ def ungated_experts(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, ids: T
 def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     """experts() with stacks [E, 2 I, D] and [E, D, I] that are not plain: each product is linear()'s by such a matrix.
 
-    The stacks may be in different forms. Called where Capabilities.quant has "experts"; otherwise experts are floats.
+    The stacks may be in different formats. Called where Capabilities.weight_formats has "experts"; otherwise experts
+    are floats.
     """
     each = x.new_zeros(*ids.shape, x.shape[1])
     for expert in range(len(down.values)):
@@ -217,7 +218,7 @@ def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
 
 def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
     """grouped_linear() of any form."""
-    if stack.form.plain:
+    if stack.format.plain:
         plain: Tensor = grouped_linear.reference(x, stack.values, counts)
         return plain
     firsts = [0, *counts.cumsum(0).tolist()]
@@ -230,10 +231,10 @@ def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
 
 def one_of(stack: Matrix, expert: int) -> Matrix:
     """A stack's matrix [N, K]."""
-    values, scales, zeros, _, form, mins = stack
+    values, scales, zeros, _, fmt, mins = stack
     rest = (None if each is None else each[expert] for each in (scales, zeros, mins))
     scales, zeros, mins = rest
-    return Matrix(values[expert], scales, zeros, form=form, mins=mins)
+    return Matrix(values[expert], scales, zeros, format=fmt, mins=mins)
 
 
 def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

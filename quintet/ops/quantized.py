@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 
 SMALLEST = 1e-12  # activations that are all below are taken for zeros: nothing is divided by 0
 MIDDLE = 8  # what 4 bits stand for without zero points: 0..15 are -8..7
@@ -17,25 +17,25 @@ def dequantized(matrix: Matrix) -> Tensor:
     W4A16 come to the 4 bits; float8 (Micikevicius et al. 2022) has one scale per tensor, channel or block, as
     DeepSeek-V3 (2024) has it: written out for every output.
     """
-    form, values = matrix.form, unpacked(matrix)
+    fmt, values = matrix.format, unpacked(matrix)
     if matrix.zeros is not None:
-        values = values - _columns(matrix.zeros.float(), form, values.shape[1])
+        values = values - _columns(matrix.zeros.float(), fmt, values.shape[1])
     assert matrix.scales is not None, "what is quantized has scales"
-    known = values * _columns(matrix.scales.float(), form, values.shape[1])
+    known = values * _columns(matrix.scales.float(), fmt, values.shape[1])
     if matrix.mins is not None:
-        known = known + _columns(matrix.mins.float(), form, values.shape[1])
-    return known if matrix.order is None else known[:, matrix.order.argsort()]
+        known = known + _columns(matrix.mins.float(), fmt, values.shape[1])
+    return known if matrix.input_order is None else known[:, matrix.input_order.argsort()]
 
 
 def unpacked(matrix: Matrix) -> Tensor:
     """The values [N, K] in float32: those of a table looked up, whole ones of 4 bits less what stands for 0 where no
     zero points do."""
-    values, form = matrix.values, matrix.form
-    if form.bits == 4:
+    values, fmt = matrix.values, matrix.format
+    if fmt.bits == 4:
         values = torch.stack([values & 15, values >> 4], -1).flatten(1)
-    if form.table:
-        return torch.tensor(form.table, device=values.device)[values.int()]
-    return values.float() - MIDDLE if form.bits == 4 and matrix.zeros is None else values.float()
+    if fmt.codebook:
+        return torch.tensor(fmt.codebook, device=values.device)[values.int()]
+    return values.float() - MIDDLE if fmt.bits == 4 and matrix.zeros is None else values.float()
 
 
 def by_integers(x: Tensor, weight: Matrix) -> Tensor:
@@ -45,8 +45,8 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
     With m the largest magnitude there: round(x * (127 / m)), half to even, with the scale m / 127. With one group, the
     dynamic quantization of SmoothQuant (Xiao et al. 2022) and of compressed-tensors' W8A8.
     """
-    if weight.zeros is not None or weight.mins is not None or weight.form.table:
-        return functional.linear(rounded(x, weight), dequantized(weight._replace(order=None)))
+    if weight.zeros is not None or weight.mins is not None or weight.format.codebook:
+        return functional.linear(rounded(x, weight), dequantized(weight._replace(input_order=None)))
     values, own = _grouped(x, weight)
     assert weight.scales is not None, "what is quantized has scales"
     whole, values = unpacked(weight).reshape(len(weight.values), values.shape[1], -1), values.round()
@@ -66,7 +66,7 @@ def rounded(x: Tensor, weight: Matrix) -> Tensor:
 def _grouped(x: Tensor, weight: Matrix) -> tuple[Tensor, Tensor]:
     """x in the weight's groups [T, G, K / G], stretched, and their scales [T, G, 1]."""
     assert weight.scales is not None, "what is quantized has scales"
-    x = x if weight.order is None else x[:, weight.order]
+    x = x if weight.input_order is None else x[:, weight.input_order]
     return _stretched(x.float().reshape(x.shape[0], weight.scales.shape[1], -1), 127.0)
 
 
@@ -76,7 +76,7 @@ def by_float8(x: Tensor, weight: Matrix) -> Tensor:
     With m the largest magnitude there, and l the type's largest number: x * (l / m), with the scale m / l.
     """
     (tokens, inputs), kind = x.shape, weight.values.dtype
-    group = weight.form.group or inputs
+    group = weight.format.group or inputs
     cut = functional.pad(x.float(), (0, -inputs % group)).reshape(tokens, -1, group)
     values, own = _stretched(cut, torch.finfo(kind).max)
     known = (values.to(kind).float() * own).reshape(tokens, -1)[:, :inputs]
@@ -89,6 +89,6 @@ def _stretched(x: Tensor, largest: float) -> tuple[Tensor, Tensor]:
     return x * (largest / peak), peak / largest
 
 
-def _columns(x: Tensor, form: Form, inputs: int) -> Tensor:
+def _columns(x: Tensor, fmt: WeightFormat, inputs: int) -> Tensor:
     """[N, G] -> [N, inputs], or [N, 1] as it is."""
-    return x if x.shape[1] == 1 else x.repeat_interleave(form.group, 1)[:, :inputs]
+    return x if x.shape[1] == 1 else x.repeat_interleave(fmt.group, 1)[:, :inputs]

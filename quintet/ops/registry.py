@@ -37,15 +37,15 @@ class Op:
         self.reference = reference
         self.providers: dict[str, Function] = {"reference": reference}
         self.probes: dict[str, Callable[[], str | None]] = {}
-        self.kinds: dict[str, Op] = {}  # of forms, beside the plain one
+        self.kinds: dict[str, Op] = {}  # of quantized weights, beside the plain one
         if self.name in Op.registry:
             first = Op.registry[self.name].reference.__module__
             raise ValueError(f"op {self.name} is defined twice: {first} and {reference.__module__}; rename one")
         Op.registry[self.name] = self
 
     @classmethod
-    def of_forms(cls, *kinds: str) -> Callable[[Function], "Op"]:
-        """Declares an op with weights that are plain or in forms of these kinds."""
+    def of_kinds(cls, *kinds: str) -> Callable[[Function], "Op"]:
+        """Declares an op with weights that are plain or of these kinds."""
 
         def made(reference: Function) -> Op:
             op = cls(reference)
@@ -55,17 +55,17 @@ class Op:
         return made
 
     def provide(
-        self, provider: str, probe: Callable[[], str | None] | None = None, forms: Sequence[str] = ()
+        self, provider: str, probe: Callable[[], str | None] | None = None, kinds: Sequence[str] = ()
     ) -> Callable[[Function], Function]:
         """Registers a provider. `probe` calls it on something small; it returns why it cannot serve, or None.
 
-        `forms`: kinds of weights that it is for, instead of plain ones.
+        `kinds`: of quantized weights (WeightFormat.kind) that it is for, instead of plain ones.
         """
-        if unknown := [kind for kind in forms if kind not in self.kinds]:
-            raise ValueError(f"{self.name} has no forms {unknown}; it has {', '.join(self.kinds) or 'none'}")
+        if unknown := [kind for kind in kinds if kind not in self.kinds]:
+            raise ValueError(f"{self.name} has no kinds {unknown}; it has {', '.join(self.kinds) or 'none'}")
 
         def register_each(function: Function) -> Function:
-            for kind in forms:
+            for kind in kinds:
                 self.kinds[kind].provide(provider, probe)(function)
             return function
 
@@ -81,7 +81,7 @@ class Op:
                 self.probes[provider] = probe
             return function
 
-        return register_each if forms else register
+        return register_each if kinds else register
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The specification itself; a model calls the bound provider instead."""
@@ -121,7 +121,7 @@ class Ops:
     def choice(self, name: str) -> Choice:
         """Returns the provider that serves the op, and why."""
         if name not in self._chosen:
-            op, whole = Op.registry[name], name.partition(":")[0]  # forms without an order have their op's
+            op, whole = Op.registry[name], name.partition(":")[0]  # kinds without an order have their op's
             order = self._priority.get(name, self._priority.get(whole, ()))
             with _BINDING:
                 self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.interface.types import HeadNorms, Turn
+from quintet.interface.types import HeadNorms, RotaryArgs
 from quintet.ops.norm import rms_norm
 from quintet.ops.registry import Op
 
@@ -36,12 +36,12 @@ def norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, positions
     return rotary.reference(q, k, table, positions)
 
 
-def turned(q: Tensor, k: Tensor, turn: Turn, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """By the specification that the turn names."""
-    if turn.norms is not None:
-        return norm_rotary.reference(q, k, turn.norms, turn.table, positions)
-    op = pair_rotary if turn.neighbours else rotary
-    return op.reference(q, k, turn.table, positions)
+def apply_rotary(q: Tensor, k: Tensor, args: RotaryArgs, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates q and k by the specification that serves these arguments."""
+    if args.norms is not None:
+        return norm_rotary.reference(q, k, args.norms, args.cos_sin, positions)
+    op = pair_rotary if args.interleaved else rotary
+    return op.reference(q, k, args.cos_sin, positions)
 
 
 def _apart(x: Tensor, rot: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import Array, Books, HostBatch, HostGroup, Layout, StateSpec
+from quintet.interface.types import HostBatch, HostGroup, IntArray, Layout, StateSpec, StepContext
 from quintet.ops.registry import Op, Ops
 
 Given = tuple[Any, ...]  # what an op takes, in its order
@@ -32,7 +32,7 @@ class Conv(NamedTuple):
 
 @Op
 def short_conv(
-    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool
+    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], each channel convolved with its own weights over its request's last K tokens -> [T, C].
 
@@ -40,7 +40,7 @@ def short_conv(
     token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI 2025)
     x is first multiplied by the first C of them, and what comes out by the others, each rounded.
     """
-    kept, taps = _read(state, books), conv.weight.float()
+    kept, taps = _read(state, context), conv.weight.float()
     bias = None if conv.bias is None else conv.bias.float()
     x = x if gates is None else x * gates[:, : x.shape[1]]
 
@@ -52,8 +52,8 @@ def short_conv(
         out = out if bias is None else out + bias
         return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:]
 
-    out, kept = _through(step, kept, books)
-    return out if gates is None else out * gates[:, x.shape[1] :], _written(state, kept, books)
+    out, kept = _through(step, kept, context)
+    return out if gates is None else out * gates[:, x.shape[1] :], _written(state, kept, context)
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Moves(NamedTuple):
 
 
 @Op
-def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> tuple[Tensor, Tensor]:
+def state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> tuple[Tensor, Tensor]:
     """The selective state space of Mamba 2 (Dao and Gu 2024) -> y [T, H, P] float32.
 
     Per head h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least.
@@ -100,13 +100,13 @@ def state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: fl
         after = before * kept[:, :, None, None] + given[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    made, kept = _through(step, _read(state, books), books)
+    made, kept = _through(step, _read(state, context), context)
     made = made if scan.skip is None else made + x.float() * scan.skip[:, None]
-    return made, _written(state, kept, books)
+    return made, _written(state, kept, context)
 
 
 @Op
-def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space in which each head is a
     channel of one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
     x, dt, into, out = moves
@@ -119,9 +119,9 @@ def selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tup
         after = before * torch.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
         return (after * query[:, None]).sum(-1), after
 
-    made, kept = _through(step, _read(state, books), books)
+    made, kept = _through(step, _read(state, context), context)
     made = made if scan.skip is None else made + x[:, :, 0].float() * scan.skip
-    return made[:, :, None], _written(state, kept, books)
+    return made[:, :, None], _written(state, kept, context)
 
 
 class Turns(NamedTuple):
@@ -135,7 +135,7 @@ class Turns(NamedTuple):
 
 
 @Op
-def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
 
     Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
@@ -157,8 +157,8 @@ def delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[T
         after = faded + missing[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    made, kept = _through(step, _read(state, books), books)
-    return made, _written(state, kept, books)
+    made, kept = _through(step, _read(state, context), context)
+    return made, _written(state, kept, context)
 
 
 class Replaced(NamedTuple):
@@ -182,7 +182,7 @@ DECAY = math.exp(-0.5)  # the most that a column's logarithm loses in a step
 
 
 @Op
-def wkv7(moves: Replaced, rule: Rule, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def wkv7(moves: Replaced, rule: Rule, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """RWKV-7's generalised delta rule (Peng et al. 2025, section 4) -> o [T, H, V] float32.
 
     Per head, with a = sigmoid(a), u = k k_k of length 1 and given(): S = S diag(exp(-sigmoid(w) / sqrt(e)))
@@ -200,8 +200,8 @@ def wkv7(moves: Replaced, rule: Rule, state: Tensor, books: Books) -> tuple[Tens
         after = after + value[:, :, :, None] * gives[:, :, None]
         return (after * read[:, :, None]).sum(-1), after
 
-    made, kept = _through(step, _read(state, books), books)
-    return made, _written(state, kept, books)
+    made, kept = _through(step, _read(state, context), context)
+    return made, _written(state, kept, context)
 
 
 def given(k: Tensor, a: Tensor, rule: Rule) -> Tensor:
@@ -240,40 +240,40 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
 
 
-def longest(books: Books) -> int:
+def longest(context: StepContext) -> int:
     """The most tokens of a request in the step: as planned, or looked up."""
-    if books.group.plan:
-        return books.group.plan[0].shape[1]
-    return int((books.batch.starts[1:] - books.batch.starts[:-1]).max())
+    if context.group.plan:
+        return context.group.plan[0].shape[1]
+    return int((context.batch.query_start_loc[1:] - context.batch.query_start_loc[:-1]).max())
 
 
-def _read(state: Tensor, books: Books) -> Tensor:
+def _read(state: Tensor, context: StepContext) -> Tensor:
     """Each request's state [R, *shape], zeros where it begins."""
-    units = books.group.table[:, 0]
+    units = context.group.block_table[:, 0]
     begins = (units == 0).reshape(-1, *[1] * (state.dim() - 1))
     return torch.where(begins, torch.zeros((), dtype=state.dtype, device=state.device), state[units])
 
 
-def _written(state: Tensor, kept: Tensor, books: Books) -> Tensor:
-    state[books.group.table[:, 1]] = kept.to(state.dtype)
+def _written(state: Tensor, kept: Tensor, context: StepContext) -> Tensor:
+    state[context.group.block_table[:, 1]] = kept.to(state.dtype)
     return state
 
 
 def _through(
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, books: Books
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
     """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states).
     -> what it gives for each token of the step [T, ...], and the states after each request's last."""
-    batch, outs = books.batch, []
-    starts, tokens = batch.starts, batch.token_ids.shape[0]
-    for place in range(longest(books)):
+    batch, outs = context.batch, []
+    starts, tokens = batch.query_start_loc, batch.token_ids.shape[0]
+    for place in range(longest(context)):
         at = starts[:-1] + place
         out, after = step(at.clamp(max=tokens - 1), kept)
         kept = torch.where((at < starts[1:]).reshape(-1, *[1] * (kept.dim() - 1)), after, kept)
         outs.append(out)
-    first = torch.index_select(starts, 0, batch.owners)
+    first = torch.index_select(starts, 0, batch.token_to_seq)
     places = (torch.arange(tokens, device=starts.device) - first).clamp(max=len(outs) - 1)  # padding stands past it
-    return torch.stack(outs)[places, batch.owners], kept
+    return torch.stack(outs)[places, batch.token_to_seq], kept
 
 
 class StateMixer(Mixer):
@@ -283,14 +283,14 @@ class StateMixer(Mixer):
         self.layouts = (Layout(spec.dtype, spec.shape, unit="request"),)
         self._advance = getattr(ops.take(spec.op), spec.op)
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         """One empty array; its second size is the most tokens of a request."""
-        most = int(np.diff(batch.starts).max(initial=1))
+        most = int(np.diff(batch.query_start_loc).max(initial=1))
         return (np.zeros((0, max(1, most)), np.int32),)
 
     def __call__(  # type: ignore[override]  # what it is called with is the op's
-        self, given: Given, settings: tuple[Any, ...], state: State, books: Books
+        self, given: Given, settings: tuple[Any, ...], state: State, context: StepContext
     ) -> tuple[Tensor, State]:
         """given and settings: what the op takes before the state, and after the books -> (its result, the state)."""
-        out, after = self._advance(*given, state[0], books, *settings)
+        out, after = self._advance(*given, state[0], context, *settings)
         return out, (after,)

@@ -32,7 +32,7 @@ class Found:
     @property
     def automatic(self) -> bool:
         """True if "auto" may choose it: an unavailable one counts, since the user may want to know why."""
-        return not isinstance(self.result, Capabilities) or self.result.automatic
+        return not isinstance(self.result, Capabilities) or self.result.auto_select
 
 
 @dataclass(frozen=True)

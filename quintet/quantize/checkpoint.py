@@ -11,12 +11,12 @@ from torch import Tensor
 from quintet.config import EngineConfig
 from quintet.hub.hf_overrides import SAID
 from quintet.hub.resolve import load_model_config, resolve_model
-from quintet.interface.weights import FLOATS, OnFile
+from quintet.interface.weights import FLOATS, StoredTensor
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import Checkpoint, Entry
 from quintet.quantize.targets import outline
 
-ANY = OnFile(None, FLOATS)
+ANY = StoredTensor(None, FLOATS)
 
 
 @dataclass(frozen=True)

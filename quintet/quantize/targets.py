@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from quintet.interface.platform import Alone, Mixer
-from quintet.interface.weights import Form
+from quintet.interface.platform import Mixer, SingleRank
+from quintet.interface.weights import WeightFormat
 from quintet.layers.build import BuildContext, settle
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
@@ -42,8 +42,8 @@ class LinearTargets:
 def outline(hf_config: Any) -> ModelBase:
     """The family's model, without weights, on no device."""
     build = BuildContext(
-        ops=bind({}), mixing=lambda spec: LayerMixer(Unmixed()), comm=Alone(), dtype=torch.bfloat16, page_size=16,
-        max_model_len=16, forms=QuantizationPlan(Form("w8a8", 8, 8)),
+        ops=bind({}), mixing=lambda spec: LayerMixer(Unmixed()), comm=SingleRank(), dtype=torch.bfloat16, page_size=16,
+        max_model_len=16, forms=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
     )  # fmt: skip
     model: ModelBase = model_class(hf_config)(hf_config, build)
     settle(model)
@@ -57,7 +57,7 @@ def products(model: ModelBase, ignored: Sequence[str], unit: int) -> LinearTarge
     for each in declared(model):
         if each.weight.use not in ("linear", "experts"):
             continue
-        for part in each.weight.parts:
+        for part in each.weight.slices:
             module, inputs = part.source.removesuffix(".weight"), part.shape[1]
             fits = inputs % unit == 0 and not part.transposed and not _stays(each, module)
             (chosen if fits and not any(matches(name, module) for name in ignored) else left).add(module)
@@ -86,5 +86,5 @@ def _refuse_unmatched(ignored: Sequence[str], modules: set[str]) -> None:
 
 def _stays(each: Declared, module: str) -> bool:
     """Routers, and what is an embedding too."""
-    router = each.weight.use == "linear" and each.weight.form.plain
+    router = each.weight.use == "linear" and each.weight.format.plain
     return router or (each.path.startswith(HEAD) and not module.endswith(HEAD))

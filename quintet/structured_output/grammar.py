@@ -17,7 +17,7 @@ from quintet.structured_output.compile_worker import MAX_STATES
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 
 if TYPE_CHECKING:
-    from quintet.interface.types import Array
+    from quintet.interface.types import IntArray
     from quintet.tokenizers.tokenizer import Tokenizer
 
 SECONDS = 10.0  # until a request no longer waits for its grammar
@@ -193,7 +193,7 @@ class Matcher:
         self._chain = self._taken, ids
         return len(ids)
 
-    def allowed_after(self, said: Sequence[int]) -> "Array | None":
+    def allowed_after(self, said: Sequence[int]) -> "IntArray | None":
         """Ids [N] that may follow these tokens of an output; None: it is complete, or the grammar refuses it."""
         import numpy as np  # processes that only admit requests need none
 
@@ -203,7 +203,7 @@ class Matcher:
         bits = np.frombuffer(state.compute_bitmask(), np.uint8)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
 
-    def fill(self, words: "Array", ahead: Sequence[int] = ()) -> Any:
+    def fill(self, words: "IntArray", ahead: Sequence[int] = ()) -> Any:
         """words [W] int32, W at least ceil(V / 32): a bit for each token that may come next, of V the tokenizer's.
 
         With `ahead`, next after those drafts. Where the grammar refuses one of them every bit is set: it is not drawn,
@@ -222,7 +222,7 @@ class Matcher:
             words.view("uint32")[token_id // 32] = 1 << token_id % 32
         return None
 
-    def _fill_after(self, words: "Array", drafts: Sequence[int]) -> None:
+    def _fill_after(self, words: "IntArray", drafts: Sequence[int]) -> None:
         taken = self._state.try_consume_tokens(list(drafts))
         if taken < len(drafts):
             words[:] = -1
@@ -232,7 +232,7 @@ class Matcher:
             self._state.rollback(taken)
 
 
-def fill_all(states: "Sequence[tuple[Any, int]]", bits: "Array") -> None:
+def fill_all(states: "Sequence[tuple[Any, int]]", bits: "IntArray") -> None:
     """bits [R, W] int32 of the library's states, each with its row; beside one another, off Python's lock."""
     if len(states) == 1:
         ((state, row),) = states

@@ -19,8 +19,8 @@ import torch  # the path is set first, so that the script runs by itself
 
 from benchmarks.gpu_profile import clocked
 from benchmarks.tpu_step import batch
-from quintet.interface.types import AttentionSpec, Books
-from quintet.interface.weights import Form
+from quintet.interface.types import AttentionSpec, StepContext
+from quintet.interface.weights import WeightFormat
 from quintet.ops import Op
 from quintet.ops.attention import page_shape
 from quintet.ops.quantize import quantize
@@ -68,10 +68,10 @@ def attention(device: torch.device, small: bool, tell: Tell) -> None:
     for requests, new, behind in [(each, 1, context) for each, context in decodes] + [(1, each, 0) for each in prompts]:
         host = batch(requests, new, behind)
         there = host.on([torch.from_numpy(each).to(device) for each in host.leaves()])
-        books = Books(there, there.groups[0])
+        step_context = StepContext(there, there.groups[0])
         q = _drawn(device, requests * new, heads, dim)
-        kv = _drawn(device, int(books.group.table.max()) + 1, *page_shape(spec))
-        us = {"ours": microseconds(partial(ours, q, kv, books, spec, None), device)}
+        kv = _drawn(device, int(step_context.group.block_table.max()) + 1, *page_shape(spec))
+        us = {"ours": microseconds(partial(ours, q, kv, step_context, spec, None), device)}
         if not behind:
             query, key, value = (_drawn(device, 1, each, new, dim) for each in (heads, kv_heads, kv_heads))
             backends = [SDPBackend.MATH] if small else [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
@@ -82,7 +82,7 @@ def attention(device: torch.device, small: bool, tell: Tell) -> None:
                         enable_gqa=True,
                     )  # fmt: skip
                     us[backend.name] = microseconds(call, device)
-            us["cuDNN from pages"] = microseconds(partial(attended, q, kv, books, spec, new), device)
+            us["cuDNN from pages"] = microseconds(partial(attended, q, kv, step_context, spec, new), device)
         print("attention", requests, new, behind, us, flush=True)
         tell(kind="attention", requests=requests, new=new, behind=behind, us=us)
 
@@ -90,10 +90,10 @@ def attention(device: torch.device, small: bool, tell: Tell) -> None:
 def products(device: torch.device, small: bool, tell: Tell) -> None:
     """Times products in bfloat16, in fp8 by torch with its quantization of activations (both modes of accumulation),
     and in fp8 by our kernel."""
-    form = Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)
+    fmt = WeightFormat("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)
     for outputs, inputs in ((64, 64),) if small else WEIGHTS:
         weights = [_drawn(device, outputs, inputs) * 0.02 for _ in range(MATRICES)]
-        matrices = [quantize(each.float(), form) for each in weights]
+        matrices = [quantize(each.float(), fmt) for each in weights]
         for rows in (1,) if small else ROWS:
             x = _drawn(device, rows, inputs)
             eight = x.to(torch.float8_e4m3fn), torch.ones(rows, 1, device=device)

@@ -74,12 +74,12 @@ def tokens(device: str, results: Path) -> int:
     """
     wrong, known = 0, dict[str | None, list[list[int]]]()
     for way, settings in WAYS.items():
-        form = settings.get("quantization")
+        fmt = settings.get("quantization")
         try:
-            if form not in known:
-                known[form], seconds = generated("float32", device="cpu", **({"quantization": form} if form else {}))
-                note(results, kind="tokens", way=f"cpu {form or ''}".strip(), tokens=known[form], seconds=seconds)
-            wanted = known[form]
+            if fmt not in known:
+                known[fmt], seconds = generated("float32", device="cpu", **({"quantization": fmt} if fmt else {}))
+                note(results, kind="tokens", way=f"cpu {fmt or ''}".strip(), tokens=known[fmt], seconds=seconds)
+            wanted = known[fmt]
             got, seconds = generated(device=device, **settings)
         except Exception as error:  # whatever a device does: the next way may tell more
             print(f"{way}: {type(error).__name__}: {error}", flush=True)
@@ -110,7 +110,7 @@ def attention(device: str, results: Path) -> int:
     import torch
 
     from benchmarks.tpu_step import batch
-    from quintet.interface.types import AttentionSpec, Books
+    from quintet.interface.types import AttentionSpec, StepContext
     from quintet.ops.attention import page_shape
     from quintet.platforms.gpu import providers
     from quintet.platforms.gpu.ops.probe import device_here
@@ -128,11 +128,11 @@ def attention(device: str, results: Path) -> int:
             host = batch(requests, new, behind)
             there = host.on([torch.from_numpy(each).to(at) for each in host.leaves()])
             group = there.groups[0]
-            kv = torch.randn(int(group.table.max()) + 1, *page_shape(spec), device=at).bfloat16()
+            kv = torch.randn(int(group.block_table.max()) + 1, *page_shape(spec), device=at).bfloat16()
             q = torch.randn(requests * new, heads, dim, device=at).bfloat16()
-            got = triton(q, kv, Books(there, group), spec, None).float()
+            got = triton(q, kv, StepContext(there, group), spec, None).float()
             k, v = (
-                kv.float()[group.table.long()][:, :, part].transpose(1, 2).flatten(2, 3)[:, :, : new + behind]
+                kv.float()[group.block_table.long()][:, :, part].transpose(1, 2).flatten(2, 3)[:, :, : new + behind]
                 for part in (0, 1)
             )
             query = q.float().view(requests, new, heads, dim).transpose(1, 2)

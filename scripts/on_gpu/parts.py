@@ -68,10 +68,10 @@ def speed(given: Settings) -> list[Job]:
 
 def forms(given: Settings) -> list[Job]:
     script, shape, jobs = "benchmarks/gpu.py", given.shapes[0], []
-    for form in ("fp8a8", "int4"):
-        kept = str(given.out / f"speed-{shape}-{form}.json")
-        command = given.own("forms", script, "--shape", shape, "--quantization", form, "--out", kept)
-        jobs.append(Job(f"{shape} {form}", command, 120))
+    for fmt in ("fp8a8", "int4"):
+        kept = str(given.out / f"speed-{shape}-{fmt}.json")
+        command = given.own("forms", script, "--shape", shape, "--quantization", fmt, "--out", kept)
+        jobs.append(Job(f"{shape} {fmt}", command, 120))
     mixture = "qwen3-30b-a3b-12-layers"
     command = given.own("forms", script, "--shape", mixture, "--out", str(given.out / f"speed-{mixture}.json"))
     first = Job("first token", given.own("forms", script, "--first-token"), 120)

@@ -5,7 +5,7 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.weights import PLAIN, Cut, Form
+from quintet.interface.weights import PLAIN, ShardRange, WeightFormat
 from quintet.layers.quantization import ONLINE, QuantizationPlan, fitting
 from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
 from quintet.layers.quantization.online import wish
@@ -16,7 +16,7 @@ from quintet.ops.quantize import attributes, quantize
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_a_weight_is_off_by_half_a_step_at_most(name: str, group: int) -> None:
-    of = Form(name, 8 if name == "int8" else 4, 16, group)
+    of = WeightFormat(name, 8 if name == "int8" else 4, 16, group)
     weight = torch.randn(48, 256, generator=torch.Generator().manual_seed(group))
     matrix = quantize(weight, of)
     known, scales = linear.reference(torch.eye(256), matrix, None, (48,)).t(), attributes(matrix)["scales"]
@@ -64,7 +64,7 @@ def test_the_head_keeps_eight_bits() -> None:
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:
-    assert wish("int4", 128).form == Form("int4", 4, 16, 128)
+    assert wish("int4", 128).format == WeightFormat("int4", 4, 16, 128)
     assert EngineConfig(quantization="int4", quantization_group_size="64").quantization_group_size == 64
     for settings in ({"quantization": "w8a8"}, {}):
         with pytest.raises(ValueError, match="quantization_group_size means nothing"):
@@ -74,21 +74,29 @@ def test_a_group_size_is_taken_where_it_means_something() -> None:
 
 
 def test_activations_are_what_the_user_says() -> None:
-    assert ONLINE["int8"].taking(8) == Form("w8a8", 8, 8, 128) and ONLINE["int4"].taking(8) == ONLINE["w4a8"]
-    assert ONLINE["w4a8"].taking(16) == ONLINE["int4"] and ONLINE["int4"].taking(None) == ONLINE["int4"]
-    nf4 = Form("table4", 4, 16, 64, table=(0.0, 1.0))
-    assert nf4.taking(8).activations == 8 and nf4.taking(8).taking(16) == nf4
-    floats = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn)
-    assert floats.taking(8) == floats and PLAIN.taking(8) == PLAIN
+    assert (
+        ONLINE["int8"].with_activations(8) == WeightFormat("w8a8", 8, 8, 128)
+        and ONLINE["int4"].with_activations(8) == ONLINE["w4a8"]
+    )
+    assert (
+        ONLINE["w4a8"].with_activations(16) == ONLINE["int4"]
+        and ONLINE["int4"].with_activations(None) == ONLINE["int4"]
+    )
+    nf4 = WeightFormat("table4", 4, 16, 64, codebook=(0.0, 1.0))
+    assert nf4.with_activations(8).activations == 8 and nf4.with_activations(8).with_activations(16) == nf4
+    floats = WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn)
+    assert floats.with_activations(8) == floats and PLAIN.with_activations(8) == PLAIN
     head = QuantizationPlan(wish("int8"), activations=8).of_head()
-    assert head.of("lm_head", Cut((0, 64), (0, 256)))[0] == Form("w8a8", 8, 8, 128)
+    assert head.of("lm_head", ShardRange((0, 64), (0, 256)))[0] == WeightFormat("w8a8", 8, 8, 128)
 
 
 def test_a_checkpoints_activations_are_what_the_user_says_where_the_platform_keeps_that() -> None:
-    held = Form("int4", 4, 16, 32, zeros=True)
+    held = WeightFormat("int4", 4, 16, 32, zeros=True)
     plan = Quantized("the test's", Everywhere(Canonical(held)))
-    cut = Cut((0, 64), (0, 128))
-    assert QuantizationPlan(checkpoint=plan, activations=8).of("layer", cut)[0] == Form("w4a8", 4, 8, 32, zeros=True)
+    cut = ShardRange((0, 64), (0, 128))
+    assert QuantizationPlan(checkpoint=plan, activations=8).of("layer", cut)[0] == WeightFormat(
+        "w4a8", 4, 8, 32, zeros=True
+    )
     assert (
         QuantizationPlan(checkpoint=plan, activations=8, kept=frozenset({"int4", "w4a8"})).of("layer", cut)[0] == held
     )
@@ -112,7 +120,9 @@ def test_the_cpu_rounds_activations_unless_the_user_does_not_want_that(scheme: s
     assert any(each.startswith(f"activation_bits=8: quantization='{scheme}' multiplies bytes") for each in said)
     for config, bits in ((EngineConfig(device="cpu", quantization=scheme), 8), (exact, 16)):
         forms = prepare(config).sizes.forms
-        assert forms.of("model.layers.0.mlp.down_proj", Cut((0, 64), (0, 256)))[0] == ONLINE[scheme].taking(bits)
+        assert forms.of("model.layers.0.mlp.down_proj", ShardRange((0, 64), (0, 256)))[0] == ONLINE[
+            scheme
+        ].with_activations(bits)
 
 
 def test_a_platform_that_packs_no_scheme_says_so() -> None:

@@ -332,7 +332,7 @@ def test_platforms_shows_what_was_proven_here(checks: Callable[..., None], capsy
 
 # ------------------------------------------------------------------------------------------------ at start-up
 
-FACTS = Capabilities(1, (torch.float32,), automatic=False, detail="does no arithmetic")
+FACTS = Capabilities(1, (torch.float32,), auto_select=False, detail="does no arithmetic")
 CHOSEN = Chosen(NULL, FACTS, "a test")
 TABLE = Support(
     "null", "quintet", "0.1.0", "0.1.0", CONTRACT_VERSION, FACTS.detail, True, "2026-01-02",
@@ -358,7 +358,7 @@ def test_a_package_brings_its_table_and_an_emulation_does_not_speak_for_a_device
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(module))
     shipped = support.evidence(CHOSEN)
     assert shipped.support == TABLE and "shipped with the package" in shipped.origin
-    real = Chosen(NULL, replace(FACTS, automatic=True), "a test")
+    real = Chosen(NULL, replace(FACTS, auto_select=True), "a test")
     assert support.evidence(real).support is None and "emulation" in support.evidence(real).origin
 
 
@@ -379,7 +379,7 @@ def test_of_two_tables_the_newer_speaks(
     tables["shipped"].write(tmp_path / support.FILE)
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(tmp_path / "vendor.py"))
     assert support.evidence(CHOSEN).support == tables[speaks]
-    real = Chosen(NULL, replace(FACTS, automatic=True), "a test")  # of which an emulation says nothing, how new it is
+    real = Chosen(NULL, replace(FACTS, auto_select=True), "a test")  # of which an emulation says nothing, how new it is
     assert support.evidence(real).support == tables["own"]
 
 

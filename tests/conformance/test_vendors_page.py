@@ -24,11 +24,11 @@ from quintet.contract import (
     CONTRACT_VERSION,
     AttentionSpec,
     Capabilities,
+    CheckpointSlice,
     Device,
-    Extent,
-    Part,
+    MaxShape,
+    ShapeBucket,
     Unavailable,
-    Variant,
     Weight,
 )
 from quintet.interface.weights import Matrix
@@ -131,8 +131,8 @@ def test_the_mixer_does_what_the_page_says(shown: dict[str, Any]) -> None:
 
 
 def test_the_estimate_names_steps_that_fit(shown: dict[str, Any]) -> None:
-    most = Variant(64, 3, 64, (8,))
-    assert [each.tokens for each in shown["estimate"](None, nn.Module(), [], Extent(most, 8, 9)).variants] == [1, 2]
+    most = ShapeBucket(64, 3, 64, (8,))
+    assert [each.tokens for each in shown["estimate"](None, nn.Module(), [], MaxShape(most, 8, 9)).variants] == [1, 2]
 
 
 def test_what_a_probe_returns_is_what_the_contract_takes(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_copy_home_waits_for_its_event_and_has_memory_of_its_own(shown: dict
 
 
 def test_weights_are_placed_and_replaced_as_the_page_shows(shown: dict[str, Any]) -> None:
-    parts = tuple(Part(name, (2, 3), ((0, 2),)) for name in "ab")
+    parts = tuple(CheckpointSlice(name, (2, 3), ((0, 2),)) for name in "ab")
     weight = Weight("w", parts, 0, 0, torch.float32, "linear")
     tensors = {name: torch.full((2, 3), value, dtype=torch.bfloat16) for name, value in (("a", 1.0), ("b", 2.0))}
     platform = SimpleNamespace(_upload=torch.clone)

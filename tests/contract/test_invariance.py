@@ -117,8 +117,8 @@ def test_paged_attention(name: str, dtype: torch.dtype) -> None:
     sinks = torch.randn(of.heads) if of.sinks else None
 
     def attend(requests: dict[int, Request]) -> list[Tensor]:
-        q, books = cache.batch(requests)
-        out: Tensor = provider("paged_attention")(q, cache.kv, books, of, sinks)
+        q, context = cache.batch(requests)
+        out: Tensor = provider("paged_attention")(q, cache.kv, context, of, sinks)
         return list(out.split([r.new for r in requests.values()]))
 
     alone = [attend({row: Request(0, length)})[0] for row, length in enumerate(LENGTHS)]
@@ -140,11 +140,11 @@ def test_what_another_request_left_in_a_page_does_not_matter(name: str) -> None:
     """Not even if it is not a number: one bad request must not spoil those that get its pages."""
     of = SPECS[name]
     cache, sinks = Cache(of, LENGTHS), torch.randn(of.heads) if of.sinks else None
-    q, books = cache.batch({row: Request(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)})
-    clean = provider("paged_attention")(q, cache.kv, books, of, sinks)
-    dirty = stored(torch.full((*cache.kv.shape[:4], of.head_dim), float("nan")), of.cached)
-    for pages, length in zip(books.group.table.tolist(), books.group.lengths.tolist(), strict=True):
+    q, context = cache.batch({row: Request(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)})
+    clean = provider("paged_attention")(q, cache.kv, context, of, sinks)
+    dirty = stored(torch.full((*cache.kv.shape[:4], of.head_dim), float("nan")), of.cache_dtype)
+    for pages, length in zip(context.group.block_table.tolist(), context.group.seq_lens.tolist(), strict=True):
         for position in range(length):
             place = pages[position // of.page_size], slice(None), slice(None), position % of.page_size
             dirty[place] = cache.kv[place]
-    assert torch.equal(provider("paged_attention")(q, dirty, books, of, sinks), clean)
+    assert torch.equal(provider("paged_attention")(q, dirty, context, of, sinks), clean)

@@ -13,7 +13,7 @@ from quintet.conformance import kit
 from quintet.conformance.formats import FLOATS, kept
 from quintet.conformance.harness.cache_round_trip import require_same
 from quintet.interface.platform import Device, Mixer, State
-from quintet.interface.types import AttentionSpec, Books, Layout
+from quintet.interface.types import AttentionSpec, Layout, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu.platform import CPU, CPUDevice
@@ -58,9 +58,9 @@ class Around(Mixer):
         return self.inner.plan(batch, group)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        out, state = self.inner(*self.before([q, k, v, state, books, sinks]))
+        out, state = self.inner(*self.before([q, k, v, state, context, sinks]))
         return self.after(out), state
 
 
@@ -74,9 +74,9 @@ def _forgets_sinks(args: list[Any]) -> list[Any]:
 
 def _stale_table(args: list[Any]) -> list[Any]:
     """Of every request but the first, the first one's pages."""
-    books = args[4]
-    table = books.group.table[:1].expand_as(books.group.table).contiguous()
-    return [*args[:4], books._replace(group=books.group._replace(table=table)), args[5]]
+    context = args[4]
+    table = context.group.table[:1].expand_as(context.group.table).contiguous()
+    return [*args[:4], context._replace(group=context.group._replace(block_table=table)), args[5]]
 
 
 def _swapped(args: list[Any]) -> list[Any]:
@@ -106,11 +106,11 @@ def test_attention_to_something_else_is_found(platform: type[CPU], said: str) ->
 def test_a_slot_that_is_lost_where_a_request_decodes_alone_is_found() -> None:
     """The first one of its window, where that begins with a page; beside others nothing is lost."""
 
-    def losing(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        first = int(books.batch.positions[0]) - (spec.window or 0) + 1
+    def losing(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        first = int(context.batch.positions[0]) - (spec.window or 0) + 1
         if len(q) == 1 and (spec.window or 0) > 1 and first > 0 and first % spec.page_size == 0:
             spec = replace(spec, window=(spec.window or 0) - 1)
-        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, context, spec, sinks)
         return out
 
     said = first_failure(
@@ -128,9 +128,9 @@ def test_scores_that_overflow_are_found() -> None:
 
 
 def test_requests_beyond_what_a_kernel_takes_at_once_are_found() -> None:
-    def few(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
-        return torch.where(books.batch.owners[:, None, None] < 32, out, 0)
+    def few(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, context, spec, sinks)
+        return torch.where(context.batch.token_to_seq[:, None, None] < 32, out, 0)
 
     found = first_failure("attention.specification", Planted(providers={"paged_attention": few}), "40 requests")
     assert "a crowd, first chunks, request 32 from token 0 on" in found
@@ -139,9 +139,9 @@ def test_requests_beyond_what_a_kernel_takes_at_once_are_found() -> None:
 def test_what_a_page_held_before_is_found() -> None:
     """Weights of 0 times what is no number."""
 
-    def leaking(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
-        rows = books.group.table[books.batch.owners.long()].long()
+    def leaking(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, context, spec, sinks)
+        rows = context.group.block_table[context.batch.token_to_seq.long()].long()
         return out + 0 * kv[rows].float().sum((1, 2, 4)).repeat_interleave(spec.heads // spec.kv_heads, 1)[..., :1] * 0
 
     assert "in pages that held NaN" in first_failure("attention.stale", Planted(providers={"paged_attention": leaking}))
@@ -150,9 +150,9 @@ def test_what_a_page_held_before_is_found() -> None:
 def test_what_stands_behind_a_window_is_found() -> None:
     """Weights of 0 times what is no number, on page 0."""
 
-    def leaking(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        out: Tensor = Op.registry["paged_attention"].reference(q, kv, books, spec, sinks)
-        behind = (books.group.table == 0).any(1)[books.batch.owners.long()]
+    def leaking(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        out: Tensor = Op.registry["paged_attention"].reference(q, kv, context, spec, sinks)
+        behind = (context.group.block_table == 0).any(1)[context.batch.token_to_seq.long()]
         return out + torch.where(behind, 0 * kv[0].float().sum(), 0)[:, None, None]
 
     said = first_failure("attention.window", Planted(providers={"paged_attention": leaking}))
@@ -166,7 +166,7 @@ def test_a_window_that_is_kept_too_short_is_found() -> None:
 
 def test_neighbours_in_a_step_are_found() -> None:
     def together(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        alone = batch._replace(owners=torch.zeros_like(batch.owners))
+        alone = batch._replace(token_to_seq=torch.zeros_like(batch.owners))
         out: Tensor = Op.registry["attention"].reference(q, k, v, alone, spec, sinks)
         return out
 
@@ -179,10 +179,10 @@ def test_a_direction_that_is_forgotten_is_found() -> None:
 
 
 def test_values_from_elsewhere_in_keys_are_found() -> None:
-    def turned(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    def turned(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         both = torch.cat([kv, kv.flip(-1)], 1)
         own = replace(spec, shared=0)
-        out: Tensor = Op.registry["paged_attention"].reference(q, both, books, own, sinks)
+        out: Tensor = Op.registry["paged_attention"].reference(q, both, context, own, sinks)
         return out[..., : spec.value_dim]
 
     assert "V in K, in float32: " in first_failure("attention.shared", Planted(providers={"paged_attention": turned}))

@@ -18,8 +18,17 @@ from quintet.config import EngineConfig
 from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.sections import communicator, probe
-from quintet.interface.platform import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
-from quintet.interface.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
+from quintet.interface.platform import (
+    Capabilities,
+    Communicator,
+    Device,
+    Platform,
+    SingleRank,
+    State,
+    Step,
+    Unavailable,
+)
+from quintet.interface.types import Batch, Estimate, Layout, MaxShape, Memory, Outputs, RankInfo, ShapeBucket, leaves
 from quintet.interface.weights import Weight
 from quintet.ops import bind
 from quintet.ops.sampling import Draw
@@ -430,8 +439,8 @@ def test_memory_that_is_counted_passes() -> None:
 
 
 class Unplanned(CPU):
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        made = super().estimate(model, weights, extent)
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
+        made = super().estimate(model, weights, max_shape)
         return made._replace(weights=made.weights // 2)
 
 
@@ -439,12 +448,12 @@ def test_a_plan_that_is_too_small() -> None:
     assert "estimate() says" in first_failure("memory.plan", stand_in(Unplanned))
 
 
-def ahead(variant: Callable[[Variant], Variant], workspace: int = 1) -> type[CPU]:
+def ahead(bucket: Callable[[ShapeBucket], ShapeBucket], workspace: int = 1) -> type[CPU]:
     """One that names a step to run ahead, made of the largest, and a workspace."""
 
-    def estimate(self: CPU, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+    def estimate(self: CPU, model: nn.Module, weights: Sequence[Weight], extent: MaxShape) -> Estimate:
         return CPU.estimate(self, model, weights, extent)._replace(
-            workspace=workspace, variants=(variant(extent.most),)
+            workspace=workspace, buckets=(bucket(extent.largest),)
         )
 
     return type("Ahead", (CPU,), {"estimate": estimate})
@@ -587,14 +596,14 @@ class Absent(Wrapped):
         return x
 
 
-class Doubled(Alone):
+class Doubled(SingleRank):
     def all_reduce(self, x: Tensor) -> Tensor:
         return x * 2
 
 
 def connecting(kind: type[Wrapped]) -> type[Platform]:
-    def connect(self: LoopbackPlatform, place: Place) -> Communicator:
-        return kind(LoopbackPlatform.connect(self, place))
+    def connect(self: LoopbackPlatform, rank_info: RankInfo) -> Communicator:
+        return kind(LoopbackPlatform.connect(self, rank_info))
 
     return type(f"Connects{kind.__name__}", (LoopbackPlatform,), {"connect": connect})
 
@@ -622,7 +631,7 @@ def test_ranks_that_wait_for_each_other_without_end(monkeypatch: pytest.MonkeyPa
 
 
 class NotAlone(CPU):
-    def connect(self, place: Place) -> Communicator:
+    def connect(self, rank_info: RankInfo) -> Communicator:
         return Doubled()
 
 
@@ -661,8 +670,8 @@ class Static(CPU):
         assert isinstance(facts, Capabilities)
         return replace(facts, static_shapes=True)
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        self._sizes, self._ran, run = [each.tokens for each in variants], 1, super().compile(model, [])
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        self._sizes, self._ran, run = [each.tokens for each in buckets], 1, super().compile(model, [])
 
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             self._admit(batch.token_ids.shape[0])
@@ -727,15 +736,15 @@ class Scribbled(Static):
 
     def _around(self, run: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
         outputs, state = run(state, batch)
-        more = 0.01 * batch.token_ids[int(batch.starts[-1]) :].sum()
+        more = 0.01 * batch.token_ids[int(batch.query_start_loc[-1]) :].sum()
         return changed(outputs, lambda logits: logits + more), state
 
 
 class ReadsPageZero(CPU):
     """Somebody's page 0 shows in everybody's results."""
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        run = super().compile(model, variants)
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        run = super().compile(model, buckets)
 
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             outputs, state = run(state, batch)
@@ -758,8 +767,8 @@ class Replaying(CPU):
 
     _stale: str
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        run, seen = super().compile(model, variants), {}
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        run, seen = super().compile(model, buckets), {}
 
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
             if self._config.enforce_eager:

@@ -15,7 +15,7 @@ from quintet.conformance.sections import models, oracle
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.interface.platform import Capabilities, Device, State, Step
-from quintet.interface.types import Batch, Layout, Outputs, Variant
+from quintet.interface.types import Batch, Layout, Outputs, ShapeBucket
 from quintet.interface.weights import Weight
 from quintet.platforms.cpu.platform import CPU, CPUDevice
 from tests.helpers import planted
@@ -34,8 +34,8 @@ def first_failure(clause: str, platform: type[CPU] = CPU) -> str:
 class Stepping(CPU):
     """The platform, with another step around its own."""
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        step = super().compile(model, variants)
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        step = super().compile(model, buckets)
 
         @torch.inference_mode()
         def around(state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -68,9 +68,9 @@ class StaleTable(Stepping):
 
     def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
         (group,) = batch.groups
-        table = self._before if self._before.shape == group.table.shape else group.table
-        self._before = group.table
-        return step(state, batch._replace(groups=(group._replace(table=table),)))
+        table = self._before if self._before.shape == group.block_table.shape else group.block_table
+        self._before = group.block_table
+        return step(state, batch._replace(groups=(group._replace(block_table=table),)))
 
 
 class Forgetful(Stepping):
@@ -105,7 +105,7 @@ class TapsBackwards(Stepping):
 
     def _around(self, step: Step, state: State, batch: Batch) -> tuple[Outputs, State]:
         outputs, state = step(state, batch)
-        return outputs._replace(taps=outputs.taps[::-1]), state
+        return outputs._replace(aux_hidden_states=outputs.aux_hidden_states[::-1]), state
 
 
 class LogitsAlone(Stepping):
@@ -157,7 +157,7 @@ class WrongScale(CPU):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        if weight.form.plain:
+        if weight.format.plain:
             return super().place(weight, parts, into)
         spoilt = {name: tensor.clone() for name, tensor in parts.items()}
         for tensor in spoilt.values():

@@ -13,7 +13,7 @@ from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet.conformance.checkpoints.encoders import ENCODERS, configured
 from quintet.engine.pooling.pooler import Gathered, Pooler
 from quintet.interface.platform import Mixer, State, Step
-from quintet.interface.types import AttentionSpec, Batch, Inputs, Outputs, StateSpec, Variant
+from quintet.interface.types import AttentionSpec, Batch, Inputs, Outputs, ShapeBucket, StateSpec
 from quintet.interface.weights import Weight
 from quintet.layers.attention.relative_bias import by_distance
 from quintet.layers.rope import SCALINGS
@@ -25,8 +25,8 @@ from tests.helpers.planted import Planted, first_failure
 class Stepping(CPU):
     """The platform, with another step around its own."""
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        step = super().compile(model, variants)
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        step = super().compile(model, buckets)
 
         @torch.inference_mode()
         def around(state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -46,16 +46,16 @@ class Unsegmented(Stepping):
     """All tokens are of the first segment."""
 
     def _before(self, batch: Batch) -> Batch:
-        types = batch.inputs.types
-        return batch if types is None else batch._replace(inputs=Inputs(types=types * 0))
+        types = batch.inputs.token_type_ids
+        return batch if types is None else batch._replace(inputs=Inputs(token_type_ids=types * 0))
 
 
 class Swayed(Stepping):
     """Last bits depend on how many tokens there are, though the platform says that they do not."""
 
     def _behind(self, outputs: Outputs, batch: Batch) -> Outputs:
-        assert outputs.hidden is not None
-        return outputs._replace(hidden=outputs.hidden * (1 + 3e-7 * len(batch.token_ids)))
+        assert outputs.hidden_states is not None
+        return outputs._replace(hidden_states=outputs.hidden_states * (1 + 3e-7 * len(batch.token_ids)))
 
 
 class LookingBack(CPU):
@@ -142,10 +142,10 @@ def _without_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_family_alone_has_is_missed(
-    variant: str, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    bucket: str, break_it: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
-    assert f"{variant}: text 0: element" in first_failure("numbers.encoders", Planted(), variant)
+    assert f"{bucket}: text 0: element" in first_failure("numbers.encoders", Planted(), bucket)
 
 
 def test_every_family_of_encoders_is_tried() -> None:

@@ -100,7 +100,7 @@ class SwappedParts(CPU):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        return super().place(replace(weight, parts=weight.parts[::-1]), parts, into)
+        return super().place(replace(weight, slices=weight.slices[::-1]), parts, into)
 
 
 class OneScale(CPU):

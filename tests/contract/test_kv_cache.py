@@ -71,12 +71,12 @@ def test_specification_of_alibi_is_the_textbooks() -> None:
     """Press et al. 2022: a score loses its head's slope for every token between query and key."""
     of = spec(4, 2, 8, alibi=True)
     assert of.alibi == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
-    q, kv, books, *_ = attended(of, [Request(5, 3), Request(0, 12)], None)
-    out = Op.registry["paged_attention"].reference(q, kv, books, of, None)
+    q, kv, context, *_ = attended(of, [Request(5, 3), Request(0, 12)], None)
+    out = Op.registry["paged_attention"].reference(q, kv, context, of, None)
     for token, (row, position) in enumerate(
-        zip(books.batch.owners.tolist(), books.batch.positions.tolist(), strict=True)
+        zip(context.batch.owners.tolist(), context.batch.positions.tolist(), strict=True)
     ):
-        cache = kv[books.group.table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
+        cache = kv[context.group.table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
         for head, slope in enumerate(of.alibi):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
             scores -= slope * torch.arange(position, -1, -1)
@@ -96,9 +96,9 @@ def cases(dtype: torch.dtype, settings: dict[str, Any]) -> Iterator[tuple[str, t
 def test_attention_in_torch_equals_the_specification(settings: dict[str, Any], dtype: torch.dtype) -> None:
     """It serves on a CPU where nothing is compiled."""
     op = Op.registry["paged_attention"]
-    for what, (q, kv, books, of, sinks) in cases(dtype, settings):
-        want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), books, of, sinks)
-        got = op.providers["torch"](q, kv, books, of, sinks)
+    for what, (q, kv, context, of, sinks) in cases(dtype, settings):
+        want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), context, of, sinks)
+        got = op.providers["torch"](q, kv, context, of, sinks)
         assert got.dtype == dtype
         require_close(what, got, want)
 
@@ -112,13 +112,13 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
     for dtype, page_size in itertools.product(DTYPES, (8, 16)):
         of = spec(6, 3, 24, dtype=dtype, kv_dtype=cached, page_size=page_size)
         cache = Cache(of, [45, 9])
-        q, books = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
+        q, context = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
         k, v = randn(len(q), 3, 24, dtype=dtype), randn(len(q), 3, 24, dtype=dtype, scale=2.0)
         want = cache.kv.clone()
-        for i, slot in enumerate(books.group.slots.tolist()):
+        for i, slot in enumerate(context.group.slot_mapping.tolist()):
             want[slot // page_size, 0, :, slot % page_size] = stored(k[i], cached)
             want[slot // page_size, 1, :, slot % page_size] = stored(v[i], cached)
-        got = op.providers[provider](cache.kv, k, v, books)
+        got = op.providers[provider](cache.kv, k, v, context)
         assert got.dtype == cached and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -126,9 +126,9 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
 def test_the_error_of_a_small_cache_is_small(cached: torch.dtype, most: float) -> None:
     """Of attention over normal numbers, relative to the size of its results."""
     exact = spec(8, 2, 64)
-    q, kv, books, *_ = attended(exact, [Request(200, 30)], None)
-    want = Op.registry["paged_attention"].reference(q, kv, books, exact, None)
+    q, kv, context, *_ = attended(exact, [Request(200, 30)], None)
+    want = Op.registry["paged_attention"].reference(q, kv, context, exact, None)
     small = AttentionSpec(**{**vars(exact), "kv_dtype": cached})
-    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), books, small, None)
+    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), context, small, None)
     error = float((got - want).norm() / want.norm())
     assert 0 < error <= most

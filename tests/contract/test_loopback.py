@@ -11,7 +11,7 @@ from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome
 from quintet.interface.platform import Capabilities
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 
 
@@ -45,7 +45,7 @@ def test_all_reduce_sums_in_rank_order_everywhere(size: int) -> None:
         total = total + given(rank)
 
     def work(rank: int, endpoint: str) -> Tensor:
-        return platform.connect(Place(rank, size, endpoint)).all_reduce(given(rank))
+        return platform.connect(RankInfo(rank, size, endpoint)).all_reduce(given(rank))
 
     for result in each_rank(platform, size, work):
         assert torch.equal(result, total)
@@ -55,7 +55,7 @@ def test_a_rank_that_raises_does_not_hang_the_others() -> None:
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> Tensor:
-        comm = platform.connect(Place(rank, 3, endpoint))
+        comm = platform.connect(RankInfo(rank, 3, endpoint))
         if rank == 1:
             raise RuntimeError("rank 1 fell over")
         return comm.all_reduce(given(rank))
@@ -68,6 +68,6 @@ def test_a_rank_that_raises_does_not_hang_the_others() -> None:
 
 def test_ranks_that_disagree_on_the_size_are_refused() -> None:
     platform = LoopbackPlatform()
-    platform.connect(Place(0, 2, "here"))
+    platform.connect(RankInfo(0, 2, "here"))
     with pytest.raises(ValueError, match="2 ranks meet"):
-        platform.connect(Place(1, 3, "here"))
+        platform.connect(RankInfo(1, 3, "here"))

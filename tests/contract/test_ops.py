@@ -67,11 +67,11 @@ def _raised(x: Any) -> Any:
 
 
 def test_written_tokens_stand_in_their_slots_and_nothing_else_changes() -> None:
-    for _, (kv, k, v, books) in write_kv(torch.float32):
-        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, books)
+    for _, (kv, k, v, context) in write_kv(torch.float32):
+        before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, context)
         size = kv.shape[3]
         untouched = torch.ones(kv.shape[0], size, dtype=torch.bool)
-        for i, slot in enumerate(books.group.slots.tolist()):
+        for i, slot in enumerate(context.group.slots.tolist()):
             assert torch.equal(after[slot // size, 0, :, slot % size], k[i])
             assert torch.equal(after[slot // size, 1, :, slot % size], v[i])
             untouched[slot // size, slot % size] = False
@@ -85,13 +85,13 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
     of = spec(4, 2, 8, **settings)
     sinks = randn(4, dtype=torch.float32) if of.sinks else None
     requests = [Request(5, 3), Request(0, 12)]
-    q, kv, books, *_ = attended(of, requests, sinks)
-    out = Op.registry["paged_attention"].reference(q, kv, books, of, sinks)
+    q, kv, context, *_ = attended(of, requests, sinks)
+    out = Op.registry["paged_attention"].reference(q, kv, context, of, sinks)
     for token, (row, position) in enumerate(
-        zip(books.batch.owners.tolist(), books.batch.positions.tolist(), strict=True)
+        zip(context.batch.owners.tolist(), context.batch.positions.tolist(), strict=True)
     ):
         first = 0 if of.window is None else max(0, position - of.window + 1)
-        pages = kv[books.group.table[row].long()].permute(0, 3, 1, 2, 4)
+        pages = kv[context.group.table[row].long()].permute(0, 3, 1, 2, 4)
         cache = pages.flatten(0, 1)[first : position + 1]  # [S, 2, Hkv, D]
         for head in range(4):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
@@ -177,13 +177,13 @@ def test_specification_of_int4_is_its_definition() -> None:
 def test_an_order_says_which_input_a_column_is_for() -> None:
     x, weight, bias, outputs = next(iter(_small("linear:int4")))
     order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(1)).to(torch.int32)
-    got = _product(x, weight._replace(order=order), bias, outputs)
+    got = _product(x, weight._replace(input_order=order), bias, outputs)
     torch.testing.assert_close(got, _product(x[:, order], weight, bias, outputs))
 
 
 def test_specification_of_fp8_is_its_definition() -> None:
     for x, weight, bias, outputs in _small("linear:fp8"):
-        want = _products(x, _fp8_weight(weight.values, weight.scales, weight.form.group), bias, len(weight.values))
+        want = _products(x, _fp8_weight(weight.values, weight.scales, weight.format.group), bias, len(weight.values))
         torch.testing.assert_close(_product(x, weight, bias, outputs), want)
 
 
@@ -203,7 +203,7 @@ def test_specification_of_w8a8_is_its_definition() -> None:
 def test_specification_of_w4a8_is_its_definition() -> None:
     for x, weight, bias, outputs in _small("linear:w4a8"):
         known = x.double()
-        for piece in known.split(weight.form.group, dim=1):
+        for piece in known.split(weight.format.group, dim=1):
             step = piece.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
             piece[:] = (piece / step).round() * step
         want = _products(known, _int4_weight(weight.values, weight.scales, None), bias, len(weight.values))
@@ -215,11 +215,13 @@ def test_specification_of_fp8a8_is_its_definition() -> None:
         largest = torch.finfo(weight.values.dtype).max
         there = torch.tensor([v for v in FLOAT8[weight.values.dtype] if abs(v) <= largest], dtype=torch.float64)
         known = x.double()
-        for piece in known.split(weight.form.group or x.shape[1], dim=1):
+        for piece in known.split(weight.format.group or x.shape[1], dim=1):
             step = piece.abs().amax(1, keepdim=True) / largest
             nearest = (piece[..., None] / step[..., None] - there).abs().argmin(-1)
             piece[:] = there[nearest] * step
-        want = _products(known, _fp8_weight(weight.values, weight.scales, weight.form.group), bias, len(weight.values))
+        want = _products(
+            known, _fp8_weight(weight.values, weight.scales, weight.format.group), bias, len(weight.values)
+        )
         torch.testing.assert_close(_product(x, weight, bias, outputs), want, rtol=1e-4, atol=1e-4)
 
 

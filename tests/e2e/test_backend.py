@@ -18,7 +18,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import PLAIN, SERVED, VOCAB, WINDOW, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.layers.moe.moe import Experts
 from quintet.model_loader.loader import declared
 from quintet.models import families
@@ -259,7 +259,7 @@ def test_ranks_share_out_what_the_plan_says() -> None:
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> tuple[list[torch.Tensor], int]:
-        run = Runner(tiny, platform=platform, place=Place(rank, 2, endpoint), backend=True)
+        run = Runner(tiny, platform=platform, place=RankInfo(rank, 2, endpoint), backend=True)
         return run.prompts(prompts), run.worker.page_bytes
 
     expected = whole.prompts(prompts)
@@ -282,7 +282,7 @@ def test_plans_that_are_not_carried_out_are_refused_by_name(family: str, size: i
     config = AutoConfig.for_model(family, **{**BASE, "num_key_value_heads": 2})
     sizes = ModelSizes(torch.float32, 16, SERVED, backend=True)
     with pytest.raises(ValueError, match=why):
-        Worker(LoopbackPlatform(), config, sizes, Place(0, size, "here"))
+        Worker(LoopbackPlatform(), config, sizes, RankInfo(0, size, "here"))
 
 
 # -------------------------------------------------------------------------------------- code that comes with the model

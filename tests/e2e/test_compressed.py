@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet import LLM
-from quintet.interface.types import Place
-from quintet.interface.weights import Cut
+from quintet.interface.types import RankInfo
+from quintet.interface.weights import ShardRange
 from quintet.layers.quantization import QuantizationPlan
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.loopback import LoopbackPlatform, each_rank
@@ -42,7 +42,11 @@ def test_weights_are_those_that_the_library_reads(module: str) -> None:
     whole = read_out(plan_of(config(), held), module, shape, held)
     assert torch.equal(whole[::ROWS].to(want.dtype), want)
     outputs, inputs = shape
-    for cut in [Cut((5, outputs - 3), (0, inputs)), Cut((0, outputs), (16, 48)), Cut((2, 10), (8, inputs - 7))]:
+    for cut in [
+        ShardRange((5, outputs - 3), (0, inputs)),
+        ShardRange((0, outputs), (16, 48)),
+        ShardRange((2, 10), (8, inputs - 7)),
+    ]:
         share = read_out(plan_of(config(), held), module, shape, held, cut)
         assert torch.equal(share, whole[slice(*cut.outputs), slice(*cut.inputs)])
 
@@ -73,7 +77,7 @@ def test_ranks_read_their_shares(ranks: int) -> None:
     tiny, platform, ids = committed(FOLDER), LoopbackPlatform(), expected(FOLDER)["ids"].tolist()
 
     def run(rank: int, endpoint: str) -> Tensor:
-        where = Place(rank, ranks, endpoint)
+        where = RankInfo(rank, ranks, endpoint)
         (logits,) = Runner(tiny, platform=platform, place=where, forms=forms()).prompts([ids])
         return logits
 

@@ -18,7 +18,7 @@ from quintet.engine.parallel.eplb import balancer
 from quintet.engine.parallel.eplb.transfer import Staged
 from quintet.engine.parallel.expert_parallel import dealing_of, mixtures
 from quintet.interface.platform import Capabilities
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.layers.moe.expert_placement import ExpertPlacement, Placement
 from tests.helpers.engines import answers, engine, forms_of
 from tests.helpers.loopback import LoopbackPlatform, each_rank
@@ -62,7 +62,7 @@ def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, dict[str, Any], R
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> tuple[Result, list[int]]:
-        place = Place(rank, size, endpoint)
+        place = RankInfo(rank, size, endpoint)
         run = Runner(tiny, platform=platform, place=place, dealing=PLACED[placed], **more)
         held = [len(each.dealt.own) for _, each in mixtures(run.worker.model) if each.dealt is not None]
         return (run.prompts(PROMPTS), run.greedy(PROMPTS, 3)), held

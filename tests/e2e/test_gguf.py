@@ -39,7 +39,7 @@ def runner(path: Path, keeps: bool = True) -> Runner:
     config, facts = load_model_config(path), PLATFORM.probe()
     assert isinstance(facts, Capabilities)
     said = getattr(config, "quantization_config", None)
-    forms = QuantizationPlan(checkpoint=quantized(said), kept=facts.quant if keeps else frozenset())
+    forms = QuantizationPlan(checkpoint=quantized(said), kept=facts.weight_formats if keeps else frozenset())
     return Runner(Tiny(path, config, None), forms=forms, max_model_len=64)
 
 

@@ -54,7 +54,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits_are_those_of_what_the_blocks_stand_for() -> None:
     tiny = published()
     run = Runner(tiny, torch.float32, forms=forms_of(tiny))
-    kinds = {each.weight.form.kind for each in declared(run.worker.model) if each.weight.use == "biased experts"}
+    kinds = {each.weight.format.kind for each in declared(run.worker.model) if each.weight.use == "biased experts"}
     assert kinds == {"plain" if quantized_moe.probe() else "table4"}
     for prompt in random_prompts(3, (23, 1, 40), VOCAB):
         (logits,) = run.prompts([prompt])

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from quintet import LLM, SamplingParams
 from quintet.interface.platform import Capabilities
-from quintet.interface.weights import Cut, Part
+from quintet.interface.weights import CheckpointSlice, ShardRange
 from quintet.layers.quantization import QuantizationPlan
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import PLATFORM
@@ -43,13 +43,16 @@ def test_weights_are_what_the_library_makes_of_them(name: str) -> None:
     assert modules
     for module in modules:
         outputs, inputs = shape(name, module)
-        part, cut = Part(f"{module}.weight", (outputs, inputs), ((0, outputs),)), Cut((0, outputs), (0, inputs))
+        part, cut = (
+            CheckpointSlice(f"{module}.weight", (outputs, inputs), ((0, outputs),)),
+            ShardRange((0, outputs), (0, inputs)),
+        )
         reader = read.reader(module)
         assert reader is not None
         found = reader.stored(part)
         assert all(tuple(tensors[each].shape) == on.shape for each, on in found.items())
         torch.testing.assert_close(reader.floats(part, cut, tensors)[::4], kept[module], rtol=1e-6, atol=1e-7)
-        if not reader.form(cut).plain:
+        if not reader.format(cut).plain:
             known = dequantized(reader.matrix(part, cut, tensors))
             torch.testing.assert_close(known[::4], kept[module], rtol=1e-6, atol=1e-6)
 
@@ -58,7 +61,7 @@ def test_weights_are_what_the_library_makes_of_them(name: str) -> None:
 def test_logits_are_those_of_the_librarys_weights(name: str) -> None:
     facts, want = PLATFORM.probe(), wanted(name)
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny(name), forms=QuantizationPlan(checkpoint=plan(DATA / name), kept=facts.quant))
+    run = Runner(tiny(name), forms=QuantizationPlan(checkpoint=plan(DATA / name), kept=facts.weight_formats))
     (logits,) = run.prompts([want["ids"].tolist()])
     torch.testing.assert_close(logits, want["logits"], rtol=0, atol=2e-3 * float(want["logits"].std()))
 

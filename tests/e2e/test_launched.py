@@ -127,7 +127,7 @@ def test_a_platform_whose_ranks_are_threads_says_so() -> None:
 
 def test_bundles_are_what_a_rank_takes() -> None:
     assert bundle_of(Capabilities(devices=8, dtypes=()), 4) == {"GPU": 1.0}
-    shared = Capabilities(devices=16, dtypes=(), processes=True, bundle={"CPU": 12.0})
+    shared = Capabilities(devices=16, dtypes=(), processes=True, ray_resources={"CPU": 12.0})
     assert (bundle_of(shared, 4), bundle_of(shared, 16)) == ({"CPU": 3.0}, {"CPU": 1.0})
 
 

@@ -12,7 +12,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.weights import Cut, Form, Part
+from quintet.interface.weights import CheckpointSlice, ShardRange, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, wish
 from quintet.ops.linear import linear
@@ -33,9 +33,9 @@ NAMES = ["fp8", "fp8_per_tensor", "fp8_per_block", "bitsandbytes"]
 class Specified(torch.nn.Module):
     """A product by the specification."""
 
-    def __init__(self, module: torch.nn.Linear, form: Form) -> None:
+    def __init__(self, module: torch.nn.Linear, fmt: WeightFormat) -> None:
         super().__init__()
-        self.matrix = quantize(module.weight.detach(), fitting(form, module.in_features))
+        self.matrix = quantize(module.weight.detach(), fitting(fmt, module.in_features))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = linear.reference(x.reshape(-1, x.shape[-1]), self.matrix, None, (len(self.matrix.values),))
@@ -47,14 +47,17 @@ def rounded(tiny: Tiny, wanted: OnlineQuantization) -> Tiny:
     """The reference with the weights that a wish makes, and activations as its products take them."""
     model = copy.deepcopy(tiny.reference)
     for name, module in list(model.named_modules()):
-        form = wanted.head if name == "lm_head" else wanted.of(name)
-        if isinstance(module, torch.nn.Linear) and form is not None:
+        fmt = wanted.head if name == "lm_head" else wanted.of(name)
+        if isinstance(module, torch.nn.Linear) and fmt is not None:
             (outputs, inputs), source = module.weight.shape, f"{name}.weight"
-            cut, part = Cut((0, outputs), (0, inputs)), Part(source, (outputs, inputs), ((0, outputs),))
-            if form.activations == 8:
-                model.set_submodule(name, Specified(module, form))
+            cut, part = (
+                ShardRange((0, outputs), (0, inputs)),
+                CheckpointSlice(source, (outputs, inputs), ((0, outputs),)),
+            )
+            if fmt.activations == 8:
+                model.set_submodule(name, Specified(module, fmt))
                 continue
-            module.weight.copy_(Rounded(form).floats(part, cut, {source: module.weight.detach()}))
+            module.weight.copy_(Rounded(fmt).floats(part, cut, {source: module.weight.detach()}))
     return Tiny(tiny.folder, tiny.config, model)
 
 
@@ -62,8 +65,8 @@ def agrees(wanted: OnlineQuantization, platform: Platform, kinds: set[str], off:
     """Of the platform's logits, and of what its products are held in."""
     tiny, facts = make("llama", SIZES), type(platform).probe()
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny, platform=platform, forms=QuantizationPlan(wanted, None, facts.quant))
-    held = {module.form.kind for module in run.worker.model.modules() if hasattr(module, "form")}
+    run = Runner(tiny, platform=platform, forms=QuantizationPlan(wanted, None, facts.weight_formats))
+    held = {module.format.kind for module in run.worker.model.modules() if hasattr(module, "format")}
     assert held == kinds
     known, prompts = rounded(tiny, wanted), random_prompts(3, (23, 1, 40), VOCAB)
     for prompt, logits in zip(prompts, run.prompts(prompts), strict=True):
@@ -76,9 +79,9 @@ def test_on_cpus(name: str) -> None:
     facts = CPU.probe()
     assert isinstance(facts, Capabilities)
     wanted = wish(name).without_activations()
-    assert wanted.form is not None
-    off = 0.15 if wanted.form.table else 2e-3  # nf4's table is of whole numbers in our products
-    agrees(wanted, CPU(), {"plain", *({wanted.form.kind} & facts.quant)}, off)
+    assert wanted.format is not None
+    off = 0.15 if wanted.format.codebook else 2e-3  # nf4's table is of whole numbers in our products
+    agrees(wanted, CPU(), {"plain", *({wanted.format.kind} & facts.weight_formats)}, off)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -88,11 +91,11 @@ def test_on_gpus_by_triton(name: str, off: float) -> None:
 
     needs_triton()
     wanted = wish(name)
-    assert wanted.form is not None
-    kept = wanted.form.kind in FakeGPU.probe().quant  # type: ignore[union-attr]
-    members = {"_fake": FakeRuntime(), "op_priority": {f"linear:{wanted.form.kind}": ("triton",)}}
+    assert wanted.format is not None
+    kept = wanted.format.kind in FakeGPU.probe().weight_formats  # type: ignore[union-attr]
+    members = {"_fake": FakeRuntime(), "op_priority": {f"linear:{wanted.format.kind}": ("triton",)}}
     platform = type("WithKernels", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
-    agrees(wanted, platform, {"plain", *[wanted.form.kind] * kept}, off)
+    agrees(wanted, platform, {"plain", *[wanted.format.kind] * kept}, off)
 
 
 @tpu.needs_jax
@@ -101,9 +104,9 @@ def test_on_gpus_by_triton(name: str, off: float) -> None:
 )
 def test_on_tpus_by_jax(name: str, off: float) -> None:
     wanted, platform = wish(name), tpu.platform()
-    assert wanted.form is not None
-    kept = wanted.form.kind in type(platform).probe().quant
-    agrees(wanted, platform, {"plain", *["w8a8"] * bool(wanted.head), *[wanted.form.kind] * kept}, off)
+    assert wanted.format is not None
+    kept = wanted.format.kind in type(platform).probe().weight_formats
+    agrees(wanted, platform, {"plain", *["w8a8"] * bool(wanted.head), *[wanted.format.kind] * kept}, off)
 
 
 # ---------------------------------------------------------------------------------------------------- whole engines

@@ -9,7 +9,7 @@ from quintet.conformance.check import Lacking
 from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner
 
@@ -27,7 +27,7 @@ def shared_out(tiny: Tiny, size: int, dtype: torch.dtype = torch.float32) -> lis
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> Result:
-        run = Runner(tiny, dtype, platform=platform, place=Place(rank, size, endpoint))
+        run = Runner(tiny, dtype, platform=platform, place=RankInfo(rank, size, endpoint))
         return run.prompts(PROMPTS), run.greedy(PROMPTS, 3)
 
     return each_rank(platform, size, work)
@@ -107,7 +107,7 @@ def test_ranks_keep_less_than_the_whole(family: str) -> None:
     platform, size = LoopbackPlatform(), WHOLE.get(family, 3)
     whole = Worker(platform, tiny.config, shape)
     for rank in range(size):
-        part = Worker(platform, tiny.config, shape, Place(rank, size, "here"))
+        part = Worker(platform, tiny.config, shape, RankInfo(rank, size, "here"))
         latent = "kv_lora_rank" in next(iter(FAMILIES[family].values()))
         if size == 3:  # which divides the KV heads
             assert part.page_bytes == whole.page_bytes // (1 if latent else size)  # a latent is of all heads
@@ -120,7 +120,7 @@ def test_ranks_keep_less_than_the_whole(family: str) -> None:
 def test_too_many_ranks_are_refused_with_what_to_do() -> None:
     config = AutoConfig.for_model("llama", **{**PLAIN, "num_attention_heads": 2, "num_key_value_heads": 1})
     with pytest.raises((ValueError, Lacking), match="lower tensor_parallel_size to 2 or less"):
-        Worker(LoopbackPlatform(), config, ModelSizes(torch.float32, 16, 64), Place(0, 3, "here"))
+        Worker(LoopbackPlatform(), config, ModelSizes(torch.float32, 16, 64), RankInfo(0, 3, "here"))
 
 
 def test_ranks_agree_with_each_other_to_the_bit() -> None:

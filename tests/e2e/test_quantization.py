@@ -62,11 +62,11 @@ def test_without_the_extension_the_reference_quantizes_multiplies_and_draws() ->
 
 
 def test_weights_that_are_not_finite_are_refused_by_name() -> None:
-    from quintet.interface.weights import Part, Weight
+    from quintet.interface.weights import CheckpointSlice, Weight
     from quintet.layers.quantization import ONLINE
     from quintet.platforms.cpu import PLATFORM
 
-    part = Part("model.layers.0.mlp.down_proj.weight", (64, 64), ((0, 64),))
+    part = CheckpointSlice("model.layers.0.mlp.down_proj.weight", (64, 64), ((0, 64),))
     weight = Weight("weight", (part,), 0, 0, torch.bfloat16, "linear", ONLINE["int4"])
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.down_proj\.weight cannot be quantized: .*not finite"):
         PLATFORM().place(weight, {part.source: torch.full((64, 64), torch.nan)})

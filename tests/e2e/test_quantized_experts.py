@@ -78,7 +78,7 @@ def stacked(tiny: Tiny) -> Tiny:
 def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     tiny = MADE[name]()
     run = Runner(tiny, torch.float32, forms=forms_of(tiny))
-    kinds = {each.weight.form.kind for each in declared(run.worker.model) if each.weight.use == "experts"}
+    kinds = {each.weight.format.kind for each in declared(run.worker.model) if each.weight.use == "experts"}
     assert kinds == {KINDS.get(name, "fp8")}
     for prompt in random_prompts(3, (23, 1, 40), VOCAB):
         (logits,) = run.prompts([prompt])
@@ -124,7 +124,7 @@ def test_experts_are_quantized_while_they_are_loaded_and_the_plan_says_so() -> N
     )
     prepared = prepare(config)
     model = prepared.ranks.workers[0].model
-    experts = [each.weight.form.kind for each in declared(model) if each.weight.use == "experts"]
+    experts = [each.weight.format.kind for each in declared(model) if each.weight.use == "experts"]
     assert experts and set(experts) == {"w8a8"}
     (said,) = [reason for reason in prepared.reasons if reason.startswith("quantization")]
     assert f"{len(experts)} stacks of experts" in said and "routers stay as they are" in said

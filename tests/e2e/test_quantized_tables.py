@@ -23,14 +23,14 @@ TIED, UNTIED = ("gemma2", "gemma3", "gpt2", "qwen3"), ("llama", "qwen2moe")
 IDS = [3, 17, 60, 5, 5, 41, 0, 63, 22]
 FACTS = PLATFORM.probe()
 assert isinstance(FACTS, Capabilities)
-if "rows" not in FACTS.quant:
+if "rows" not in FACTS.weight_formats:
     pytest.skip("tables are floats without the compiled extension", allow_module_level=True)
 
 
 def runner(path: Path, activations: int | None, dtype: torch.dtype, rows: bool = True) -> Runner:
     assert isinstance(FACTS, Capabilities)
     config = load_model_config(path)
-    checkpoint, kept = quantized(config.quantization_config), FACTS.quant - ({"rows"} if not rows else set())
+    checkpoint, kept = quantized(config.quantization_config), FACTS.weight_formats - ({"rows"} if not rows else set())
     forms = QuantizationPlan(checkpoint=checkpoint, kept=kept, activations=activations)
     return Runner(Tiny(path, config, None), dtype=dtype, forms=forms, max_model_len=64)
 

@@ -22,7 +22,7 @@ from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.layers.pipeline import Stage, shared_out
 from quintet.outputs import TokenLogprobs
 from quintet.platforms.host import nameless_file
@@ -168,8 +168,8 @@ class Threads:
         )  # fmt: skip
 
         def start(rank: int) -> tuple[Any, Engine]:
-            place = Place(rank, self.size, f"shared://{self._file.fileno()}", stages)
-            prepared = prepare(config, place=place)
+            place = RankInfo(rank, self.size, f"shared://{self._file.fileno()}", stages)
+            prepared = prepare(config, rank_info=place)
             return prepared, launch(prepared, progress=False)
 
         started = list(self._pool.map(start, range(self.size)))

@@ -42,7 +42,7 @@ def sequences() -> list[list[int]]:
 
 def step(given: list[list[int]], types: list[list[int]]) -> HostBatch:
     host = laid([Stretch(ids, 0, []) for ids in given], 16, [])
-    return host._replace(inputs=HostInputs(types=np.array([each for row in types for each in row], np.int32)))
+    return host._replace(inputs=HostInputs(token_type_ids=np.array([each for row in types for each in row], np.int32)))
 
 
 def reference(model: Any, ids: list[int], types: list[int]) -> Tensor:
@@ -54,12 +54,14 @@ def reference(model: Any, ids: list[int], types: list[int]) -> Tensor:
 
 def hidden_states(worker: Worker, host: HostBatch) -> Tensor:
     outputs = worker.run(host)
-    assert outputs.hidden is not None and outputs.logits is None
-    return worker.device.to_host(outputs.hidden)().float().clone()
+    assert outputs.hidden_states is not None and outputs.logits is None
+    return worker.device.to_host(outputs.hidden_states)().float().clone()
 
 
 def trunk(folder: Path, config: Any, platform: Platform, dtype: torch.dtype = torch.float32) -> Worker:
-    worker = Worker(platform, config, ModelSizes(dtype, 16, 64, wanted=RequestedOutputs(logits=False, hidden=True)))
+    worker = Worker(
+        platform, config, ModelSizes(dtype, 16, 64, wanted=RequestedOutputs(logits=False, hidden_states=True))
+    )
     worker.load(folder, 1, (), progress=False)
     return worker
 
@@ -90,7 +92,7 @@ def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
         Worker(
             PLATFORM(),
             bert[1].config,
-            ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(logits=False, taps=(1,))),
+            ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(logits=False, aux_hidden_states=(1,))),
         )
 
 
@@ -109,16 +111,18 @@ def test_a_model_gives_hidden_states_and_taps_as_it_was_built_for(family: str) -
     name = next(iter(FAMILIES[family]))
     tiny, (ids, *_) = variant(family, name), sequences()
     count = tiny.config.num_hidden_layers
-    sizes = ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(hidden=True, taps=(0, 1, count)))
+    sizes = ModelSizes(
+        torch.float32, 16, 64, wanted=RequestedOutputs(hidden_states=True, aux_hidden_states=(0, 1, count))
+    )
     worker = Worker(PLATFORM(), tiny.config, sizes)
     worker.load(tiny.folder, 12, (), progress=False)
     groups = worker.arrangement.groups
     pages = [range(1 + 3 * index, 4 + 3 * index) for index in range(len(groups))]
     outputs = worker.run(laid([Stretch(ids, 0, pages)], 16, groups))
-    assert outputs.hidden is not None and outputs.logits is not None and len(outputs.taps) == 3
+    assert outputs.hidden_states is not None and outputs.logits is not None and len(outputs.aux_hidden_states) == 3
     with torch.no_grad():
         states = [x[0] for x in tiny.reference(torch.tensor([ids]), output_hidden_states=True).hidden_states]
-    torch.testing.assert_close(outputs.taps[0], states[0], atol=1e-4, rtol=0)
-    torch.testing.assert_close(outputs.taps[1], states[1], atol=1e-4, rtol=0)
-    torch.testing.assert_close(outputs.hidden, states[-1], atol=1e-4 * float(states[-1].abs().max()), rtol=0)
+    torch.testing.assert_close(outputs.aux_hidden_states[0], states[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(outputs.aux_hidden_states[1], states[1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(outputs.hidden_states, states[-1], atol=1e-4 * float(states[-1].abs().max()), rtol=0)
     torch.testing.assert_close(outputs.logits, tiny.logits(ids), atol=1e-3, rtol=0)

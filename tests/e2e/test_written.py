@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quintet import LLM
 from quintet.interface.platform import Capabilities
-from quintet.interface.types import Place
-from quintet.interface.weights import Cut
+from quintet.interface.types import RankInfo
+from quintet.interface.weights import ShardRange
 from quintet.layers.quantization import QuantizationPlan
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.loopback import LoopbackPlatform, each_rank
@@ -44,7 +44,11 @@ def test_weights_are_those_that_the_library_reads(folder: str, module: str) -> N
     whole = read_out(found(folder), module, shape, held)
     assert torch.equal(whole[::ROWS].to(want.dtype), want)
     outputs, inputs = shape
-    for cut in [Cut((5, outputs - 3), (0, inputs)), Cut((0, outputs), (16, 48)), Cut((2, 10), (8, inputs - 7))]:
+    for cut in [
+        ShardRange((5, outputs - 3), (0, inputs)),
+        ShardRange((0, outputs), (16, 48)),
+        ShardRange((2, 10), (8, inputs - 7)),
+    ]:
         share = read_out(found(folder), module, shape, held, cut)
         assert torch.equal(share, whole[slice(*cut.outputs), slice(*cut.inputs)])
 
@@ -58,7 +62,7 @@ def test_what_was_left_out_stays_in_floats(folder: str) -> None:
 def forms(folder: str, kept: frozenset[str] | None = None) -> QuantizationPlan:
     facts = PLATFORM.probe()
     assert isinstance(facts, Capabilities)
-    return QuantizationPlan(None, found(folder), facts.quant if kept is None else kept)
+    return QuantizationPlan(None, found(folder), facts.weight_formats if kept is None else kept)
 
 
 def off(logits: Tensor, folder: str) -> float:
@@ -81,7 +85,7 @@ def test_ranks_read_their_shares(folder: str) -> None:
     tiny, platform, ids = committed(folder), LoopbackPlatform(), expected(folder)["ids"].tolist()
 
     def run(rank: int, endpoint: str) -> Tensor:
-        where = Place(rank, 2, endpoint)
+        where = RankInfo(rank, 2, endpoint)
         (logits,) = Runner(tiny, platform=platform, place=where, forms=forms(folder)).prompts([ids])
         return logits
 

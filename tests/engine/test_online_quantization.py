@@ -12,7 +12,7 @@ from quintet.config import EngineConfig
 from quintet.engine.quantization import Target, settled_forms
 from quintet.hub.hf_overrides import of_the_model
 from quintet.interface.platform import Capabilities
-from quintet.interface.weights import PLAIN, Cut, Form, Part, Weight
+from quintet.interface.weights import PLAIN, CheckpointSlice, ShardRange, Weight, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.formats.bitsandbytes import NF4, TABLES
 from quintet.layers.quantization.online import FP8, ONLINE, Rounded, fitting
@@ -27,7 +27,7 @@ AO = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"group_size": No
 @pytest.mark.parametrize("table", TABLES)
 def test_four_bits_are_bitsandbytes_own_bit_for_bit(table: str) -> None:
     given = load_file(DATA / "bitsandbytes_made.safetensors")
-    matrix = quantize(given[f"{table}.of"], Form("table4", 4, 16, 64, table=TABLES[table]))
+    matrix = quantize(given[f"{table}.of"], WeightFormat("table4", 4, 16, 64, codebook=TABLES[table]))
     assert matrix.scales is not None
     assert torch.equal(matrix.scales.reshape(-1), given[f"{table}.absmax"])
     high_first = (matrix.values & 15) << 4 | matrix.values >> 4
@@ -39,34 +39,34 @@ def test_four_bits_are_bitsandbytes_own_bit_for_bit(table: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(known, want, strict=True))
 
 
-@pytest.mark.parametrize("form", [ONLINE["fp8"], *FP8.values()], ids=["output", "tensor", "block"])
-def test_floats_of_eight_bits_meet_the_largest_and_are_off_by_a_sixteenth(form: Form) -> None:
+@pytest.mark.parametrize("fmt", [ONLINE["fp8"], *FP8.values()], ids=["output", "tensor", "block"])
+def test_floats_of_eight_bits_meet_the_largest_and_are_off_by_a_sixteenth(fmt: WeightFormat) -> None:
     weight = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
     weight[:, 7] *= 20
-    matrix = quantize(weight, form)
+    matrix = quantize(weight, fmt)
     known = dequantized(matrix)
-    assert matrix.values.dtype == E4M3 and matrix.scales is not None and matrix.scales.shape == (200, form.groups(300))
-    least = 2.0**-9 * matrix.scales.repeat_interleave(form.group or 300, 1)[:, :300]
+    assert matrix.values.dtype == E4M3 and matrix.scales is not None and matrix.scales.shape == (200, fmt.groups(300))
+    least = 2.0**-9 * matrix.scales.repeat_interleave(fmt.group or 300, 1)[:, :300]
     assert bool(((known - weight).abs() <= weight.abs() / 16 + least).all())
     torch.testing.assert_close(known.abs().max(), weight.abs().max())
-    scales = {"0": 1, "1": 200, "128": 6}[str(form.together)]
+    scales = {"0": 1, "1": 200, "128": 6}[str(fmt.outputs_per_scale)]
     assert len(matrix.scales.unique()) == scales
 
 
 def test_a_tensor_has_its_scale_whatever_stands_beside_it() -> None:
     x = {"a": torch.randn(16, 64), "b": torch.randn(8, 64) * 9}
-    parts = tuple(Part(name, tuple(each.shape), ((0, len(each)),)) for name, each in x.items())
+    parts = tuple(CheckpointSlice(name, tuple(each.shape), ((0, len(each)),)) for name, each in x.items())
     scales = canonical(Weight("weight", parts, 0, 0, torch.float32, "linear", FP8["fp8_per_tensor"]), x).scales
     assert scales is not None and len(scales[:16].unique()) == len(scales[16:].unique()) == 1 < len(scales.unique())
 
 
-@pytest.mark.parametrize("form", [ONLINE["fp8"], Form("table4", 4, 16, 64, table=NF4)], ids=["fp8", "nf4"])
+@pytest.mark.parametrize("fmt", [ONLINE["fp8"], WeightFormat("table4", 4, 16, 64, codebook=NF4)], ids=["fp8", "nf4"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_what_is_not_finite_is_refused(form: Form, number: float) -> None:
+def test_what_is_not_finite_is_refused(fmt: WeightFormat, number: float) -> None:
     weight = torch.ones(4, 64)
     weight[2, 3] = number
     with pytest.raises(ValueError, match="not finite"):
-        quantize(weight, form)
+        quantize(weight, fmt)
 
 
 def settled(
@@ -80,13 +80,13 @@ def settled(
         def get_text_config(self) -> "Model":
             return self
 
-    facts = Capabilities(1, (torch.float32,), fp8=fp8, quant=frozenset(quant))
+    facts = Capabilities(1, (torch.float32,), fp8=fp8, weight_formats=frozenset(quant))
     return settled_forms(config, Model(), Target("a test's", facts), dict, beside)
 
 
 def kind(forms: QuantizationPlan, module: str = "model.layers.0.self_attn.q_proj", inputs: int = 256) -> str:
-    form, reader = forms.of(module, Cut((0, 8), (0, inputs), inputs))
-    return f"{form.kind}/{form.group}" if reader is None else f"rounded to {getattr(reader, 'of', PLAIN).kind}"
+    fmt, reader = forms.of(module, ShardRange((0, 8), (0, inputs), inputs))
+    return f"{fmt.kind}/{fmt.group}" if reader is None else f"rounded to {getattr(reader, 'of', PLAIN).kind}"
 
 
 ALL = {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8", "table4"}
@@ -204,9 +204,9 @@ def test_options_of_a_quantization_are_no_entries_of_the_model() -> None:
 
 def test_a_form_that_is_not_kept_is_rounded_to_as_its_own_would_be() -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(2))
-    form = Form("table4", 4, 16, 64, table=NF4)
-    part = Part("x.weight", (40, 96), ((0, 40),))
-    known = Rounded(form).floats(part, Cut((8, 40), (0, 96), 96), {"x.weight": weight})
-    assert torch.equal(known, dequantized(quantize(weight, fitting(form, 96)))[8:])
-    flipped = Part("x.weight", (40, 96), ((0, 40),), transposed=True)
-    assert torch.equal(Rounded(form).floats(flipped, Cut((8, 40), (0, 96), 96), {"x.weight": weight.t()}), known)
+    fmt = WeightFormat("table4", 4, 16, 64, codebook=NF4)
+    part = CheckpointSlice("x.weight", (40, 96), ((0, 40),))
+    known = Rounded(fmt).floats(part, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight})
+    assert torch.equal(known, dequantized(quantize(weight, fitting(fmt, 96)))[8:])
+    flipped = CheckpointSlice("x.weight", (40, 96), ((0, 40),), transposed=True)
+    assert torch.equal(Rounded(fmt).floats(flipped, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight.t()}), known)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.platform import Alone
-from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Weight
+from quintet.interface.platform import SingleRank
+from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, Weight, WeightFormat
 from quintet.layers.build import BuildContext, settle, whole
 from quintet.layers.linear import LMHead, columns, rows
 from quintet.layers.quantization import ONLINE, QuantizationPlan
@@ -35,15 +35,15 @@ class Model(nn.Module):
         return {"gate_up": columns(build, 256, halves), "down": rows(build, whole(256, 1), ("down_proj", 256))}
 
 
-def settled(**asked: Any) -> dict[str, Form]:
+def settled(**asked: Any) -> dict[str, WeightFormat]:
     """path -> form, of every product."""
 
     def attention(spec: Any) -> Any:
         raise AssertionError("nothing attends")
 
-    model = Model(BuildContext(bind({}), attention, Alone(), torch.float32, 16, 64, QuantizationPlan(**asked)))
+    model = Model(BuildContext(bind({}), attention, SingleRank(), torch.float32, 16, 64, QuantizationPlan(**asked)))
     settle(model)
-    return {path: module.form for path, module in model.named_modules() if hasattr(module, "form")}
+    return {path: module.format for path, module in model.named_modules() if hasattr(module, "format")}
 
 
 def test_floats_stay_floats_if_nothing_is_asked_for() -> None:
@@ -52,7 +52,7 @@ def test_floats_stay_floats_if_nothing_is_asked_for() -> None:
 
 def test_the_head_has_eight_bits_and_others_what_was_asked_for() -> None:
     forms = settled(wanted=ONLINE["int4"])
-    assert forms.pop("lm_head.linear").kind == "int8" and {form.kind for form in forms.values()} == {"int4"}
+    assert forms.pop("lm_head.linear").kind == "int8" and {fmt.kind for fmt in forms.values()} == {"int4"}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_modules_that_a_checkpoint_left_out_stay_floats(
 ) -> None:
     key = "modules_to_not_convert" if said is AWQ else "ignored_layers"
     forms = settled(checkpoint=quantized({**said, key: ignored}))
-    assert {path for path, form in forms.items() if form.plain} == plain | {"lm_head.linear"}
+    assert {path for path, fmt in forms.items() if fmt.plain} == plain | {"lm_head.linear"}
 
 
 def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
@@ -112,34 +112,36 @@ def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str)
 
 
 def test_a_share_that_cuts_a_group_has_smaller_ones() -> None:
-    form = Form("int4", 4, 16, 128)
-    assert fitted(form, Cut((0, 8), (128, 384))) == form
-    assert fitted(form, Cut((0, 8), (64, 192))).group == 64
-    assert fitted(Form("fp8", 8, 16, 128, dtype=torch.float8_e4m3fn), Cut((0, 8), (128, 300))).group == 128
-    assert fitted(Form("int4", 4, 16, 0), Cut((0, 8), (8, 17))) == PLAIN  # half a byte
-    assert fitted(form, Cut((0, 8), (8, 136))) == PLAIN  # groups of 8 are too small
-    assert fitted(Form("int4", 4, 16, 0), Cut((0, 8), (8, 16))).group == 0
+    fmt = WeightFormat("int4", 4, 16, 128)
+    assert fitted(fmt, ShardRange((0, 8), (128, 384))) == fmt
+    assert fitted(fmt, ShardRange((0, 8), (64, 192))).group == 64
+    assert (
+        fitted(WeightFormat("fp8", 8, 16, 128, dtype=torch.float8_e4m3fn), ShardRange((0, 8), (128, 300))).group == 128
+    )
+    assert fitted(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 17))) == PLAIN  # half a byte
+    assert fitted(fmt, ShardRange((0, 8), (8, 136))) == PLAIN  # groups of 8 are too small
+    assert fitted(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 16))).group == 0
 
 
 def test_parts_are_quantized_as_their_whole_is() -> None:
     x = {"a": torch.randn(16, 64), "b": torch.randn(8, 64)}
-    parts = tuple(Part(name, tuple(each.shape), ((0, len(each)),)) for name, each in x.items())
-    for form in ONLINE.values():
-        got = canonical(Weight("weight", parts, 0, 0, torch.float32, "linear", fit(form)), x)
-        want = quantize(torch.cat([*x.values()]), fit(form))
-        assert got.form == want.form and set(attributes(got)) == {"weight", "scales"}
+    parts = tuple(CheckpointSlice(name, tuple(each.shape), ((0, len(each)),)) for name, each in x.items())
+    for fmt in ONLINE.values():
+        got = canonical(Weight("weight", parts, 0, 0, torch.float32, "linear", fit(fmt)), x)
+        want = quantize(torch.cat([*x.values()]), fit(fmt))
+        assert got.format == want.format and set(attributes(got)) == {"weight", "scales"}
         assert all(torch.equal(each, attributes(want)[name]) for name, each in attributes(got).items())
 
 
-def fit(form: Form) -> Form:
-    return Form(form.kind, form.bits, form.activations, min(form.group, 64))
+def fit(fmt: WeightFormat) -> WeightFormat:
+    return WeightFormat(fmt.kind, fmt.bits, fmt.activations, min(fmt.group, 64))
 
 
 def test_matrices_of_one_form_are_joined() -> None:
     def made(outputs: int) -> Matrix:
         zeros: Tensor = torch.ones(outputs, 1, dtype=torch.uint8)
-        form = Form("int4", 4, 16, 32, zeros=True)
-        return Matrix(torch.zeros(outputs, 16, dtype=torch.uint8), torch.ones(outputs, 1), zeros, form=form)
+        fmt = WeightFormat("int4", 4, 16, 32, zeros=True)
+        return Matrix(torch.zeros(outputs, 16, dtype=torch.uint8), torch.ones(outputs, 1), zeros, format=fmt)
 
     whole_matrix = joined([made(3), made(5)])
     assert [len(each) for each in attributes(whole_matrix).values()] == [8, 8, 8]
@@ -148,29 +150,37 @@ def test_matrices_of_one_form_are_joined() -> None:
 class Mixed:
     """A plan of the tests': modules whose names end in a key are held in its form, others in floats."""
 
-    def __init__(self, **held: Form) -> None:
+    def __init__(self, **held: WeightFormat) -> None:
         self.held = held
 
     def reader(self, module: str) -> Any:
-        return next((Canonical(form) for end, form in self.held.items() if module.endswith(end)), None)
+        return next((Canonical(fmt) for end, fmt in self.held.items() if module.endswith(end)), None)
 
 
 @pytest.mark.parametrize(
     ("held", "names"),
     [
-        ({"gate_proj": Form("int8", 8, 16, 32), "up_proj": Form("int4", 4, 16, 32)}, [["gate_proj"], ["up_proj"]]),
-        ({"gate_proj": Form("int4", 4, 16, 32)}, [["gate_proj"], ["up_proj"]]),
-        ({"_proj": Form("int4", 4, 16, 32, mins=True)}, [["gate_proj", "up_proj"]]),
-        ({"_proj": Form("int4", 4, 16, 32, ordered=True)}, [["gate_proj"], ["up_proj"]]),
-        ({"_proj": Form("table4", 4, 16, 32, table=tuple(map(float, range(16))))}, [["gate_proj", "up_proj"]]),
+        (
+            {"gate_proj": WeightFormat("int8", 8, 16, 32), "up_proj": WeightFormat("int4", 4, 16, 32)},
+            [["gate_proj"], ["up_proj"]],
+        ),
+        ({"gate_proj": WeightFormat("int4", 4, 16, 32)}, [["gate_proj"], ["up_proj"]]),
+        ({"_proj": WeightFormat("int4", 4, 16, 32, mins=True)}, [["gate_proj", "up_proj"]]),
+        ({"_proj": WeightFormat("int4", 4, 16, 32, act_order=True)}, [["gate_proj"], ["up_proj"]]),
+        (
+            {"_proj": WeightFormat("table4", 4, 16, 32, codebook=tuple(map(float, range(16))))},
+            [["gate_proj", "up_proj"]],
+        ),
     ],
 )
-def test_outputs_in_other_forms_are_products_side_by_side(held: dict[str, Form], names: list[list[str]]) -> None:
+def test_outputs_in_other_forms_are_products_side_by_side(
+    held: dict[str, WeightFormat], names: list[list[str]]
+) -> None:
     def attention(spec: Any) -> Any:
         raise AssertionError("nothing attends")
 
     forms = QuantizationPlan(checkpoint=Quantized("a test's", Mixed(**held)))
-    model = Model(BuildContext(bind({}), attention, Alone(), torch.float32, 16, 64, forms))
+    model = Model(BuildContext(bind({}), attention, SingleRank(), torch.float32, 16, 64, forms))
     settle(model)
     layer: Any = model.blocks[1]
     found = {
@@ -184,13 +194,13 @@ def test_outputs_in_other_forms_are_products_side_by_side(held: dict[str, Form],
     for path, (weight,) in found.items():
         tensors = {name: made(on_file, name) for name, on_file in weight.stored.items()}
         plain = {"weight": weight.local(tensors)}
-        layer.get_submodule(path).assign(plain if weight.form.plain else attributes(canonical(weight, tensors)))
+        layer.get_submodule(path).assign(plain if weight.format.plain else attributes(canonical(weight, tensors)))
         want.append(plain["weight"])
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer["gate_up"](x), x @ torch.cat(want).t(), rtol=1e-5, atol=1e-3)
 
 
-def made(on_file: OnFile, name: str) -> Tensor:
+def made(on_file: StoredTensor, name: str) -> Tensor:
     """Any numbers of the file's type; an order is one."""
     generator, dtype, shape = torch.Generator().manual_seed(len(name)), on_file.dtypes[0], on_file.shape
     assert shape is not None
@@ -206,8 +216,8 @@ def test_scales_of_stacks_may_not_be_of_gate_and_up_at_once(gate: int, rows: int
     """Two blocks of 128 have gate's 96 rows and up's, and the 192 that transformers multiplies: which, nothing says."""
     stack = "model.layers.0.mlp.experts.gate_up_proj"
     files = {
-        f"{GATE}.weight": OnFile((gate, 256), (torch.float8_e4m3fn,), name=stack),
-        f"{GATE}.weight_scale_inv": OnFile((rows, 2), (torch.float32,), name=f"{stack}_scale_inv"),
+        f"{GATE}.weight": StoredTensor((gate, 256), (torch.float8_e4m3fn,), name=stack),
+        f"{GATE}.weight_scale_inv": StoredTensor((rows, 2), (torch.float32,), name=f"{stack}_scale_inv"),
     }
     found = quantized(FP8, lambda: files)
     assert found is not None

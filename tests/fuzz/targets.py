@@ -184,7 +184,7 @@ def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> N
     check_counts(path, it.family, it.config)
     key = it.config.model_type, repr(found)  # a plan is all that the tensors say of a model
     if key not in models:
-        forms = QuantizationPlan(None, found, platform.probe().quant)
+        forms = QuantizationPlan(None, found, platform.probe().weight_formats)
         models[key] = Worker(platform, it.config, ModelSizes(torch.float32, 16, 64, forms)).model
     model = models[key]
     file = path if path.is_file() else path / "model.safetensors"

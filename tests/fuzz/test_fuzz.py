@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from quintet.interface.weights import OnFile
+from quintet.interface.weights import StoredTensor
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.model_loader.loader import DTYPES
 from tests.fuzz.__main__ import arguments
@@ -51,6 +51,6 @@ def test_the_program_takes_all_readers_or_those_that_are_named(words: list[str],
     assert arguments(words).targets == targets
 
 
-def _listed(tensor: Any) -> OnFile:
+def _listed(tensor: Any) -> StoredTensor:
     kind = DTYPES.get(tensor.get_dtype())
-    return OnFile(tuple(tensor.get_shape()), () if kind is None else (kind,))
+    return StoredTensor(tuple(tensor.get_shape()), () if kind is None else (kind,))

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from quintet.gguf.tensor_types import KINDS
-from quintet.interface.weights import Cut, Part
+from quintet.interface.weights import CheckpointSlice, ShardRange
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
 from quintet.layers.quantization.formats.gguf import Blocks, Types
@@ -16,8 +16,8 @@ from quintet.ops.quantized import dequantized
 FILE = load_file(Path(__file__).parents[1] / "data" / "quantized" / "gguf" / "types.safetensors")
 NAMES = [name for name in FILE if not name.endswith(".floats")]
 ROWS, INPUTS = FILE["Q8_0.floats"].shape
-PART = Part("x.weight", (ROWS, INPUTS), ((0, ROWS),))
-WHOLE = Cut((0, ROWS), (0, INPUTS))
+PART = CheckpointSlice("x.weight", (ROWS, INPUTS), ((0, ROWS),))
+WHOLE = ShardRange((0, ROWS), (0, INPUTS))
 
 
 def test_the_fixture_has_every_type_that_is_read() -> None:
@@ -34,27 +34,27 @@ def test_floats_are_those_of_ggml_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", TYPES)
 def test_the_canonical_matrix_stands_for_the_same(name: str) -> None:
     matrix = Blocks(name).matrix(PART, WHOLE, {"x.weight": FILE[name]})
-    form = matrix.form
-    assert form == Blocks(name).form(WHOLE) and not form.plain and matrix.scales is not None
-    assert matrix.values.shape == (ROWS, INPUTS * form.bits // 8)
-    assert matrix.scales.shape == (ROWS, INPUTS // form.group)
-    assert (matrix.mins is not None, matrix.zeros is not None) == (form.mins, form.zeros)
+    fmt = matrix.format
+    assert fmt == Blocks(name).format(WHOLE) and not fmt.plain and matrix.scales is not None
+    assert matrix.values.shape == (ROWS, INPUTS * fmt.bits // 8)
+    assert matrix.scales.shape == (ROWS, INPUTS // fmt.group)
+    assert (matrix.mins is not None, matrix.zeros is not None) == (fmt.mins, fmt.zeros)
     assert torch.equal(dequantized(matrix), FILE[f"{name}.floats"])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("inputs", [(256, 512), (0, 96), (64, 448), (48, 80), (8, 24)])
 def test_a_share_of_the_inputs_is_cut_out_of_blocks(name: str, inputs: tuple[int, int]) -> None:
-    reader, cut, tensors = Blocks(name), Cut((1, 2), inputs), {"x.weight": FILE[name]}
+    reader, cut, tensors = Blocks(name), ShardRange((1, 2), inputs), {"x.weight": FILE[name]}
     want = FILE[f"{name}.floats"][1:2, slice(*inputs)]
     assert torch.equal(reader.floats(PART, cut, tensors), want)
-    if not reader.form(cut).plain:
+    if not reader.format(cut).plain:
         assert torch.equal(dequantized(reader.matrix(PART, cut, tensors)), want)
 
 
 def test_a_matrix_that_rows_of_blocks_do_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="48 inputs, no multiple of Q4_0's 32"):
-        Blocks("Q4_0").stored(Part("x.weight", (2, 48), ((0, 2),)))
+        Blocks("Q4_0").stored(CheckpointSlice("x.weight", (2, 48), ((0, 2),)))
 
 
 def test_the_plan_knows_modules_and_experts() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.platform import Capabilities, Device, State, Step
-from quintet.interface.types import Batch, Layout, Outputs, Variant, leaves
+from quintet.interface.types import Batch, Layout, Outputs, ShapeBucket, leaves
 from quintet.ops.registry import Op, Ops
 from quintet.platforms import Chosen
 from quintet.platforms.null.platform import Null, NullDevice
@@ -196,13 +196,13 @@ def behind(work: Work, **facts: Any) -> Chosen:
         def open(self, rank: int) -> Device:
             return BehindDevice(work)
 
-        def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+        def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
             vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
             logits = torch.zeros(4096, vocab)  # of every step: the next overwrites them
 
             def step(state: State, batch: Batch) -> tuple[Outputs, State]:
-                work.launch(batch.starts.shape[0] - 1)
-                out, number = logits[: batch.rows.shape[0]], work.step
+                work.launch(batch.query_start_loc.shape[0] - 1)
+                out, number = logits[: batch.logits_indices.shape[0]], work.step
 
                 def run() -> None:
                     work.fail("run", number)

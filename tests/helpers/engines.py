@@ -11,7 +11,7 @@ from quintet import LLM, SamplingParams
 from quintet.conformance.checkpoints.tiny import VOCAB, Tiny
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.model_loader.loader import tensors_of
@@ -61,7 +61,7 @@ def forms_of(tiny: Tiny, platform: type[Platform] | Platform = PLATFORM) -> Quan
     assert isinstance(facts, Capabilities)
     said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
     there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
-    return QuantizationPlan(checkpoint=quantized(said, there), kept=facts.quant)
+    return QuantizationPlan(checkpoint=quantized(said, there), kept=facts.weight_formats)
 
 
 def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:
@@ -69,7 +69,7 @@ def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:
     platform = LoopbackPlatform()
 
     def run(rank: int, endpoint: str) -> Tensor:
-        place, forms = Place(rank, ranks, endpoint), forms_of(tiny)  # what the CPU keeps: its ranks are the CPU's
+        place, forms = RankInfo(rank, ranks, endpoint), forms_of(tiny)  # what the CPU keeps: its ranks are the CPU's
         (logits,) = Runner(tiny, platform=platform, place=place, forms=forms).prompts([list(prompt)])
         return logits
 

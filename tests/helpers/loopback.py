@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities, Communicator, Unavailable
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu import PLATFORM as CPU
 
 DEVICES = 3
@@ -91,12 +91,12 @@ class LoopbackPlatform(CPU):
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         return config, []
 
-    def connect(self, place: Place) -> Communicator:
+    def connect(self, rank_info: RankInfo) -> Communicator:
         with self._lock:
-            room = self._rooms.setdefault(place.endpoint, Room(place.size))
-        if room.size != place.size or place.rank >= place.size:
-            raise ValueError(f"{place}, where {room.size} ranks meet")
-        return Loopback(room, place.rank)
+            room = self._rooms.setdefault(rank_info.endpoint, Room(rank_info.size))
+        if room.size != rank_info.size or rank_info.rank >= rank_info.size:
+            raise ValueError(f"{rank_info}, where {room.size} ranks meet")
+        return Loopback(room, rank_info.rank)
 
 
 def each_rank(platform: LoopbackPlatform, size: int, work: Callable[[int, str], T]) -> list[T]:

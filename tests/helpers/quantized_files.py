@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from quintet.conformance.checkpoints.tiny import Tiny
-from quintet.interface.weights import Cut, OnFile, Part
+from quintet.interface.weights import CheckpointSlice, ShardRange, StoredTensor
 from quintet.layers.quantization.checkpoint_config import Quantized, quantized
 from quintet.ops.quantized import dequantized
 
@@ -29,31 +29,39 @@ def expected(name: str) -> dict[str, Tensor]:
 
 
 def read_out(
-    found: Quantized, module: str, shape: tuple[int, int], tensors: Mapping[str, Tensor], cut: Cut | None = None
+    found: Quantized,
+    module: str,
+    shape: tuple[int, int],
+    tensors: Mapping[str, Tensor],
+    shard: ShardRange | None = None,
 ) -> Tensor:
     """float32 [N, K] of a module, or a share of it; as floats and as the canonical matrix it stands for the same."""
-    cut = cut or Cut((0, shape[0]), (0, shape[1]))
-    part, reader = Part(f"{module}.weight", shape, ((0, shape[0]),)), found.plan.reader(module)
+    shard = shard or ShardRange((0, shape[0]), (0, shape[1]))
+    part, reader = CheckpointSlice(f"{module}.weight", shape, ((0, shape[0]),)), found.plan.reader(module)
     assert reader is not None
     for name, entry in reader.stored(part).items():
         fits(name, tensors[name], entry)
-    floats = reader.floats(part, cut, tensors)
-    if not reader.form(cut).plain:
-        matrix = reader.matrix(part, cut, tensors)
-        assert matrix.form == reader.form(cut) and matrix.scales is not None and matrix.scales.dtype == torch.float32
+    floats = reader.floats(part, shard, tensors)
+    if not reader.format(shard).plain:
+        matrix = reader.matrix(part, shard, tensors)
+        assert (
+            matrix.format == reader.format(shard) and matrix.scales is not None and matrix.scales.dtype == torch.float32
+        )
         torch.testing.assert_close(dequantized(matrix), floats, rtol=0, atol=0)
     return floats
 
 
-def fits(name: str, tensor: Tensor, entry: OnFile) -> None:
+def fits(name: str, tensor: Tensor, entry: StoredTensor) -> None:
     """As the loader checks it."""
-    assert entry.shape is None or tuple(tensor.shape) in (entry.shape, *entry.also), f"{name} {list(tensor.shape)}"
+    assert entry.shape is None or tuple(tensor.shape) in (entry.shape, *entry.other_shapes), (
+        f"{name} {list(tensor.shape)}"
+    )
     assert tensor.dtype in entry.dtypes, f"{name} {tensor.dtype}"
 
 
-def listed(tensors: Mapping[str, Tensor]) -> dict[str, OnFile]:
+def listed(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
     """As a checkpoint's files list them."""
-    return {name: OnFile(tuple(each.shape), (each.dtype,)) for name, each in tensors.items()}
+    return {name: StoredTensor(tuple(each.shape), (each.dtype,)) for name, each in tensors.items()}
 
 
 def plan_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Quantized:

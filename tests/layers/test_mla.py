@@ -14,7 +14,7 @@ from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.hub.resolve import load_model_config
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.layers.attention.mla import temperature
 from quintet.platforms.cpu import PLATFORM
 from tests.helpers.loopback import LoopbackPlatform
@@ -65,7 +65,7 @@ def test_what_is_not_computed_is_refused(family: str, settings: dict[str, Any], 
 def test_more_ranks_than_heads_are_refused() -> None:
     sizes = ModelSizes(torch.float32, 16, 64)
     with pytest.raises(ValueError, match="lower tensor_parallel_size to 6 or less"):
-        Worker(LoopbackPlatform(), variant("deepseek_v3", "plain").config, sizes, Place(0, 7, "here"))
+        Worker(LoopbackPlatform(), variant("deepseek_v3", "plain").config, sizes, RankInfo(0, 7, "here"))
 
 
 def test_a_token_takes_one_latent_for_all_heads() -> None:

@@ -13,7 +13,7 @@ from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, VOCAB, Tiny, m
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import padded
 from quintet.layers.moe.moe import MoE, unstacked
 from quintet.model_loader.loader import declared
@@ -26,7 +26,9 @@ MIXED = ["deepseek_v2", "deepseek_v3", "ernie4_5_moe", "minimax_m2", "mixtral", 
 def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:
     """Of matrices whose parts are [7, 5] or, with axis 1, [5, 7]: the sevens are shared out over two ranks."""
     shape = (7, 5) if axis == 0 else (5, 7)
-    parts = tuple(Part(f"{e}.{p}", shape, padded(7, 2).ranges) for e in range(stack) for p in range(per_matrix))
+    parts = tuple(
+        CheckpointSlice(f"{e}.{p}", shape, padded(7, 2).ranges) for e in range(stack) for p in range(per_matrix)
+    )
     return Weight("stack", parts, axis, rank, torch.float32, "experts", stack=stack)
 
 
@@ -34,11 +36,11 @@ def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:
 def test_a_stack_has_one_matrix_per_expert_and_each_rank_its_share(axis: int, per_matrix: int) -> None:
     """Joined again, rank by rank, the shares of a part are the checkpoint's tensor, and zeros past its end."""
     weights = [weight(rank, axis, per_matrix) for rank in (0, 1)]
-    tensors = {part.source: torch.randn(part.shape) for part in weights[0].parts}
+    tensors = {part.source: torch.randn(part.shape) for part in weights[0].slices}
     locals_ = [each.local(tensors) for each in weights]
     for each, local in zip(weights, locals_, strict=True):
         assert tuple(local.shape) == each.shape == (3, *([4 * per_matrix, 5] if axis == 0 else [5, 4 * per_matrix]))
-        assert len(each.pieces(tensors)) == 3 * per_matrix
+        assert len(each.local_slices(tensors)) == 3 * per_matrix
     for expert in range(3):
         shares = [local[expert].split(4, axis) for local in locals_]
         for part in range(per_matrix):
@@ -159,7 +161,7 @@ def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so
         "inputs, experts and their routers stay as they are, the head in 8 bits"
     )
     model = prepared.ranks.workers[0].model
-    assert all(each.weight.form.plain for each in declared(model) if each.weight.use == "experts")
+    assert all(each.weight.format.plain for each in declared(model) if each.weight.use == "experts")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
 from quintet.interface.platform import Capabilities
-from quintet.interface.weights import Cut, Part, Reader
+from quintet.interface.weights import CheckpointSlice, ShardRange, WeightReader
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -29,12 +29,12 @@ OFF |= {"bitsandbytes_nf4": 0.06, "bitsandbytes_fp4": 0.08, "torchao_int4": 4e-3
 NAMES = ["bitsandbytes_nf4", "bitsandbytes_fp4", "bitsandbytes_int8", "torchao_int4", "torchao_mixed", "hqq_mixed"]
 
 
-def part_of(module: str) -> Part:
+def part_of(module: str) -> CheckpointSlice:
     shape = SHAPES[module.rpartition(".")[2]]
-    return Part(f"{module}.weight", shape, ((0, shape[0]),))
+    return CheckpointSlice(f"{module}.weight", shape, ((0, shape[0]),))
 
 
-def read(name: str, module: str) -> tuple[Reader, Part, dict[str, Any]]:
+def read(name: str, module: str) -> tuple[WeightReader, CheckpointSlice, dict[str, Any]]:
     reader, part = plan(DATA / name).plan.reader(module), part_of(module)
     assert reader is not None
     file = load_file(DATA / name / "model.safetensors")
@@ -49,11 +49,11 @@ def modules(name: str) -> list[str]:
 def test_weights_are_what_the_library_makes_of_them(name: str) -> None:
     for module in modules(name):
         reader, part, tensors = read(name, module)
-        whole = Cut((0, part.shape[0]), (0, part.shape[1]), part.shape[1])
+        whole = ShardRange((0, part.shape[0]), (0, part.shape[1]), part.shape[1])
         want, known = wanted(name)[module], reader.floats(part, whole, tensors)
         assert known.dtype == torch.float32 and known.shape == part.shape
         torch.testing.assert_close(known[::4], want, rtol=1e-6, atol=1e-6)
-        if not reader.form(whole).plain:
+        if not reader.format(whole).plain:
             torch.testing.assert_close(dequantized(reader.matrix(part, whole, tensors)), known, rtol=1e-6, atol=2e-6)
 
 
@@ -65,12 +65,12 @@ def test_a_share_is_a_share_of_the_whole(name: str) -> None:
     for module in modules(name):
         reader, part, tensors = read(name, module)
         row = part.shape[1]
-        whole = reader.floats(part, Cut((0, part.shape[0]), (0, row), row), tensors)
+        whole = reader.floats(part, ShardRange((0, part.shape[0]), (0, row), row), tensors)
         for (first, last), (start, end) in CUTS:
-            cut = Cut((first, last), (start, end or row), row)
+            cut = ShardRange((first, last), (start, end or row), row)
             share = whole[first:last, start : end or row]
             torch.testing.assert_close(reader.floats(part, cut, tensors), share, rtol=1e-6, atol=1e-6)
-            if not reader.form(cut).plain:
+            if not reader.format(cut).plain:
                 torch.testing.assert_close(dequantized(reader.matrix(part, cut, tensors)), share, rtol=1e-6, atol=2e-6)
 
 
@@ -78,7 +78,7 @@ def test_a_share_is_a_share_of_the_whole(name: str) -> None:
 def test_a_model_gives_the_logits_of_the_library(name: str) -> None:
     facts = CPU.probe()
     assert isinstance(facts, Capabilities)
-    want, run = wanted(name), Runner(tiny(name), forms=forms_of(name, facts.quant))
+    want, run = wanted(name), Runner(tiny(name), forms=forms_of(name, facts.weight_formats))
     (logits,) = run.prompts([want["ids"].tolist()])
     torch.testing.assert_close(logits, want["logits"], rtol=0, atol=OFF.get(name, 1e-3) * float(want["logits"].std()))
 
@@ -114,8 +114,8 @@ def forms_in(name: str) -> dict[str, str]:
     found = {}
     for end, shape in SHAPES.items():
         reader = known.reader(f"{LAYER}.{'self_attn' if end[0] in 'qkvo' else 'mlp'}.{end}")
-        form = reader.form(Cut((0, shape[0]), (0, shape[1]), shape[1])) if reader else None
-        found[end] = f"{form.kind}/{form.group}{' mins' * form.mins}" if form else "floats"
+        fmt = reader.format(ShardRange((0, shape[0]), (0, shape[1]), shape[1])) if reader else None
+        found[end] = f"{fmt.kind}/{fmt.group}{' mins' * fmt.mins}" if fmt else "floats"
     return found
 
 
@@ -156,7 +156,7 @@ def test_what_does_not_fit_together_is_an_error_that_names_the_tensor(
     reader, part, tensors = read(name, path)
     tensors[path + end] = torch.tensor(list(given), dtype=torch.uint8) if isinstance(given, bytes) else given
     with pytest.raises(ValueError, match=f"{path}.*{message}"):
-        reader.matrix(part, Cut((0, part.shape[0]), (0, part.shape[1]), part.shape[1]), tensors)
+        reader.matrix(part, ShardRange((0, part.shape[0]), (0, part.shape[1]), part.shape[1]), tensors)
 
 
 @pytest.mark.parametrize(

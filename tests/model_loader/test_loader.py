@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.conformance.harness.linear_layers import Canonical
 from quintet.engine.executor.worker import ModelSizes, Worker
-from quintet.interface.platform import Alone
-from quintet.interface.weights import Form, OnFile
+from quintet.interface.platform import SingleRank
+from quintet.interface.weights import StoredTensor, WeightFormat
 from quintet.layers.build import BuildContext, Layer, settle, whole
 from quintet.layers.linear import CheckpointLayout, columns
 from quintet.layers.quantization import QuantizationPlan
@@ -188,14 +188,16 @@ def test_a_tied_head_is_held_once(family: str, name: str, dtype: torch.dtype, du
 
 def test_pieces_of_one_tensor_share_none_of_it() -> None:
     """Outputs in orders of their own: each piece is packed from a part of the fused tensor."""
-    form, stored = Form("int4", 4, 16, 32, zeros=True, ordered=True), CheckpointLayout(fused="qkv")
-    forms = QuantizationPlan(checkpoint=Quantized("a test's", Everywhere(Canonical(form))))
-    build = BuildContext(bind({}), lambda spec: pytest.fail("nothing attends"), Alone(), torch.float32, 16, 64, forms)
+    fmt, stored = WeightFormat("int4", 4, 16, 32, zeros=True, act_order=True), CheckpointLayout(fused="qkv")
+    forms = QuantizationPlan(checkpoint=Quantized("a test's", Everywhere(Canonical(fmt))))
+    build = BuildContext(
+        bind({}), lambda spec: pytest.fail("nothing attends"), SingleRank(), torch.float32, 16, 64, forms
+    )
     outputs = {name: whole(64, 1) for name in ("q", "k", "v")}
     model = nn.ModuleDict({"fused": columns(build, 64, outputs, stored=stored)})
     settle(model)
     wanted = [each.weight for each in declared(model)]
-    assert [(each.parts[0].source, each.parts[0].offset) for each in wanted] == [
+    assert [(each.slices[0].source, each.slices[0].offset) for each in wanted] == [
         ("qkv.weight", i) for i in (0, 64, 128)
     ]
     assert not any(each.shared for each in wanted)
@@ -219,7 +221,7 @@ def test_dummy_weights_are_finite_and_the_same_every_time(family: str) -> None:
 
 
 def test_dummy_weights_are_drawn_once_and_differ_by_row_and_by_name() -> None:
-    made, of = Dummy(), OnFile((1500, 1024), (torch.bfloat16,))
+    made, of = Dummy(), StoredTensor((1500, 1024), (torch.bfloat16,))
     first, second = made.read("a.weight", of), made.read("b.weight", of)
     assert first.dtype == torch.bfloat16 and first.is_contiguous()
     assert abs(float(first.float().std()) - 0.02) < 1e-3 and abs(float(first.float().mean())) < 1e-3

@@ -9,7 +9,7 @@ import torch
 from quintet import LLM
 from quintet.conformance.checkpoints.tiny import Tiny, variant
 from quintet.engine.executor.worker import ModelSizes, Worker
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
 from quintet.model_loader.weight_files import Weights
@@ -72,7 +72,7 @@ def test_every_rank_has_its_own(tmp_path: Path) -> None:
     made, platform = variant("llama", "plain"), LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> list[dict[str, Any]]:
-        place, sizes = Place(rank, 2, endpoint), ModelSizes(torch.float32, page_size=16, max_model_len=64)
+        place, sizes = RankInfo(rank, 2, endpoint), ModelSizes(torch.float32, page_size=16, max_model_len=64)
         first, second = (Worker(platform, made.config, sizes, place).model for _ in range(2))
         load(first, platform, made.folder, progress=False, rank=rank)
         save(first, tmp_path, rank, fingerprint(first, platform, "here"))

@@ -77,7 +77,7 @@ def test_one_that_is_asked_for_by_name_is_the_only_one_that_is_looked_at(monkeyp
 
 def test_a_stand_in_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     plug(monkeypatch, "acme", f"{__name__}:Acme")
-    monkeypatch.setattr(Acme, "probe", classmethod(lambda cls: Capabilities(1, (torch.float32,), automatic=False)))
+    monkeypatch.setattr(Acme, "probe", classmethod(lambda cls: Capabilities(1, (torch.float32,), auto_select=False)))
     assert choose("auto").platform is not Acme
     assert choose("acme").platform is Acme
 
@@ -217,7 +217,7 @@ def formed() -> Any:
     def doubled(x: Tensor) -> Tensor:
         return x * 2
 
-    made = Op.of_forms("int8", "int4")(doubled)
+    made = Op.of_kinds("int8", "int4")(doubled)
     yield made
     for name in ("doubled", "doubled:int8", "doubled:int4"):
         del Op.registry[name]
@@ -225,7 +225,7 @@ def formed() -> Any:
 
 def test_a_form_has_providers_of_its_own(formed: Op) -> None:
     formed.provide("fast")(lambda x: x + x)
-    quick = formed.provide("quick", forms=("int8",))(lambda x: x + x)
+    quick = formed.provide("quick", kinds=("int8",))(lambda x: x + x)
     ops = bind({"doubled": ("quick", "fast")})
     assert ops.doubled is formed.providers["fast"]
     assert getattr(ops.take("doubled:int8"), "doubled:int8") is quick
@@ -237,14 +237,14 @@ def test_a_form_has_providers_of_its_own(formed: Op) -> None:
 
 def test_a_form_may_have_an_order_of_its_own(formed: Op) -> None:
     for name in ("one", "other"):
-        formed.provide(name, forms=("int8", "int4"))(formed.reference)
+        formed.provide(name, kinds=("int8", "int4"))(formed.reference)
     ops = bind({"doubled": ("one",), "doubled:int4": ("other", "one")})
     assert ops.choice("doubled:int8").provider == "one" and ops.choice("doubled:int4").provider == "other"
 
 
 def test_a_provider_for_a_form_that_is_not_there_is_refused(formed: Op) -> None:
     with pytest.raises(ValueError, match=r"doubled has no forms \['int3'\]; it has int8, int4"):
-        formed.provide("fast", forms=("int8", "int3"))
+        formed.provide("fast", kinds=("int8", "int3"))
     assert "fast" not in formed.kinds["int8"].providers
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from quintet.contract import Array, AttentionSpec, Books, HostBatch, HostGroup, Layout, Mixer, State
+from quintet.contract import AttentionSpec, HostBatch, HostGroup, IntArray, Layout, Mixer, State, StepContext
 from torch import Tensor
 
 from acme.chip import FP8
@@ -24,35 +24,43 @@ class AcmeAttention(Mixer):
             raise ValueError(f"attention on acme: {'; '.join(reasons)}")
         self._spec = spec
         shape = spec.kv_heads, spec.page_size, 2 * spec.head_dim
-        self.layouts = (Layout(spec.cached, shape, keeps=spec.window),)
+        self.layouts = (Layout(spec.cache_dtype, shape, window=spec.window),)
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         return (pieces_of(batch),)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor | None,
+        state: State,
+        step_context: StepContext,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        return launch(attend, attend_shape, q, k, v, state[0], books, sinks, self._spec), state
+        return launch(attend, attend_shape, q, k, v, state[0], step_context, sinks, self._spec), state
 
 
-def pieces_of(batch: HostBatch) -> Array:
+def pieces_of(batch: HostBatch) -> IntArray:
     """The pieces of the step: rows of (request, first token, count), so many as the variant can have."""
-    tokens, requests = len(batch.token_ids), len(batch.starts) - 1
+    tokens, requests = len(batch.token_ids), len(batch.query_start_loc) - 1
     pieces = np.zeros((min(tokens, requests + tokens // ROWS), 3), np.int32)
-    counts = np.diff(batch.starts)
+    counts = np.diff(batch.query_start_loc)
     each = -(-counts // ROWS)
     rows = np.repeat(np.arange(requests), each)
     within = ROWS * (np.arange(len(rows)) - np.repeat(np.cumsum(each) - each, each))
-    pieces[: len(rows)] = np.stack([rows, batch.starts[rows] + within, np.minimum(ROWS, counts[rows] - within)], 1)
+    pieces[: len(rows)] = np.stack(
+        [rows, batch.query_start_loc[rows] + within, np.minimum(ROWS, counts[rows] - within)], 1
+    )
     return pieces
 
 
 def refusals(spec: AttentionSpec) -> list[str]:
     """All reasons why there is no such attention here."""
     reasons = []
-    if spec.cached not in (spec.dtype, FP8):
+    if spec.cache_dtype not in (spec.dtype, FP8):
         reasons.append(
-            f"a KV cache in {spec.cached} is not read by its kernels; set kv_cache_dtype to auto, or to fp8 for {FP8}"
+            f"a KV cache in {spec.cache_dtype} is not read by its kernels; set kv_cache_dtype to auto, or fp8 for {FP8}"
         )
     if spec.shared or not spec.causal:
         reasons.append("its kernel reads keys with values of their own, of the tokens before; run this model elsewhere")
@@ -66,15 +74,15 @@ def attend_shape(q: Tensor, *_: object) -> Tensor:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Books, sinks: Tensor | None, spec: AttentionSpec
+    q: Tensor, k: Tensor, v: Tensor, kv: Tensor, step_context: StepContext, sinks: Tensor | None, spec: AttentionSpec
 ) -> Tensor:
     """The kernel -> [T, H, D]; a token that is padding gets 0."""
-    write(kv, k, v, books.group.slots, spec)
-    (planned,) = books.group.plan
+    write(kv, k, v, step_context.group.slot_mapping, spec)
+    (planned,) = step_context.group.plan
     pieces = planned[planned[:, 2] > 0].long()
     out = torch.zeros(q.shape, dtype=q.dtype)
     if len(pieces):
-        work = Work.of(pieces, books)
+        work = Work.of(pieces, step_context)
         found = attended(grouped(q[work.tokens].float() * spec.scale, spec), work, kv, sinks, spec)
         out[work.tokens[work.own]] = found[work.own].to(q.dtype)
     return out
@@ -91,13 +99,15 @@ class Work:
     table: Tensor  # [N, pages]
 
     @classmethod
-    def of(cls, pieces: Tensor, books: Books) -> "Work":
+    def of(cls, pieces: Tensor, step_context: StepContext) -> "Work":
         rows, firsts, counts = pieces.unbind(1)
         places = torch.arange(ROWS)
         tokens = firsts[:, None] + torch.minimum(places, counts[:, None] - 1)
         own = places < counts[:, None]
-        group = books.group
-        return cls(tokens, own, books.batch.positions[tokens], group.lengths[rows], group.table[rows].long())
+        group = step_context.group
+        return cls(
+            tokens, own, step_context.batch.positions[tokens], group.seq_lens[rows], group.block_table[rows].long()
+        )
 
 
 def write(kv: Tensor, k: Tensor, v: Tensor, slots: Tensor, spec: AttentionSpec) -> None:

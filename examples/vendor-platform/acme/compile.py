@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from quintet.contract import Batch, HostBatch, Layout, Outputs, State, Step, Variant
+from quintet.contract import Batch, HostBatch, Layout, Outputs, ShapeBucket, State, Step
 from torch import Tensor, nn
 
 from acme.attention import pieces_of
@@ -13,11 +13,11 @@ from acme.program import Program, capture
 from acme.tensor import leaves, tensors
 
 
-def compiled(model: nn.Module, variants: Iterable[Variant]) -> Step:
+def compiled(model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
     """Every variant's program. The weights say which device it is; its cache was allocated before."""
     programs = Programs(model, tensors(list(model.parameters()))[0].buffer.device)
-    for variant in variants:
-        programs.add(variant)
+    for bucket in buckets:
+        programs.add(bucket)
     programs.reserve()
     return programs
 
@@ -38,9 +38,9 @@ class Programs:
         """How many programs were captured so far."""
         return self._count
 
-    def add(self, variant: Variant) -> None:
+    def add(self, bucket: ShapeBucket) -> None:
         state = tuple(_page(layout) for layout in self._device.layouts)
-        host = variant.batch
+        host = bucket.batch
         groups = tuple(group._replace(plan=(pieces_of(host),)) for group in host.groups)
         batch = _described(host._replace(groups=groups))
         self._programs[sizes(batch)] = capture(self._model, self._device, state, batch)

@@ -18,6 +18,6 @@ class FusedMLP(GatedMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         biased = self.gate_up.bias is not None or self.down.bias is not None
-        if not self._fused or biased or not self.gate_up.form.plain:
+        if not self._fused or biased or not self.gate_up.format.plain:
             return super().forward(x)
         return self.ops.acme_gated_mlp(x, self.gate_up.weight, self.down.weight, self.kind)

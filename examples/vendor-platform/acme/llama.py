@@ -21,7 +21,7 @@ class LastBlock(PreNormBlock):
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         x, residual = self.input_layernorm(x, residual)
-        x, rows = self.self_attn(x, cache), cache.batch.rows
+        x, rows = self.self_attn(x, cache), cache.batch.logits_indices
         x, residual = (self._ops.take_rows(each, rows) for each in (x, residual))
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
@@ -43,7 +43,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary, last = Rotary.of(build, config), config.num_hidden_layers - 1
-        whole = bool(build.wanted.taps)  # of every token, in every layer
+        whole = bool(build.requested_outputs.aux_hidden_states)  # of every token, in every layer
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)

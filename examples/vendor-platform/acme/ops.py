@@ -41,7 +41,7 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     return result
 
 
-@linear.provide("acme", forms=("int8",))
+@linear.provide("acme", kinds=("int8",))
 def _linear_int8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     result: Tensor = launch(kernels.product_int8, kernels.product_int8_shape, x, weight.values, weight.scales, bias)
     return result

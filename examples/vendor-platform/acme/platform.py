@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from quintet.contract import (
-    Alone,
     AttentionSpec,
     Capabilities,
     Communicator,
     Device,
     EngineConfig,
     Mixer,
-    Place,
     PlainAttention,
     Platform,
+    RankInfo,
+    ShapeBucket,
+    SingleRank,
     Step,
     Unavailable,
-    Variant,
     Weight,
     attributes,
     canonical,
@@ -40,7 +40,7 @@ class Acme(Platform):
     """One instance serves one engine; its ranks are threads of this process, each with a device."""
 
     name = "acme"
-    contract = 2
+    contract = 3
     op_priority = PRIORITY
     layers = {"GatedMLP": "acme.layers:FusedMLP"}
     models = {"llama": "acme.llama"}
@@ -59,12 +59,12 @@ class Acme(Platform):
             devices=CHIP.devices,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
             fp8=FP8,
-            quant=frozenset({"int8"}),
+            weight_formats=frozenset({"int8"}),
             static_shapes=True,
-            opaque=True,
+            ops_only=True,
             overlap=True,
             batch_invariant=True,
-            automatic=False,  # a real device leaves this out
+            auto_select=False,  # a real device leaves this out
             detail=f"{CHIP.devices} emulated devices of {CHIP.memory // MIB} MiB",
         )
 
@@ -90,15 +90,15 @@ class Acme(Platform):
                 self._devices[rank] = AcmeDevice(rank)
             return self._devices[rank]
 
-    def connect(self, place: Place) -> Communicator:
-        if place.size == 1:
-            return Alone()
+    def connect(self, rank_info: RankInfo) -> Communicator:
+        if rank_info.size == 1:
+            return SingleRank()
         with self._lock:
-            room = self._rooms.setdefault(place.endpoint, Room(place.size))
-        if room.size != place.size or place.rank >= place.size:
-            raise ValueError(f"{place}, where {room.size} ranks meet")
+            room = self._rooms.setdefault(rank_info.endpoint, Room(rank_info.size))
+        if room.size != rank_info.size or rank_info.rank >= rank_info.size:
+            raise ValueError(f"{rank_info}, where {room.size} ranks meet")
         room.meet()
-        return AcmeCommunicator(room, place.rank)
+        return AcmeCommunicator(room, rank_info.rank)
 
     def mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         return PlainAttention(spec, ops) if spec.source == "none" else AcmeAttention(spec)
@@ -106,7 +106,7 @@ class Acme(Platform):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        if not weight.form.plain:
+        if not weight.format.plain:
             packed = attributes(canonical(weight, parts))
         elif weight.use == "linear":
             packed = {weight.name: weight.local(parts).to(weight.dtype).t()}  # [K, N], as kernels.product wants it
@@ -119,5 +119,5 @@ class Acme(Platform):
             device.overwrite(into[name], each)
         return {name: into[name] for name in packed}
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
-        return compiled(model, variants)
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+        return compiled(model, buckets)

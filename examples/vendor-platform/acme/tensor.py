@@ -67,7 +67,7 @@ class AcmeTensor(Tensor):
             return AcmeTensor(args[0].buffer, args[0])
         raise RuntimeError(
             f"{func} was called on a tensor of an Acme device outside of a step; there bound ops alone compute "
-            "(Capabilities.opaque), and Device.to_host() brings the numbers to the host"
+            "(Capabilities.ops_only), and Device.to_host() brings the numbers to the host"
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

@@ -10,7 +10,7 @@ import torch
 from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.contract import AttentionSpec, Part, Weight, bind
+from quintet.contract import AttentionSpec, CheckpointSlice, Weight, bind
 from torch import Tensor
 
 from acme import Acme, kernels, ops
@@ -123,7 +123,7 @@ def test_the_fused_op_is_what_its_specification_says(acme: Acme, device: AcmeDev
 
 
 def _weight(name: str, x: Tensor, use: str) -> Weight:
-    return Weight(name, (Part(name, tuple(x.shape), ((0, len(x)),)),), 0, 0, x.dtype, use)
+    return Weight(name, (CheckpointSlice(name, tuple(x.shape), ((0, len(x)),)),), 0, 0, x.dtype, use)
 
 
 def test_a_llama_is_built_of_its_own_parts() -> None:
@@ -136,13 +136,13 @@ def test_a_llama_is_built_of_its_own_parts() -> None:
 
 def _programs(model: torch.nn.Module) -> list:
     """Captured anew for a small step."""
-    from quintet.interface.types import Variant
+    from quintet.interface.types import ShapeBucket
 
     from acme.compile import Programs
     from acme.tensor import tensors
 
     programs = Programs(model, tensors(list(model.parameters()))[0].buffer.device)
-    programs.add(Variant(16, 4, 16, (8,)))
+    programs.add(ShapeBucket(16, 4, 16, (8,)))
     return list(programs._programs.values())
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 
 Product = tuple[str, Tensor, Tensor | None, int, int]  # what, x [T, K], bias [N] or None, K, N
 
@@ -20,8 +20,8 @@ def _products(dtype: torch.dtype, *sizes: tuple[int, int, int]) -> Iterator[Prod
 def linear_int8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
-            form = Form("int8", 8, 16, inputs // groups)
-            weight = Matrix(_int8(outputs, inputs), _scales(outputs, groups) / 16, form=form)
+            fmt = WeightFormat("int8", 8, 16, inputs // groups)
+            weight = Matrix(_int8(outputs, inputs), _scales(outputs, groups) / 16, format=fmt)
             yield f"{what}, {groups} groups", (x, weight, bias, (outputs,))
 
 
@@ -31,8 +31,8 @@ def linear_int4(dtype: torch.dtype) -> Iterator[Case]:
             given = None if zeros is None else (_int8(outputs, groups).view(torch.uint8) >> 4).to(zeros)
             if given is not None and zeros is torch.float32:
                 given += 0.25
-            values, form = _int8(outputs, inputs // 2), Form("int4", 4, 16, inputs // groups, zeros is not None)
-            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), given, form=form)
+            values, fmt = _int8(outputs, inputs // 2), WeightFormat("int4", 4, 16, inputs // groups, zeros is not None)
+            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), given, format=fmt)
             yield f"{what}, {groups} groups, zeros {zeros}", (x, weight, bias, (outputs,))
 
 
@@ -41,17 +41,17 @@ def linear_fp8(dtype: torch.dtype, kind: str = "fp8", activations: int = 16) -> 
     sizes = (1, 48, 77), (3, 256, 140), (33, 300, 129)
     for what, x, bias, inputs, outputs in _products(dtype, *sizes):
         for of, group in ((types[0], 0), (types[0], 16), (types[1], 128), (types[1], 0)):
-            values, form = (
+            values, fmt = (
                 randn(outputs, inputs, dtype=torch.float32).to(of),
-                Form(kind, 8, activations, group, dtype=of),
+                WeightFormat(kind, 8, activations, group, dtype=of),
             )
-            weight = Matrix(values, _scales(outputs, form.groups(inputs)), form=form)
+            weight = Matrix(values, _scales(outputs, fmt.groups(inputs)), format=fmt)
             yield f"{what}, {of}, groups of {group}", (x, weight, bias, (outputs,))
 
 
 def linear_fp8a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, (x, weight, bias, outputs) in linear_fp8(dtype, "fp8a8", 8):
-        yield what, (_untied_fp8(x, weight.form.group, weight.values.dtype), weight, bias, outputs)
+        yield what, (_untied_fp8(x, weight.format.group, weight.values.dtype), weight, bias, outputs)
 
 
 def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
@@ -63,27 +63,27 @@ def linear_table4(dtype: torch.dtype) -> Iterator[Case]:
     e2m1 = tuple(sign * each for sign in (1.0, -1.0) for each in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups, table in ((3, e2m1), (inputs // 16, tuple(randn(16, dtype=torch.float32).tolist()))):
-            values, form = _int8(outputs, inputs // 2), Form("table4", 4, 16, inputs // groups, table=table)
-            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), form=form)
+            values, fmt = _int8(outputs, inputs // 2), WeightFormat("table4", 4, 16, inputs // groups, codebook=table)
+            weight = Matrix(values.view(torch.uint8), _scales(outputs, groups), format=fmt)
             yield f"{what}, {groups} groups", (x, weight, bias, (outputs,))
 
 
 def linear_table8(dtype: torch.dtype) -> Iterator[Case]:
     table = tuple(randn(64, dtype=torch.float32).tolist())
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (16, 384, 40)):
-        values, form = _int8(outputs, inputs).view(torch.uint8) & 63, Form("table8", 8, 16, 16, table=table)
-        yield what, (x, Matrix(values, _scales(outputs, inputs // 16), form=form), bias, (outputs,))
+        values, fmt = _int8(outputs, inputs).view(torch.uint8) & 63, WeightFormat("table8", 8, 16, 16, codebook=table)
+        yield what, (x, Matrix(values, _scales(outputs, inputs // 16), format=fmt), bias, (outputs,))
 
 
 def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
-    form = Form("w8a8", 8, 8)
+    fmt = WeightFormat("w8a8", 8, 8)
     for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
         x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
         x = untied(x, 0, 127.0, torch.round)
-        weight = Matrix(_int8(outputs, inputs), _scales(outputs, 1) / 16, form=form)
+        weight = Matrix(_int8(outputs, inputs), _scales(outputs, 1) / 16, format=fmt)
         yield what, (x, weight, bias, (outputs,))
     x, long = long_sums(dtype)
-    yield "sums beyond 2**24", (x, Matrix(long.to(torch.int8), torch.ones(1, 1), form=form), None, (1,))
+    yield "sums beyond 2**24", (x, Matrix(long.to(torch.int8), torch.ones(1, 1), format=fmt), None, (1,))
 
 
 def long_sums(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -98,9 +98,9 @@ def long_sums(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def linear_w4a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
-            values, form = _int8(outputs, inputs // 2).view(torch.uint8), Form("w4a8", 4, 8, inputs // groups)
+            values, fmt = _int8(outputs, inputs // 2).view(torch.uint8), WeightFormat("w4a8", 4, 8, inputs // groups)
             even = untied(x, inputs // groups, 127.0, torch.round)
-            weight = Matrix(values, _scales(outputs, groups), form=form)
+            weight = Matrix(values, _scales(outputs, groups), format=fmt)
             yield f"{what}, {groups} groups", (even, weight, bias, (outputs,))
 
 
@@ -126,10 +126,10 @@ def quantized_experts(dtype: torch.dtype) -> Iterator[Case]:
     """gate_up by 8 bits, down by 4, in groups of 16."""
     for tokens, num, hidden, inner, k in ((1, 4, 32, 48, 1), (7, 6, 64, 16, 2), (33, 3, 32, 32, 3)):
         x, seed = randn(tokens, hidden, dtype=dtype), torch.Generator().manual_seed(tokens)
-        eight, four = Form("int8", 8, 16, 16), Form("int4", 4, 16, 16)
+        eight, four = WeightFormat("int8", 8, 16, 16), WeightFormat("int4", 4, 16, 16)
         scales = _scales(num, 2 * inner, hidden // 16) / 16, _scales(num, hidden, inner // 16)
-        gate_up = Matrix(_int8(num, 2 * inner, hidden), scales[0], form=eight)
-        down = Matrix(_int8(num, hidden, inner // 2).view(torch.uint8), scales[1], form=four)
+        gate_up = Matrix(_int8(num, 2 * inner, hidden), scales[0], format=eight)
+        down = Matrix(_int8(num, hidden, inner // 2).view(torch.uint8), scales[1], format=four)
         ids = torch.rand(tokens, num, generator=seed).argsort(-1)[:, :k].to(torch.int32)
         weights = torch.rand(tokens, k, generator=seed).softmax(-1)
         for what, chosen in (
@@ -152,7 +152,7 @@ def quantized_embedding(dtype: torch.dtype) -> Iterator[Case]:
 
 def width_of(weight: Matrix) -> int:
     """Inputs of a canonical matrix."""
-    return weight.values.shape[1] * 8 // weight.form.bits
+    return weight.values.shape[1] * 8 // weight.format.bits
 
 
 PRODUCTS: dict[str, Cases] = {

@@ -12,7 +12,7 @@ from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.cases.states import BESIDE, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.conformance.harness.batches import Cache, Request, spec
-from quintet.interface.types import AttentionSpec, HeadNorms, Turn
+from quintet.interface.types import AttentionSpec, HeadNorms, RotaryArgs
 from quintet.interface.weights import Matrix
 from quintet.ops.activation import KINDS
 from quintet.ops.linear import KINDS as FORMS
@@ -97,19 +97,19 @@ def write_kv(dtype: torch.dtype) -> Iterator[Case]:
         of = spec(6, 3, 8, dtype=dtype, page_size=page_size)
         cache = Cache(of, [45, 9, page_size])
         requests = [Request(37, 8), Request(8, 1), Request(0, page_size)]
-        q, books = cache.batch(dict(enumerate(requests)))
+        q, context = cache.batch(dict(enumerate(requests)))
         k, v = randn(len(q), 3, 8, dtype=dtype), randn(len(q), 3, 8, dtype=dtype, scale=2.0)
-        yield f"pages of {page_size}", (cache.kv, k, v, books)
+        yield f"pages of {page_size}", (cache.kv, k, v, context)
 
 
 def rotary_write_kv(dtype: torch.dtype) -> Iterator[Case]:
-    for what, (kv, k, v, books) in write_kv(dtype):
+    for what, (kv, k, v, context) in write_kv(dtype):
         q, norms = randn(len(k), 6, 8, dtype=dtype, scale=3.0), (randn(8, dtype=dtype), randn(1, 8, dtype=dtype)[0])
         for turned, offset, neighbours in ((8, None, False), (4, None, True), (4, 0.0, False), (8, 1.0, False)):
             angles = torch.arange(64)[:, None] * torch.linspace(0.1, 1, turned // 2)
             of = None if offset is None else HeadNorms(*norms, 1e-5, offset)
-            turn = Turn(torch.cat([angles.cos(), angles.sin()], -1), of, neighbours)
-            yield f"{what}, {turned} of 8 + {offset}, neighbours {neighbours}", (q, k, v, turn, kv, books)
+            turn = RotaryArgs(torch.cat([angles.cos(), angles.sin()], -1), of, neighbours)
+            yield f"{what}, {turned} of 8 + {offset}, neighbours {neighbours}", (q, k, v, turn, kv, context)
 
 
 MIXES = {
@@ -141,8 +141,8 @@ def paged_attention(dtype: torch.dtype) -> Iterator[Case]:
 
 def attended(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, books = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, books, of, sinks
+    q, context = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, context, of, sinks
 
 
 def attention(dtype: torch.dtype) -> Iterator[Case]:
@@ -157,10 +157,10 @@ def attention(dtype: torch.dtype) -> Iterator[Case]:
             of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
             sinks = randn(heads, dtype=dtype) if of.sinks else None
             for lengths in ((21,), (3, 40, 1), (16, 16)):
-                _, _, books, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                _, _, context, *_ = attended(of, [Request(0, length) for length in lengths], None)
                 q = randn(sum(lengths), heads, 16, dtype=dtype)
                 k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
-                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens", (q, k, v, books.batch, of, sinks)
+                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens", (q, k, v, context.batch, of, sinks)
 
 
 def biased_attention(dtype: torch.dtype) -> Iterator[Case]:
@@ -174,11 +174,11 @@ def biased_attention(dtype: torch.dtype) -> Iterator[Case]:
         for heads, kv_heads in ((6, 3), (3, 3)):
             of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
             for lengths, reach in (((21,), 30), ((3, 80, 1), 9), ((16, 16), 0)):
-                _, _, books, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                _, _, context, *_ = attended(of, [Request(0, length) for length in lengths], None)
                 q = randn(sum(lengths), heads, 16, dtype=dtype)
                 k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
                 bias = randn(heads, 2 * reach + 1, dtype=torch.float32, scale=2.0)
-                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens, {reach} apart", (q, k, v, books.batch, of, bias)
+                yield f"{what}, {heads}/{kv_heads}, {lengths} tokens, {reach} apart", (q, k, v, context.batch, of, bias)
 
 
 def scale_heads(dtype: torch.dtype) -> Iterator[Case]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.states import Conv, Finish, Moves, Replaced, Rule, Scan, Turns
 
 UNITS = 9  # of a state
@@ -14,13 +14,13 @@ UNITS = 9  # of a state
 MIXES = (((1,), ((0, 3),)), ((5,), ((4, 1),)), ((3, 1, 40), ((0, 2), (7, 5), (8, 6))), ((1, 1), ((1, 2), (0, 8))))
 
 
-def _books(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> Books:
+def _context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> StepContext:
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     owners = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
     none, lengths = torch.zeros(sum(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
     plan = torch.zeros(0, max(counts), dtype=torch.int32)
     group = Group(none, torch.tensor(units, dtype=torch.int32), lengths, (plan,))
-    return Books(Batch(none, none, owners, starts, none, (group,)), group)
+    return StepContext(Batch(none, none, owners, starts, none, (group,)), group)
 
 
 def _heads(*shape: int) -> Tensor:
@@ -34,21 +34,21 @@ def short_conv(dtype: torch.dtype) -> Iterator[Case]:
             conv = Conv(randn(channels, taps, dtype=dtype), randn(channels, dtype=dtype) if biased else None)
             gates = randn(tokens, 2 * channels, dtype=dtype) if gated else None
             state = randn(UNITS, channels, taps - 1, dtype=dtype)
-            given = randn(tokens, channels, dtype=dtype), gates, conv, state, _books(counts, units)
+            given = randn(tokens, channels, dtype=dtype), gates, conv, state, _context(counts, units)
             yield f"{channels} channels, {taps} taps, {counts} tokens", (*given, biased)
 
 
 def state_space(dtype: torch.dtype) -> Iterator[Case]:
     for heads, groups, dim, width in ((1, 1, 1, 1), (6, 2, 8, 24), (4, 4, 5, 33)):
         for counts, units in MIXES:
-            tokens, books = sum(counts), _books(counts, units)
+            tokens, context = sum(counts), _context(counts, units)
             x, dt = randn(tokens, heads, dim, dtype=dtype), randn(tokens, heads, dtype=dtype)
             into, out = (randn(tokens, groups, width, dtype=dtype, scale=width**-size) for size in (0.0, 0.5))
             scan = Scan(_heads(heads), _heads(heads), _heads(heads))
             state = randn(UNITS, heads, dim, width, dtype=torch.float32)
             what = f"{heads} heads of {dim}, {width} numbers, {counts} tokens"
-            yield what, (Moves(x, dt, into, out), scan, state, books, 0.1)
-            yield f"{what}, a fixed decay", (Moves(x, None, into, out), Scan(_heads(heads)), state, books, 0.0)
+            yield what, (Moves(x, dt, into, out), scan, state, context, 0.1)
+            yield f"{what}, a fixed decay", (Moves(x, None, into, out), Scan(_heads(heads)), state, context, 0.0)
 
 
 def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
@@ -59,7 +59,10 @@ def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
             moves = Moves(randn(tokens, channels, 1, dtype=dtype), randn(tokens, channels, dtype=dtype), into, out)
             scan = Scan(_heads(channels, width), _heads(channels), _heads(channels))
             state = randn(UNITS, channels, width, dtype=torch.float32)
-            yield f"{channels} channels, {width} numbers, {counts} tokens", (moves, scan, state, _books(counts, units))
+            yield (
+                f"{channels} channels, {width} numbers, {counts} tokens",
+                (moves, scan, state, _context(counts, units)),
+            )
 
 
 def delta_rule(dtype: torch.dtype) -> Iterator[Case]:
@@ -71,7 +74,7 @@ def delta_rule(dtype: torch.dtype) -> Iterator[Case]:
             turns = Turns(q, k, randn(tokens, heads, values, dtype=dtype), *rates)
             state = randn(UNITS, heads, values, width, dtype=torch.float32)
             what = f"{heads} heads of {values} by {width}, {counts} tokens"
-            yield what, (turns, Scan(_heads(heads), _heads(heads)), state, _books(counts, units))
+            yield what, (turns, Scan(_heads(heads), _heads(heads)), state, _context(counts, units))
 
 
 def gated_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -101,7 +104,10 @@ def wkv7(dtype: torch.dtype) -> Iterator[Case]:
         for counts, units in MIXES:
             state = randn(UNITS, heads, values, width, dtype=torch.float32)
             moves, rule = _replaced(sum(counts), heads, values, width, dtype)
-            yield f"{heads} heads of {values} by {width}, {counts} tokens", (moves, rule, state, _books(counts, units))
+            yield (
+                f"{heads} heads of {values} by {width}, {counts} tokens",
+                (moves, rule, state, _context(counts, units)),
+            )
 
 
 def wkv7_out(dtype: torch.dtype) -> Iterator[Case]:

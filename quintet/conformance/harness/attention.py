@@ -15,9 +15,9 @@ from quintet.conformance.harness.manual_steps import Stretch, laid
 from quintet.conformance.harness.subject import Subject
 from quintet.engine.executor.batch_builder import pad
 from quintet.engine.kv_cache.groups import KVCacheGroup, arrange
-from quintet.interface.platform import Alone, Mixer, Platform, State
-from quintet.interface.types import AttentionSpec, Batch, Outputs, Variant
-from quintet.interface.weights import Part, Weight
+from quintet.interface.platform import Mixer, Platform, SingleRank, State
+from quintet.interface.types import AttentionSpec, Batch, Outputs, ShapeBucket
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, replacements, whole
 from quintet.layers.embedding import Embedding
 from quintet.layers.layer_state import LayerMixer, StepState
@@ -28,7 +28,7 @@ REQUESTS = 8  # of such a step
 
 def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
-    if spec.chunk is not None and "chunk" not in platform.heeds:
+    if spec.chunk is not None and "chunk" not in platform.optional_spec_fields:
         raise Lacking(f"{platform.name} has no attention within chunks")
     try:
         return platform.mixer(spec, ops, 0)
@@ -65,7 +65,7 @@ class _Sinks(Layer):
         self.weight: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = Part(f"{path}.weight", (self._heads,), whole(self._heads, 1).ranges)
+        part = CheckpointSlice(f"{path}.weight", (self._heads,), whole(self._heads, 1).ranges)
         return [Weight("weight", (part,), 0, 0, self._dtype, "vector")]
 
 
@@ -90,7 +90,7 @@ class AttentionModel(nn.Module):
                 (weight,), tensor = layer.weights(name), given[name]
                 assert tensor is not None
                 tensor = tensor.flatten(1) if tensor.dim() > 1 else tensor
-                layer.assign(platform.place(weight, {weight.parts[0].source: tensor.clone()}))
+                layer.assign(platform.place(weight, {weight.slices[0].source: tensor.clone()}))
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         q, k, v = (self._looked_up(table, batch.token_ids) for table in (self.q, self.k, self.v))
@@ -98,7 +98,7 @@ class AttentionModel(nn.Module):
         sinks = None if self.sinks is None else self.sinks.weight
         cache = StepState(state, batch)
         rows = self.mixing(q, k, v, cache, sinks).reshape(batch.token_ids.shape[0], self.vocab_size)
-        return Outputs(self._ops.take_rows(rows, batch.rows)), cache.state
+        return Outputs(self._ops.take_rows(rows, batch.logits_indices)), cache.state
 
     def _looked_up(self, table: Embedding | None, token_ids: Tensor) -> Tensor | None:
         """[T, heads, D]"""
@@ -126,7 +126,7 @@ class Session:
         self._there = there = opened(subject, spec.page_size)
         widest = -(-max(lengths) // spec.page_size)
         build = BuildContext(
-            there.ops, lambda _: LayerMixer(mixer_of(there.platform, spec, there.ops)), Alone(), spec.dtype,
+            there.ops, lambda _: LayerMixer(mixer_of(there.platform, spec, there.ops)), SingleRank(), spec.dtype,
             spec.page_size, widest * spec.page_size, kv_dtype=spec.kv_dtype, layers=replacements(there.platform.layers),
         )  # fmt: skip
         model = AttentionModel(build, spec, len(self.numbers.q)).eval()
@@ -136,7 +136,7 @@ class Session:
         self.state = there.device.allocate(self.mixer.layouts, pages)
         self._kept = [KVCacheGroup(spec.window or spec.chunk, spec.chunk is not None)] if self.mixer.layouts else []
         tables = (widest,) * len(self._kept)
-        self.fixed = [Variant(PADDED, requests, PADDED, tables)] if there.facts.static_shapes else []
+        self.fixed = [ShapeBucket(PADDED, requests, PADDED, tables)] if there.facts.static_shapes else []
         self._step = there.platform.compile(model, self.fixed)
         torch.set_num_threads(1)  # see tiny.make
         self._free = list(range(1, pages))
@@ -237,7 +237,7 @@ def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
     own = slice(session.firsts[row], session.firsts[row] + session.lengths[row])
     group = spec.heads // spec.kv_heads
     q = session.numbers.q[own].double() * spec.scale
-    k, v = (kept(x[own], spec.cached).repeat_interleave(group, 1) for x in (session.numbers.k, session.numbers.v))
+    k, v = (kept(x[own], spec.cache_dtype).repeat_interleave(group, 1) for x in (session.numbers.k, session.numbers.v))
     v = k[..., : spec.shared] if spec.shared else v
     places = torch.arange(len(q))
     found = []

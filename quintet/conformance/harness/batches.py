@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import stored
 
 
@@ -36,10 +36,10 @@ class Cache:
         random.Random(seed).shuffle(free)
         self.spec, self._pages = of, [[free.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 1, 1 if of.shared else 2, of.kv_heads, size, of.head_dim)
-        self.kv = stored(torch.randn(shape, generator=generator), of.cached)
+        self.kv = stored(torch.randn(shape, generator=generator), of.cache_dtype)
         self._q = [torch.randn(length, of.heads, of.head_dim, generator=generator).to(of.dtype) for length in lengths]
 
-    def batch(self, requests: dict[int, Request]) -> tuple[Tensor, Books]:
+    def batch(self, requests: dict[int, Request]) -> tuple[Tensor, StepContext]:
         """q [T, H, D] and the step of these requests' new tokens, by the request's number."""
         size, kept = self.spec.page_size, {row: self._pages[row] for row in requests}
         places = [(row, p) for row, r in requests.items() for p in range(r.cached, r.cached + r.new)]
@@ -47,19 +47,19 @@ class Cache:
         width = max(len(pages) for pages in kept.values())
         q = torch.cat([self._q[row][r.cached : r.cached + r.new] for row, r in requests.items()])
         group = Group(
-            slots=_int32([kept[row][p // size] * size + p % size for row, p in places]),
-            table=_int32([pages + [0] * (width - len(pages)) for pages in kept.values()]),
-            lengths=_int32([r.cached + r.new for r in requests.values()]),
+            slot_mapping=_int32([kept[row][p // size] * size + p % size for row, p in places]),
+            block_table=_int32([pages + [0] * (width - len(pages)) for pages in kept.values()]),
+            seq_lens=_int32([r.cached + r.new for r in requests.values()]),
         )
         batch = Batch(
             token_ids=_int32([0] * len(places)),
             positions=_int32([p for _, p in places]),
-            owners=_int32([rows.index(row) for row, _ in places]),
-            starts=_int32([sum(counts[:i]) for i in range(len(counts) + 1)]),
-            rows=_int32([]),
+            token_to_seq=_int32([rows.index(row) for row, _ in places]),
+            query_start_loc=_int32([sum(counts[:i]) for i in range(len(counts) + 1)]),
+            logits_indices=_int32([]),
             groups=(group,),
         )
-        return q, Books(batch, group)
+        return q, StepContext(batch, group)
 
 
 def _int32(values: object) -> Tensor:

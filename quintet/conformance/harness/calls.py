@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from quintet.conformance.check import Broken
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import State
-from quintet.interface.types import Batch, Outputs, Variant
+from quintet.interface.types import Batch, Outputs, ShapeBucket
 
-NOTHING = Variant(16, 1, 16, ())  # the step of a model that looks at no token
+NOTHING = ShapeBucket(16, 1, 16, ())  # the step of a model that looks at no token
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def results(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]
 
     Where tensors are opaque the calls are one compiled step: there alone a platform must understand what is no op.
     """
-    if subject.facts.opaque:
+    if subject.facts.ops_only:
         return _compiled(subject, calls)
     return [tuple(subject.down(each) for each in _tensors(_called(call, call.args))) for call in calls]
 

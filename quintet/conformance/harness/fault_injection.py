@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from quintet.interface.platform import Device, Platform, State, Step
-from quintet.interface.types import Batch, Outputs, Variant
+from quintet.interface.types import Batch, Outputs, ShapeBucket
 
 Where = Literal["before", "after", "waiting"]  # the step runs; it has run; the host waits for what came out of it
 
@@ -43,8 +43,8 @@ class Trap:
         def open(self: Platform, rank: int) -> Device:
             return trap._guard(platform.open(self, rank))
 
-        def compile(self: Platform, model: nn.Module, variants: Iterable[Variant]) -> Step:
-            return trap._guarded(platform.compile(self, model, variants))
+        def compile(self: Platform, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+            return trap._guarded(platform.compile(self, model, buckets))
 
         trap = self
         return type(f"Trapped{platform.__name__}", (platform,), {"open": open, "compile": compile})

@@ -14,9 +14,9 @@ from quintet.conformance.check import Lacking, require
 from quintet.conformance.close import require_close
 from quintet.conformance.harness.calls import Call, results, send
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.platform import Alone
+from quintet.interface.platform import SingleRank
 from quintet.interface.types import AttentionSpec, StateSpec
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.build import BuildContext, Layer, replacements, whole
 from quintet.layers.embedding import Embedding
 from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, columns, rows
@@ -71,8 +71,8 @@ class Product:
         for suffix, each in by_output.items():
             if each is not None:
                 found |= {f"{name[1:]}.weight{suffix}": piece for name, piece in self._cut(each)}
-        if matrix.order is not None:
-            found |= {f"{name[1:]}.weight.order": matrix.order.clone() for name, _ in self._cut(matrix.values)}
+        if matrix.input_order is not None:
+            found |= {f"{name[1:]}.weight.order": matrix.input_order.clone() for name, _ in self._cut(matrix.values)}
         return found | self._biases(bias)
 
     def _biases(self, bias: Tensor | None) -> dict[str, Tensor]:
@@ -98,9 +98,9 @@ PRODUCTS = (
 )
 
 
-def tried(subject: Subject, scheme: Form | None, dtype: torch.dtype, most: int) -> None:
+def tried(subject: Subject, scheme: WeightFormat | None, dtype: torch.dtype, most: int) -> None:
     """Each of the products on the platform, in one type; `most` of them."""
-    there = subject.fresh() if subject.facts.opaque else subject
+    there = subject.fresh() if subject.facts.ops_only else subject
     build = _build(there, QuantizationPlan(scheme), dtype)
     calls, wants = [], []
     for product in PRODUCTS[:most]:
@@ -119,9 +119,9 @@ def tried(subject: Subject, scheme: Form | None, dtype: torch.dtype, most: int) 
         require_close(call.what, got, want, _least(scheme))
 
 
-def poisoned(subject: Subject, scheme: Form, dtype: torch.dtype, values: Sequence[float]) -> None:
+def poisoned(subject: Subject, scheme: WeightFormat, dtype: torch.dtype, values: Sequence[float]) -> None:
     """One row of x holds such a value: the others' products are what they are without it."""
-    there, product, row = subject.fresh() if subject.facts.opaque else subject, PRODUCTS[2], 1
+    there, product, row = subject.fresh() if subject.facts.ops_only else subject, PRODUCTS[2], 1
     x, weight, bias = _numbers(product, scheme, dtype)
     layer = _loaded(
         there, product.layer(_build(there, QuantizationPlan(scheme), dtype)), product.checkpoint(weight, bias)
@@ -136,7 +136,7 @@ def poisoned(subject: Subject, scheme: Form, dtype: torch.dtype, values: Sequenc
 
 def tied(subject: Subject, dtype: torch.dtype) -> None:
     """One table that a look-up and a product share, as in a model with a tied head."""
-    there = subject.fresh() if subject.facts.opaque else subject
+    there = subject.fresh() if subject.facts.ops_only else subject
     table, x = randn(40, 64, dtype=dtype), randn(5, 64, dtype=dtype)
     ids = torch.tensor([0, 39, 7, 7, 16], dtype=torch.int32)
     kept = there.place_shared(table, ("embedding", "linear"))
@@ -149,23 +149,23 @@ def tied(subject: Subject, dtype: torch.dtype) -> None:
         require_close(f"{call.what} in a table that both share", got, want)
 
 
-def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, Form]]) -> None:
+def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, WeightFormat]]) -> None:
     """Rows of tables that a checkpoint holds quantized, in their form or in floats, and a head that is tied to each."""
-    there = subject.fresh() if subject.facts.opaque else subject
+    there = subject.fresh() if subject.facts.ops_only else subject
     ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
-    for what, form in forms:
-        reader = Canonical(form.exact)
+    for what, fmt in forms:
+        reader = Canonical(fmt.float_activations)
         matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
-        build = _build(there, QuantizationPlan(checkpoint=quantized, kept=there.facts.quant), dtype)
+        build = _build(there, QuantizationPlan(checkpoint=quantized, kept=there.facts.weight_formats), dtype)
         table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
         _tied(there, (table, head), matrix)
         for each, layer, given in (("rows", table, ids), ("a head", head, x)):
             calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))
         known = dequantized(matrix)
-        wants += [(known[ids.long()], form), (x.float() @ known.t(), form)]
-    for call, (got,), (want, form) in zip(calls, results(there, calls), wants, strict=True):
+        wants += [(known[ids.long()], fmt), (x.float() @ known.t(), fmt)]
+    for call, (got,), (want, fmt) in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, _least(form.exact))
+        require_close(call.what, got, want, _least(fmt.float_activations))
 
 
 def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
@@ -175,7 +175,7 @@ def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
     for layer in layers:
         layer.settle("layer")
     weights = [weight for layer in layers for weight in layer.weights("layer")]
-    shared = len({weight.form for weight in weights}) == 1
+    shared = len({weight.format for weight in weights}) == 1
     for layer, weight in zip(layers, weights, strict=True):
         given = {name: tensors[name] for name in weight.stored}
         layer.assign(subject.platform.place(replace(weight, shared=shared), given))
@@ -183,7 +183,7 @@ def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
 
 def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:
     """Experts as layers make them of a checkpoint with a tensor for each expert."""
-    there = subject.fresh() if subject.facts.opaque else subject
+    there = subject.fresh() if subject.facts.ops_only else subject
     build, calls, wants = _build(there, QuantizationPlan(), dtype), [], []
     for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
         names = [f"experts.{expert}" for expert in range(len(down))]
@@ -207,11 +207,11 @@ def _one_by_one(names: Sequence[str], gate_up: Tensor, down: Tensor) -> dict[str
 
 def _build(subject: Subject, forms: QuantizationPlan, dtype: torch.dtype) -> BuildContext:
     layers = replacements(subject.platform.layers)
-    return BuildContext(subject.ops, _no_attention, Alone(), dtype, 16, 128, forms, layers=layers)
+    return BuildContext(subject.ops, _no_attention, SingleRank(), dtype, 16, 128, forms, layers=layers)
 
 
-def _least(scheme: Form | None) -> float:
-    if scheme is not None and any(8 * each % 1 for each in scheme.table):
+def _least(scheme: WeightFormat | None) -> float:
+    if scheme is not None and any(8 * each % 1 for each in scheme.codebook):
         return IN_BYTES
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
 
@@ -231,7 +231,7 @@ def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
     return layer
 
 
-def _numbers(product: Product, scheme: Form | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+def _numbers(product: Product, scheme: WeightFormat | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
     """x, a weight that the scheme holds exactly, and a bias."""
     inputs, outputs = product.inputs, sum(product.widths)
     x = randn(product.rows, inputs, dtype=dtype)
@@ -244,14 +244,14 @@ def _numbers(product: Product, scheme: Form | None, dtype: torch.dtype) -> tuple
     return x, _on_grid(outputs, inputs, fits).to(dtype), bias
 
 
-def _untied(x: Tensor, form: Form) -> Tensor:
+def _untied(x: Tensor, fmt: WeightFormat) -> Tensor:
     """Without what lies between two numbers of the activations' type."""
-    if form.dtype is None:
-        return untied(x, form.group, 127.0, torch.round)
-    return untied(x, form.group, torch.finfo(form.dtype).max, lambda v: v.to(E4M3).float())
+    if fmt.dtype is None:
+        return untied(x, fmt.group, 127.0, torch.round)
+    return untied(x, fmt.group, torch.finfo(fmt.dtype).max, lambda v: v.to(E4M3).float())
 
 
-def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
+def _on_grid(outputs: int, inputs: int, scheme: WeightFormat) -> Tensor:
     """Whole multiples of a power of two in each group, the largest of which is where the scheme's numbers end."""
     generator = torch.Generator().manual_seed(outputs + inputs)
     group = scheme.group or inputs
@@ -268,7 +268,7 @@ def _on_grid(outputs: int, inputs: int, scheme: Form) -> Tensor:
     return (whole * 2.0**-powers).reshape(outputs, inputs)
 
 
-def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Form | None) -> Tensor:
+def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: WeightFormat | None) -> Tensor:
     """In float32; by the scheme that the layer has settled on."""
     x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     fits = fitting(scheme, x.shape[1])
@@ -287,71 +287,71 @@ E4M3 = torch.float8_e4m3fn
 class Canonical:
     """Reads a checkpoint with matrices that are canonical already."""
 
-    of: Form
+    of: WeightFormat
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         assert not part.transposed, "a quantized matrix lies by its outputs"
-        (outputs, inputs), form = part.stored_shape, self._fitted(part.shape[1])
-        found = {part.source: OnFile((outputs, inputs * form.bits // 8), (form.dtype or torch.int8, torch.uint8))}
-        found[f"{part.source}.scales"] = OnFile((outputs, form.groups(inputs)), FLOATS)
-        if form.zeros:
-            found[f"{part.source}.zeros"] = OnFile((outputs, form.groups(inputs)), (torch.uint8,))
-        if form.mins:
-            found[f"{part.source}.mins"] = OnFile((outputs, form.groups(inputs)), FLOATS)
-        if form.ordered:
-            found[f"{part.source}.order"] = OnFile((inputs,), (torch.int32,))
+        (outputs, inputs), fmt = part.stored_shape, self._fitted(part.shape[1])
+        found = {part.source: StoredTensor((outputs, inputs * fmt.bits // 8), (fmt.dtype or torch.int8, torch.uint8))}
+        found[f"{part.source}.scales"] = StoredTensor((outputs, fmt.groups(inputs)), FLOATS)
+        if fmt.zeros:
+            found[f"{part.source}.zeros"] = StoredTensor((outputs, fmt.groups(inputs)), (torch.uint8,))
+        if fmt.mins:
+            found[f"{part.source}.mins"] = StoredTensor((outputs, fmt.groups(inputs)), FLOATS)
+        if fmt.act_order:
+            found[f"{part.source}.order"] = StoredTensor((inputs,), (torch.int32,))
         return found
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(self.of, cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(self.of, shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         found = {name.removeprefix(part.source): tensors[name] for name in self.stored(part)}
         values, scales, zeros, mins = (
-            None if each is None else each[slice(*cut.outputs)]
+            None if each is None else each[slice(*shard.outputs)]
             for each in map(found.get, ("", ".scales", ".zeros", ".mins"))
         )
         assert values is not None
-        return Matrix(values, scales, zeros, found.get(".order"), self.form(cut), mins)
+        return Matrix(values, scales, zeros, found.get(".order"), self.format(shard), mins)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return dequantized(self.matrix(part, cut, tensors))
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return dequantized(self.matrix(part, shard, tensors))
 
-    def _fitted(self, inputs: int) -> Form:
-        return self.form(Cut((0, 1), (0, inputs)))
+    def _fitted(self, inputs: int) -> WeightFormat:
+        return self.format(ShardRange((0, 1), (0, inputs)))
 
     def made(self, outputs: int, inputs: int) -> Matrix:
         """Any such matrix."""
-        form, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
-        scales = torch.rand((outputs, form.groups(inputs)), generator=generator) * 0.01 + 0.005
-        zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8) if form.zeros else None
-        mins = (torch.randn(scales.shape, generator=generator) * 0.05).half().float() if form.mins else None
-        order = torch.randperm(inputs, generator=generator).int() if form.ordered else None
-        if form.dtype is not None:
-            values = torch.randn((outputs, inputs), generator=generator).to(form.dtype)
-        elif form.table and form.bits == 8:
-            values = torch.randint(len(form.table), (outputs, inputs), generator=generator, dtype=torch.uint8)
-        elif form.bits == 8:
+        fmt, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
+        scales = torch.rand((outputs, fmt.groups(inputs)), generator=generator) * 0.01 + 0.005
+        zeros = torch.randint(16, scales.shape, generator=generator, dtype=torch.uint8) if fmt.zeros else None
+        mins = (torch.randn(scales.shape, generator=generator) * 0.05).half().float() if fmt.mins else None
+        order = torch.randperm(inputs, generator=generator).int() if fmt.act_order else None
+        if fmt.dtype is not None:
+            values = torch.randn((outputs, inputs), generator=generator).to(fmt.dtype)
+        elif fmt.codebook and fmt.bits == 8:
+            values = torch.randint(len(fmt.codebook), (outputs, inputs), generator=generator, dtype=torch.uint8)
+        elif fmt.bits == 8:
             values = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
             scales = scales / 16
         else:
             values = torch.randint(256, (outputs, inputs // 2), generator=generator, dtype=torch.uint8)
-        return Matrix(values, scales.half().float(), zeros, order, form, mins)  # such scales as any platform can keep
+        return Matrix(values, scales.half().float(), zeros, order, fmt, mins)  # such scales as any platform can keep
 
 
-def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
+def read(subject: Subject, fmt: WeightFormat, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
-    if not form.needs <= subject.facts.quant:
+    if not fmt.required_kinds <= subject.facts.weight_formats:
         raise Lacking("held in another form, or in floats")
-    there, reader = subject.fresh() if subject.facts.opaque else subject, Canonical(form)
+    there, reader = subject.fresh() if subject.facts.ops_only else subject, Canonical(fmt)
     build = _build(there, QuantizationPlan(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
     calls, wants = [], []
     usual = [each for each in PRODUCTS if not each.stored.transposed]
-    for product in [each for each in usual if not form.ordered or len(each.widths) == 1][:most]:  # an order is of one
+    for product in [each for each in usual if not fmt.act_order or len(each.widths) == 1][:most]:  # an order is of one
         matrix, bias = reader.made(sum(product.widths), product.inputs), None
         x = randn(product.rows, product.inputs, dtype=dtype)
-        if form.activations == 8:
-            x = _untied(x, matrix.form)
+        if fmt.activations == 8:
+            x = _untied(x, matrix.format)
         if product.bias:
             bias = randn(sum(product.widths), dtype=dtype)
         layer = _loaded(there, product.layer(build), product.held(matrix, bias))
@@ -359,4 +359,4 @@ def read(subject: Subject, form: Form, dtype: torch.dtype, most: int) -> None:
         wants.append(Op.registry["linear"].reference(x.float(), matrix, None if bias is None else bias.float(), (0,)))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, _least(form))
+        require_close(call.what, got, want, _least(fmt))

@@ -8,7 +8,7 @@ import numpy as np
 
 from quintet.engine.executor.batch_builder import state_group
 from quintet.engine.kv_cache.groups import KVCacheGroup
-from quintet.interface.types import Array, HostBatch, HostGroup
+from quintet.interface.types import HostBatch, HostGroup, IntArray
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ def laid(stretches: Sequence[Stretch], page_size: int, kept: Sequence[KVCacheGro
     return HostBatch(
         token_ids=int32([token for each in stretches for token in each.token_ids]),
         positions=int32(positions),
-        owners=owners,
-        starts=starts,
-        rows=np.arange(sum(counts), dtype=np.int32),
+        token_to_seq=owners,
+        query_start_loc=starts,
+        logits_indices=np.arange(sum(counts), dtype=np.int32),
         groups=tuple(groups),
     )
 
 
-def _table(stretches: Sequence[Stretch], index: int, kept: KVCacheGroup, page_size: int) -> Array:
+def _table(stretches: Sequence[Stretch], index: int, kept: KVCacheGroup, page_size: int) -> IntArray:
     table = np.zeros((len(stretches), max(len(each.pages[index]) for each in stretches)), np.int32)
     for row, each in enumerate(stretches):
         gone = kept.first(each.first) // page_size
@@ -57,5 +57,5 @@ def _table(stretches: Sequence[Stretch], index: int, kept: KVCacheGroup, page_si
     return table
 
 
-def int32(values: Any) -> Array:
+def int32(values: Any) -> IntArray:
     return np.array(values, dtype=np.int32)

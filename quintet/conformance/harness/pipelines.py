@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import require
-from quintet.interface.stage_channel import HandedNothing, Pipe
+from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 
 STEPS = 40  # many times as many as can be under way
 
@@ -15,28 +15,28 @@ def _given(step: int, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.randn((rows, 24), generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
-def _number(pipe: Pipe, step: int, rows: int) -> None:
+def _number(pipe: StageChannel, step: int, rows: int) -> None:
     """A stage's part of a step: what came has the step's number and the stages' before it."""
     tensors = [_given(step, rows, torch.float32), _given(step + 1, rows, torch.bfloat16)]
     if pipe.stage > 0:
-        came, want = pipe.take_over(), b"".join(bytes(each.view(torch.uint8).numpy()) for each in tensors)
+        came, want = pipe.receive(), b"".join(bytes(each.view(torch.uint8).numpy()) for each in tensors)
         require(bytes(came.cpu().numpy()) == want, f"stage {pipe.stage} got other bytes in step {step}")
     if pipe.stage < pipe.stages - 1:
-        pipe.hand_on(tensors)
+        pipe.send(tensors)
 
 
-def _heard(pipe: Pipe, step: int) -> None:
-    notes, result = pipe.said()
+def _heard(pipe: StageChannel, step: int) -> None:
+    notes, result = pipe.collect()
     want = [f"{stage} in {step}".encode() for stage in range(pipe.stages)]
     require(notes == want, f"of step {step} stage {pipe.stage} heard {notes}")
     require(result == bytes([step % 251]) * (step * 100), f"of step {step} stage {pipe.stage} heard another result")
 
 
-def _say(pipe: Pipe, step: int) -> None:
-    pipe.say(f"{pipe.stage} in {step}".encode(), bytes([step % 251]) * (step * 100))
+def _say(pipe: StageChannel, step: int) -> None:
+    pipe.report(f"{pipe.stage} in {step}".encode(), bytes([step % 251]) * (step * 100))
 
 
-def _one_by_one(pipe: Pipe) -> None:
+def _one_by_one(pipe: StageChannel) -> None:
     for step in range(STEPS):
         pipe.begin()
         _number(pipe, step, 1 + step % 5 * 100)
@@ -44,7 +44,7 @@ def _one_by_one(pipe: Pipe) -> None:
         _heard(pipe, step)
 
 
-def _one_behind_the_other(pipe: Pipe) -> None:
+def _one_behind_the_other(pipe: StageChannel) -> None:
     """As many under way as there are stages."""
     for step in range(STEPS):
         pipe.begin()
@@ -56,33 +56,33 @@ def _one_behind_the_other(pipe: Pipe) -> None:
         _heard(pipe, step)
 
 
-def _after_a_failure(pipe: Pipe) -> None:
+def _after_a_failure(pipe: StageChannel) -> None:
     """After a stage fails, later stages receive nothing from it, and all begin again."""
     for turn in range(3):
         pipe.begin()
         failed = pipe.stage == 0
         if not failed:
             try:
-                pipe.take_over()
-            except HandedNothing:
+                pipe.receive()
+            except PreviousStageFailed:
                 failed = True
         require(failed, f"stage {pipe.stage} was handed something by one that failed")
         if pipe.stage < pipe.stages - 1:
-            pipe.hand_on(None)
-        pipe.say(b"failed")
+            pipe.send(None)
+        pipe.report(b"failed")
         pipe.begin()  # one more is under way, and dropped
         if pipe.stage < pipe.stages - 1:
-            pipe.hand_on(None)
-        pipe.say(b"dropped")
-        require(pipe.said()[0] == [b"failed"] * pipe.stages, "notes of a failed step are another's")
-        pipe.begin_again()
+            pipe.send(None)
+        pipe.report(b"dropped")
+        require(pipe.collect()[0] == [b"failed"] * pipe.stages, "notes of a failed step are another's")
+        pipe.restart()
         pipe.begin()
         _number(pipe, turn, 3)
         _say(pipe, turn)
         _heard(pipe, turn)
 
 
-WORK: dict[str, Callable[[Pipe], None]] = {
+WORK: dict[str, Callable[[StageChannel], None]] = {
     "steps one by one": _one_by_one,
     "steps one behind the other": _one_behind_the_other,
     "steps after one that failed": _after_a_failure,

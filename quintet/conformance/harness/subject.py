@@ -14,7 +14,7 @@ from quintet.config import EngineConfig, all_variables
 from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.conformance.harness.worker_runner import Runner
 from quintet.interface.platform import Device, Platform
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Ops, bind
 from quintet.platforms import Chosen, choose
 
@@ -73,14 +73,14 @@ class Subject:
     def place(self, x: Tensor, use: str, dtype: torch.dtype | None = None, **more: Any) -> dict[str, Tensor]:
         """Places a checkpoint tensor "x" that one rank keeps whole; returns the platform's tensors."""
         _ = self.device  # a platform places on devices that are open
-        part = Part("x", tuple(x.shape), ((0, x.shape[0]),))
+        part = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),))
         weight = Weight("x", (part,), 0, 0, dtype or x.dtype, use, **more)
         return dict(self.platform.place(weight, {"x": x}))
 
     def place_shared(self, x: Tensor, uses: Sequence[str]) -> list[Tensor]:
         """One checkpoint tensor for several layers, as the loader places it: a tied head."""
         _ = self.device  # as above
-        part, tensors, shared = Part("x", tuple(x.shape), ((0, x.shape[0]),)), {"x": x}, []
+        part, tensors, shared = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),)), {"x": x}, []
         for use in uses:
             weight = Weight("x", (part,), 0, 0, x.dtype, use, shared=True)
             shared.append(self.platform.place(weight, tensors)["x"])

@@ -15,7 +15,7 @@ from quintet.engine.executor.batch_builder import CaptureSizes, pad
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.engine.kv_cache.state_slots import EACH
 from quintet.interface.platform import Capabilities, Platform
-from quintet.interface.types import Extent, HostBatch, HostInputs, Outputs, Place, Variant
+from quintet.interface.types import HostBatch, HostInputs, MaxShape, Outputs, RankInfo, ShapeBucket
 from quintet.platforms import choose
 
 PAGED_TOKENS = 2048  # what the cache holds
@@ -32,28 +32,28 @@ class Runner:
         tiny: Tiny,
         platform: Platform,
         dtype: torch.dtype = torch.float32,
-        place: Place | None = None,
+        rank_info: RankInfo | None = None,
         sizes: Sequence[int] = SIZES,
         **sizing: Any,  # other fields of ModelSizes
     ) -> None:
         """`sizes`: tokens that a step is padded to, where shapes are fixed."""
         own = ModelSizes(dtype, **{"page_size": 16, "max_model_len": SERVED, **sizing})
         try:
-            self.worker = Worker(platform, tiny.config, own, place or Place())
+            self.worker = Worker(platform, tiny.config, own, rank_info or RankInfo())
         except ValueError as reasons:  # of a layer's attention: what the contract asks for
             raise Lacking(str(reasons)) from None
         self._kept = self.worker.arrangement.groups
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._kept)
         tables = self.worker.arrangement.widths(-(-own.max_model_len // own.page_size))
-        self._fixed: list[Variant] = []
-        captured: tuple[Variant, ...] = ()
+        self._fixed: list[ShapeBucket] = []
+        captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
             inputs = ("types",) if self.worker.model.takes_types else ()
-            self._fixed = [Variant(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
+            self._fixed = [ShapeBucket(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
         else:
-            most = Variant(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
-            captured = self.worker.estimate(Extent(most, tiny.text.hidden_size, tiny.text.vocab_size)).variants
+            most = ShapeBucket(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
+            captured = self.worker.estimate(MaxShape(most, tiny.text.hidden_size, tiny.text.vocab_size)).buckets
         self._captured = CaptureSizes(captured)
         slots = 1 + EACH * HELD
         self.worker.load(tiny.folder, MemoryRoom(pages, slots), self._fixed or captured, progress=False)
@@ -82,7 +82,7 @@ class Runner:
         host = self._batch(chunks, firsts)
         if self.worker.model.takes_types:
             given = [(segments or {}).get(key, [0] * len(tokens)) for key, tokens in chunks.items()]
-            host = host._replace(inputs=HostInputs(types=np.concatenate(given, dtype=np.int32)))
+            host = host._replace(inputs=HostInputs(token_type_ids=np.concatenate(given, dtype=np.int32)))
         return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
 
     def shared_out(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:

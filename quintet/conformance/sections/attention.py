@@ -185,7 +185,7 @@ def served_or_refused(subject: Subject) -> Iterator[Trial]:
 
 def _is_compiled(subject: Subject) -> bool:
     """True if each layer may cost some seconds."""
-    return subject.facts.opaque or subject.facts.static_shapes
+    return subject.facts.ops_only or subject.facts.static_shapes
 
 
 def _shapes(kind: int, dtype: int, dtypes: int) -> list[Shape]:

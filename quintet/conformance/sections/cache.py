@@ -124,13 +124,13 @@ def _grouped(subject: Subject, kinds: Sequence[str]) -> None:
 def _as_described(subject: Subject, of: AttentionSpec) -> None:
     there = opened(subject, of.page_size)
     (layout,) = mixer_of(there.platform, of, there.ops).layouts
-    what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cached)}, pages of {of.page_size}"
+    what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cache_dtype)}, pages of {of.page_size}"
     require(layout.unit == "page", f"{what}: the layout is of one {layout.unit}, and attention keeps pages")
     reach = of.window or of.chunk
-    require(layout.keeps == reach, f"{what}: keeps {layout.keeps} positions, and the layer sees {reach}")
+    require(layout.window == reach, f"{what}: keeps {layout.window} positions, and the layer sees {reach}")
     require(layout.chunked == (of.chunk is not None), f"{what}: says chunked={layout.chunked}, chunks of {of.chunk}")
-    rows = 2 * of.kv_heads * of.page_size * row_width(of.head_dim, of.cached)
-    least = rows * of.cached.itemsize // layout.shares
+    rows = 2 * of.kv_heads * of.page_size * row_width(of.head_dim, of.cache_dtype)
+    least = rows * of.cache_dtype.itemsize // layout.shards
     says = layout.nbytes
     require(says >= least, f"{what}: a page of {says} bytes, and its keys and values alone are {least}")
     made = there.device.allocate([layout, layout], PAGES)

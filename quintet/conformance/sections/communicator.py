@@ -18,9 +18,9 @@ from quintet.conformance.harness import pipelines as pipes
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
 from quintet.interface.platform import Communicator, Device, Platform
-from quintet.interface.stage_channel import Pipe
-from quintet.interface.types import Place
-from quintet.interface.weights import Part, Weight
+from quintet.interface.stage_channel import StageChannel
+from quintet.interface.types import RankInfo
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import bind
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Rank:
         """Opens the device and the communicator; runs on the rank's own thread."""
         torch.set_num_threads(1)  # it counts per thread
         self.device: Device = self.team.platform.open(self.rank)
-        self.comm: Communicator = self.team.platform.connect(Place(self.rank, self.team.size, self.team.endpoint))
+        self.comm: Communicator = self.team.platform.connect(RankInfo(self.rank, self.team.size, self.team.endpoint))
         self.ops = bind(self.team.platform.op_priority)
         require(
             (self.comm.rank, self.comm.size) == (self.rank, self.team.size),
@@ -59,7 +59,7 @@ class Rank:
         """A host tensor on this rank's device."""
         if x.dtype in (torch.int32, torch.float32):
             return self.device.to_device([x.numpy().copy()])[0]
-        part = Part("x", tuple(x.shape), ((0, x.shape[0]),) * self.team.size)
+        part = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),) * self.team.size)
         return self.team.platform.place(Weight("x", (part,), 0, self.rank, x.dtype, "vector"), {"x": x})["x"]
 
     def down(self, x: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def given(rank: int, shape: Sequence[int], dtype: torch.dtype, turn: int = 0) ->
 def one_rank(subject: Subject) -> Iterator[Trial]:
     def alone() -> None:
         _ = subject.device
-        comm, x = subject.platform.connect(Place()), given(0, (6, 4), torch.float32)
+        comm, x = subject.platform.connect(RankInfo()), given(0, (6, 4), torch.float32)
         require((comm.rank, comm.size) == (0, 1), f"rank 0 of 1 got rank {comm.rank} of {comm.size}")
         for name, arguments in (
             ("all_reduce", ()),
@@ -330,18 +330,21 @@ def stages(subject: Subject) -> Iterator[Trial]:
             yield Trial(f"{what}, over {count} stages", partial(_in_stages, subject, count, work), ("parallel/stages",))
 
 
-def _in_stages(subject: Subject, count: int, work: Callable[[Pipe], None]) -> None:
+def _in_stages(subject: Subject, count: int, work: Callable[[StageChannel], None]) -> None:
     if not subject.facts.processes or subject.facts.devices < count:
         raise Lacking("pipeline_parallel_size is refused: ranks are no processes, or too few")
     team = Team(subject, count)
 
     def of(rank: Rank) -> None:
-        comm = team.platform.connect(Place(rank.rank, count, f"{team.endpoint}-stages", count))
-        if comm.pipe is None:
+        comm = team.platform.connect(RankInfo(rank.rank, count, f"{team.endpoint}-stages", count))
+        if comm.stage_channel is None:
             raise Lacking("pipeline_parallel_size is refused: the communicator has no pipe")
-        found, want = (comm.rank, comm.size, comm.pipe.stage, comm.pipe.stages), (0, 1, rank.rank, count)
+        found, want = (
+            (comm.rank, comm.size, comm.stage_channel.stage, comm.stage_channel.stages),
+            (0, 1, rank.rank, count),
+        )
         require(found == want, f"rank, size, stage and stages of rank {rank.rank} are {found}, not {want}")
-        work(comm.pipe)
+        work(comm.stage_channel)
 
     team.each(of)
     team.close()
@@ -366,8 +369,8 @@ def _on_ranks(subject: Subject, family: str, size: int) -> None:
     meeting = f"{team.endpoint}-model"
 
     def work(rank: Rank) -> Said:
-        place = Place(rank.rank, size, meeting)
-        return _said(Runner(_tiny(family), team.platform, place=place, sizes=SIZES))
+        place = RankInfo(rank.rank, size, meeting)
+        return _said(Runner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
 
     said = team.each(work)
     team.close()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from quintet.conformance.check import Trial, check, require
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import State
-from quintet.interface.types import Batch, Outputs, Variant
-from quintet.interface.weights import Part, Weight
+from quintet.interface.types import Batch, Outputs, ShapeBucket
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Ops
 
 Array = np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ FLIGHTS = 64  # uploads, and copies home, that are under way at once
 BIG = 1_000_003  # elements: more than one piece of any staging memory, and no multiple of a page
 WIDE = (48, 1021)  # of the arrays that are many in flight
 TURNS = 6  # steps of one size: who records them plays them again by the third
-STEP = Variant(16, 16, 16, (), decode=True)
+STEP = ShapeBucket(16, 16, 16, (), decode=True)
 
 ARRAYS: dict[str, Callable[[], list[Array]]] = {
     "int32": lambda: [np.arange(-6, 6, dtype=np.int32).reshape(3, 4)],
@@ -193,7 +193,7 @@ def what_came_home(subject: Subject) -> Iterator[Trial]:
 
 def _written_over(subject: Subject) -> None:
     device, (rows, width) = subject.device, WIDE
-    weight = Weight("x", (Part("x", WIDE, ((0, rows),)),), 0, 0, torch.float32, "vector")
+    weight = Weight("x", (CheckpointSlice("x", WIDE, ((0, rows),)),), 0, 0, torch.float32, "vector")
     there = subject.platform.place(weight, {"x": torch.full(WIDE, 1.0)})
     came = device.to_host(there["x"])()
     subject.platform.place(weight, {"x": torch.full((rows, width), 2.0)}, there)
@@ -212,7 +212,7 @@ class _LookUp(nn.Module):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         rows = self._ops.embedding(batch.token_ids, self.table, 0, False)
-        return Outputs(self._ops.take_rows(rows, batch.rows)), state
+        return Outputs(self._ops.take_rows(rows, batch.logits_indices)), state
 
 
 def _of_steps(subject: Subject, waits: bool) -> None:

@@ -16,7 +16,7 @@ from quintet.conformance.harness.traffic import Served, closeness, mix, plain_dt
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
 from quintet.engine.executor.batch_builder import pad
 from quintet.interface.platform import Platform, Step
-from quintet.interface.types import HostBatch, Variant
+from quintet.interface.types import HostBatch, ShapeBucket
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
 STRANGE = 24  # a size between them, which is not declared
@@ -33,9 +33,9 @@ class Sized(Runner):
     size: int | None = None  # None: to the smallest that holds a step
     scribbles = False  # padded tokens are other than zeros
 
-    def fixed_of(self, size: int) -> Variant:
+    def fixed_of(self, size: int) -> ShapeBucket:
         """Returns the variant of `size` tokens, declared or not."""
-        return Variant(size, 8, size, (SERVED // PAGE,) * len(self._kept))
+        return ShapeBucket(size, 8, size, (SERVED // PAGE,) * len(self._kept))
 
     def spoil(self) -> None:
         """Leaves K and V on page 0, as padding does."""
@@ -53,14 +53,14 @@ class Sized(Runner):
 
 def _scribbled(host: HostBatch, count: int) -> HostBatch:
     """Fills the fields of padded tokens with values that must not count; they write to page 0."""
-    token_ids, rows, groups = host.token_ids.copy(), host.rows.copy(), []
+    token_ids, rows, groups = host.token_ids.copy(), host.logits_indices.copy(), []
     token_ids[count:] = np.arange(len(token_ids) - count) % VOCAB
     rows[count:] = np.arange(len(rows) - count) % max(count, 1)
     for group in host.groups:
-        slots = group.slots.copy()
+        slots = group.slot_mapping.copy()
         slots[count:] = np.arange(len(slots) - count) % PAGE
-        groups.append(group._replace(slots=slots))
-    return host._replace(token_ids=token_ids, rows=rows, groups=tuple(groups))
+        groups.append(group._replace(slot_mapping=slots))
+    return host._replace(token_ids=token_ids, logits_indices=rows, groups=tuple(groups))
 
 
 class Loaded:
@@ -164,8 +164,8 @@ class Watch(Trap):
         self.steps: list[Step] = []
 
     def around(self, platform: type[Platform]) -> type[Platform]:
-        def compile(self: Platform, model: nn.Module, variants: Iterable[Variant]) -> Step:
-            watch.steps.append(platform.compile(self, model, variants))
+        def compile(self: Platform, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
+            watch.steps.append(platform.compile(self, model, buckets))
             return watch.steps[-1]
 
         watch = self

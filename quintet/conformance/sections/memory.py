@@ -21,8 +21,8 @@ from quintet.conformance.checkpoints.tiny import VOCAB, variant
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
 from quintet.interface.platform import ASIDE, DROPPED, Device
-from quintet.interface.types import AttentionSpec, Extent, Layout, Memory, Variant
-from quintet.interface.weights import Part, Weight
+from quintet.interface.types import AttentionSpec, Layout, MaxShape, Memory, ShapeBucket
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.quantization import ONLINE, fitting
 from quintet.platforms.host import host_memory
 
@@ -241,7 +241,7 @@ def planned(subject: Subject) -> Iterator[Trial]:
         for dtype in subject.facts.dtypes:
             what = f"a weight for {use} in {str(dtype).removeprefix('torch.')}"
             yield Trial(what, partial(_planned, subject, use, dtype, None))
-    for name in sorted(subject.facts.quant & set(ONLINE)):
+    for name in sorted(subject.facts.weight_formats & set(ONLINE)):
         for dtype in subject.facts.dtypes[:1]:
             what, features = f"a product's weight in {name}", (f"scheme/{name}",)
             yield Trial(what, partial(_planned, subject, "linear", dtype, name), features)
@@ -253,13 +253,13 @@ def steps_ahead(subject: Subject) -> Iterator[Trial]:
     yield Trial("the steps that are run ahead", partial(_ahead, subject))
 
 
-MOST = Variant(16, 8, 16, (8,))
+MOST = ShapeBucket(16, 8, 16, (8,))
 
 
 def _estimated(subject: Subject) -> None:
     """Larger steps never take less; the weights are as large whatever the steps are."""
     runner = subject.runner(variant("llama", "plain"), sizes=(16,))
-    small, large = (runner.worker.estimate(Extent(MOST._replace(tokens=t, rows=t), 48, VOCAB)) for t in (16, 64))
+    small, large = (runner.worker.estimate(MaxShape(MOST._replace(tokens=t, rows=t), 48, VOCAB)) for t in (16, 64))
     for each in (small, large):
         counts = (each.weights, each.workspace, each.captured)
         require(all(type(count) is int and count >= 0 for count in counts), f"bytes are whole numbers, not {counts}")
@@ -272,10 +272,10 @@ def _estimated(subject: Subject) -> None:
 def _ahead(subject: Subject) -> None:
     runner = subject.runner(variant("llama", "plain"), sizes=(16,))
     most = MOST._replace(pages=tuple(8 for _ in runner.worker.arrangement.groups))
-    variants = runner.worker.estimate(Extent(most, 48, VOCAB)).variants
-    if not variants:
+    buckets = runner.worker.estimate(MaxShape(most, 48, VOCAB)).buckets
+    if not buckets:
         raise Lacking("estimate() names no steps: none is captured, or padded to where shapes are free")
-    for each in variants:
+    for each in buckets:
         within = each.tokens <= most.tokens and each.requests <= most.requests and each.rows <= most.rows
         within = within and len(each.pages) == len(most.pages) and all(count <= most.pages[0] for count in each.pages)
         require(within, f"estimate() names {each}, and no step is larger than {most}")
@@ -287,10 +287,10 @@ def _ahead(subject: Subject) -> None:
 def _planned(subject: Subject, use: str, dtype: torch.dtype, scheme: str | None) -> None:
     _ = subject.device  # a platform places on devices that are open
     x = torch.randn(SHAPES[use], generator=torch.Generator().manual_seed(0))
-    part = Part("x", tuple(x.shape), ((0, x.shape[0]),))
+    part = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),))
     packed = fitting(ONLINE[scheme] if scheme else None, x.shape[-1])
     weight = Weight("x", (part,), 0, 0, dtype, use, packed)
-    planned = subject.platform.estimate(nn.Module(), [weight], Extent(Variant(1, 1, 1, ()), 0, 0)).weights
+    planned = subject.platform.estimate(nn.Module(), [weight], MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
     placed = subject.platform.place(weight, {"x": x.to(dtype)})
     taken = sum(_nbytes(tensor) for tensor in placed.values())
     parts = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in placed.items())

@@ -13,7 +13,7 @@ from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, 
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import Said, closeness, follows, greedy, named, plain_dtype
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
-from quintet.interface.weights import Cut, Form
+from quintet.interface.weights import ShardRange, WeightFormat
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.ops.quantize import quantize
@@ -57,14 +57,14 @@ def dtypes(subject: Subject) -> Iterator[Trial]:
 
 @check("models.schemes")
 def schemes(subject: Subject) -> Iterator[Trial]:
-    for name in sorted(subject.facts.quant & set(ONLINE)):
+    for name in sorted(subject.facts.weight_formats & set(ONLINE)):
         for what, settings in (("all groups divide", WIDE), ("one layer stays", NARROW)):
             yield Trial(f"{name}: {what}", partial(_scheme, subject, name, settings), (f"scheme/{name}",))
 
 
 @check("models.replaced")
 def replaced(subject: Subject) -> Iterator[Trial]:
-    schemes = [None, *sorted(subject.facts.quant & set(ONLINE))]
+    schemes = [None, *sorted(subject.facts.weight_formats & set(ONLINE))]
     for name in schemes[:2] if subject.facts.static_shapes else schemes:
         yield Trial(f"a tied head, {name or 'as it is'}", partial(_replaced, subject, name), ("reload",))
 
@@ -173,12 +173,14 @@ def _outputs(subject: Subject, family: str) -> None:
         dict(enumerate(random_prompts(4, (23, 1, 20), VOCAB))),
     )
     taps = tuple(range(tiny.config.num_hidden_layers + 1))
-    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(hidden=True, taps=taps))
+    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(hidden_states=True, aux_hidden_states=taps))
     out, wants = runner.outputs(ids), {key: tiny.states(each) for key, each in ids.items()}
     require(out.logits is not None, "logits were wanted, and did not come")
-    require(out.hidden is not None, "hidden states were wanted, and did not come")
-    require(len(out.taps) == len(taps), f"{len(taps)} taps were wanted, and {len(out.taps)} came")
-    for index, rows in enumerate((out.logits, out.hidden, *out.taps)):
+    require(out.hidden_states is not None, "hidden states were wanted, and did not come")
+    require(
+        len(out.aux_hidden_states) == len(taps), f"{len(taps)} taps were wanted, and {len(out.aux_hidden_states)} came"
+    )
+    for index, rows in enumerate((out.logits, out.hidden_states, *out.aux_hidden_states)):
         what = ("logits", "hidden states")[index] if index < 2 else f"tap {taps[index - 2]}"
         assert rows is not None
         for key, got in runner.shared_out(ids, rows).items():
@@ -188,11 +190,11 @@ def _outputs(subject: Subject, family: str) -> None:
 
 def _hidden_alone(subject: Subject) -> None:
     tiny, dtype, ids = smooth("llama"), plain_dtype(subject.facts), dict(enumerate(random_prompts(5, (9, 30), VOCAB)))
-    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden=True))
+    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden_states=True))
     out = runner.outputs(ids)
-    require(out.logits is None and not out.taps, "logits or taps came, and none were wanted")
-    assert out.hidden is not None
-    for key, got in runner.shared_out(ids, out.hidden).items():
+    require(out.logits is None and not out.aux_hidden_states, "logits or taps came, and none were wanted")
+    assert out.hidden_states is not None
+    for key, got in runner.shared_out(ids, out.hidden_states).items():
         _near(f"hidden states of request {key}", got, tiny.states(ids[key])[0], 2 * closeness(dtype))
 
 
@@ -207,13 +209,13 @@ def _relative(got: Tensor, want: Tensor) -> float:
 
 
 @torch.no_grad()
-def _quantized(tiny: Tiny, scheme: Form) -> Tiny:
+def _quantized(tiny: Tiny, scheme: WeightFormat) -> Tiny:
     """The reference with each weight as the scheme keeps it; activations stay as they are."""
     model = copy.deepcopy(tiny.reference)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             forms = QuantizationPlan(scheme).of_head() if name == "lm_head" else QuantizationPlan(scheme)
-            kept, _ = forms.of(name, Cut((0, module.out_features), (0, module.in_features)))
+            kept, _ = forms.of(name, ShardRange((0, module.out_features), (0, module.in_features)))
             if not kept.plain:
                 module.weight.copy_(dequantized(quantize(module.weight, kept)))
     return Tiny(tiny.folder, tiny.config, model)

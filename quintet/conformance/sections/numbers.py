@@ -77,15 +77,15 @@ def texts(lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
 
 
 def _runner(subject: Subject, tiny: Tiny, dtype: torch.dtype) -> Runner:
-    return subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden=True), max_model_len=PLACES)
+    return subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden_states=True), max_model_len=PLACES)
 
 
 def _states(run: Runner, ids: dict[Any, list[int]], segments: dict[Any, list[int]] | None = None) -> dict[Any, Tensor]:
     """Hidden states of texts that are whole in one step."""
     out = run.outputs(ids, segments)
-    require(out.hidden is not None, "hidden states were wanted, and did not come")
-    assert out.hidden is not None
-    found = run.shared_out(ids, out.hidden)
+    require(out.hidden_states is not None, "hidden states were wanted, and did not come")
+    assert out.hidden_states is not None
+    found = run.shared_out(ids, out.hidden_states)
     for key in ids:
         run.finish(key)
     return found

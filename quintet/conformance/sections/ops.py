@@ -18,7 +18,7 @@ from quintet.conformance.close import require_close, short
 from quintet.conformance.harness import linear_layers as products
 from quintet.conformance.harness.calls import Call, results, send
 from quintet.conformance.harness.subject import Subject
-from quintet.interface.weights import Form
+from quintet.interface.weights import WeightFormat
 from quintet.layers.quantization import ONLINE
 from quintet.ops import Op
 from quintet.ops.registry import of_kind
@@ -28,7 +28,7 @@ FEWER = {"biased_experts": 2, "experts": 3, "grouped_linear": 3, "paged_attentio
     "ungated_experts": 2
 }
 
-# called only where such weights are kept as they are (Capabilities.quant)
+# called only where such weights are kept as they are (Capabilities.weight_formats)
 KEPT = {"quantized_experts": ("experts", "experts"), "quantized_embedding": ("rows", "tables")}
 # ops with results made row by row of their first argument, or of their first two
 ROWS = ("activate", "add", "add_rms_norm", "biased_experts", "experts", "gated", "layer_norm", "linear") + (
@@ -53,7 +53,7 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             # a form that is not kept, and pages that go nowhere, say nothing of types
             typed = () if name in (*KEPT, *PAGES) else (f"dtype/{short(dtype)}",)
             features = (f"op/{name}", *typed)
-            hidden = name in ATTENTION and subject.facts.opaque
+            hidden = name in ATTENTION and subject.facts.ops_only
             yield Trial(f"{name} in {short(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden))
 
 
@@ -70,19 +70,17 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
             call = partial(products.tried, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
             yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, features)
-        for what, form in FORMS.items():
-            call = partial(products.read, subject, form, dtype, most)
-            yield Trial(
-                f"a checkpoint's {form.kind} ({what}) in {short(dtype)}", call, _features_of(what, form, subject)
-            )
+        for what, fmt in FORMS.items():
+            call = partial(products.read, subject, fmt, dtype, most)
+            yield Trial(f"a checkpoint's {fmt.kind} ({what}) in {short(dtype)}", call, _features_of(what, fmt, subject))
         call = partial(products.looked_up, subject, dtype, spread(list(FORMS.items()), most))
         yield Trial(f"tables of quantized checkpoints in {short(dtype)}", call, ("op/embedding",))
 
 
-def _features_of(what: str, form: Form, subject: Subject) -> tuple[str, ...]:
+def _features_of(what: str, fmt: WeightFormat, subject: Subject) -> tuple[str, ...]:
     """An op that is not asked for is not lacking."""
-    op = f"op/{of_kind('linear', form.kind)}"
-    return (f"form/{what}", op) if form.needs <= subject.facts.quant else (f"form/{what}",)
+    op = f"op/{of_kind('linear', fmt.kind)}"
+    return (f"form/{what}", op) if fmt.required_kinds <= subject.facts.weight_formats else (f"form/{what}",)
 
 
 @check("ops.finite")
@@ -97,18 +95,18 @@ def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
         yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, (f"scheme/{scheme.kind}",))
 
 
-def _schemes(subject: Subject) -> list[Form]:
+def _schemes(subject: Subject) -> list[WeightFormat]:
     """Returns the quantization schemes that place() applies to floats."""
-    return [ONLINE[name] for name in sorted(subject.facts.quant) if name in ONLINE]
+    return [ONLINE[name] for name in sorted(subject.facts.weight_formats) if name in ONLINE]
 
 
 def _packs(subject: Subject, op: str) -> bool:
-    return PACKED.get(op) in subject.facts.quant
+    return PACKED.get(op) in subject.facts.weight_formats
 
 
 def _is_compiled(subject: Subject) -> bool:
     """True if each shape may cost a second or more."""
-    return subject.facts.opaque or subject.facts.static_shapes
+    return subject.facts.ops_only or subject.facts.static_shapes
 
 
 def _unknown(name: str) -> None:
@@ -116,17 +114,17 @@ def _unknown(name: str) -> None:
 
 
 def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
-    there = subject.fresh() if subject.facts.opaque else subject
-    if name in ATTENTION and subject.facts.opaque and there.ops.choice(name).provider == "reference":
+    there = subject.fresh() if subject.facts.ops_only else subject
+    if name in ATTENTION and subject.facts.ops_only and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
-    if name in PAGES and there.facts.opaque and there.ops.choice(name).provider == "reference":
+    if name in PAGES and there.facts.ops_only and there.ops.choice(name).provider == "reference":
         raise Lacking("no provider of its own: pages go nowhere from this platform's cache")
-    if name in STATES and not there.platform.states:
+    if name in STATES and not there.platform.supports_states:
         raise Lacking("this platform keeps no states: no layer calls it")
     if name in DEALT and there.facts.spmd:
         raise Lacking("one process drives all devices here: no expert is one rank's")
     kept, them = KEPT.get(name, ("", ""))
-    if kept and kept not in there.facts.quant:
+    if kept and kept not in there.facts.weight_formats:
         raise Lacking(f"{them} come to this platform in floats")
     cases = list(CASES[name](dtype))
     if name in ATTENTION:
@@ -145,7 +143,7 @@ def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, .
     for what, args in cases:
         sent = tuple(send(there, each, uses.get(i, "vector")) for i, each in enumerate(args))
         calls.append(Call(f"{name} by {there.ops.choice(name).provider}, {what}", function, sent))
-    if name in ATTENTION and there.facts.opaque:
+    if name in ATTENTION and there.facts.ops_only:
         return [_now(there, call) for call in calls]
     return results(there, calls)
 
@@ -184,7 +182,7 @@ def _compare(
 
 def _stays(subject: Subject, name: str, dtype: torch.dtype) -> None:
     """The rows beside a poisoned one are what they are without it."""
-    there = subject.fresh() if subject.facts.opaque else subject
+    there = subject.fresh() if subject.facts.ops_only else subject
     what, args = next(case for case in CASES[name](dtype) if case[1][0].shape[0] >= 3)
     poisoned = [(f"{what}, {poison} in row {POISONED}", _poisoned(name, args, poison)) for poison in POISONS]
     clean = _wanted(name, args)

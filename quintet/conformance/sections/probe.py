@@ -191,7 +191,7 @@ def facts(subject: Subject) -> Iterator[Trial]:
         require(facts.fp8 is None or facts.fp8 in known, f"fp8 is to be None or one of {known}, not {facts.fp8!r}")
 
     def quant() -> None:
-        strange = sorted(facts.quant - {*KINDS, *EXTRAS})
+        strange = sorted(facts.weight_formats - {*KINDS, *EXTRAS})
         require(not strange, f"quant names forms that quintet does not have: {strange}; it has {sorted(KINDS)}")
 
     def truths() -> None:

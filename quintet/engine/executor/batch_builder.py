@@ -8,7 +8,7 @@ import numpy as np
 from quintet.engine.executor.output_rows import OutputRows, rows_of
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
-from quintet.interface.types import Array, HostBatch, HostGroup, HostInputs, Variant
+from quintet.interface.types import HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
 
 
 class BatchBuilder:
@@ -17,10 +17,10 @@ class BatchBuilder:
     def __init__(
         self,
         page_size: int,
-        fixed: Sequence[Variant] = (),
+        fixed: Sequence[ShapeBucket] = (),
         groups: int = 1,
         states: bool = False,
-        captured: Sequence[Variant] = (),
+        captured: Sequence[ShapeBucket] = (),
         types: bool = False,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed; `captured`: those worth padding to, where they are
@@ -62,9 +62,9 @@ class BatchBuilder:
         batch = HostBatch(
             token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
             positions=at,
-            owners=rows,
-            starts=self._first(count + 1),
-            rows=rows,
+            token_to_seq=rows,
+            query_start_loc=self._first(count + 1),
+            logits_indices=rows,
             groups=tuple(groups),
         )
         return batch, OutputRows(requests)
@@ -89,30 +89,30 @@ class BatchBuilder:
         batch = HostBatch(
             token_ids=_token_ids(plan),
             positions=positions,
-            owners=owners,
-            starts=starts,
-            rows=wanted,
+            token_to_seq=owners,
+            query_start_loc=starts,
+            logits_indices=wanted,
             groups=tuple(groups),
         )
         if any(_embedded(request) for request in requests):
             batch = batch._replace(inputs=_inputs(plan))
         elif self._types:
-            batch = batch._replace(inputs=HostInputs(types=_types(plan)))
+            batch = batch._replace(inputs=HostInputs(token_type_ids=_types(plan)))
         return batch, rows
 
-    def _first(self, count: int) -> Array:
+    def _first(self, count: int) -> IntArray:
         """0, 1, ... count - 1."""
         if count > len(self._count):
             self._count = np.arange(2 * count, dtype=np.int32)
         return self._count[:count]
 
 
-def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: Array) -> HostGroup:
+def state_group(slots: Sequence[tuple[int, int]], tokens: int, lengths: IntArray) -> HostGroup:
     """Returns the group of layers that keep a state per request; each request reads and writes these slots."""
     return HostGroup(np.zeros(tokens, np.int32), np.array(slots, np.int32).reshape(-1, 2), lengths)
 
 
-def _token_ids(plan: StepPlan) -> Array:
+def _token_ids(plan: StepPlan) -> IntArray:
     ids: list[int] = []
     for request, count in plan.tokens.items():
         ids += request.token_ids[request.num_computed : request.num_computed + count]
@@ -136,10 +136,10 @@ def _inputs(plan: StepPlan) -> HostInputs:
             places[at : at + given] = np.arange(found, found + given)
             found += given
         at += count
-    return HostInputs(embeds=np.concatenate(rows), places=places)
+    return HostInputs(embeds=np.concatenate(rows), embed_indices=places)
 
 
-def _types(plan: StepPlan) -> Array:
+def _types(plan: StepPlan) -> IntArray:
     """The segments of a step's tokens."""
     found = np.zeros(plan.num_tokens, np.int32)
     at = 0
@@ -151,7 +151,7 @@ def _types(plan: StepPlan) -> Array:
     return found
 
 
-def _table(requests: Sequence[Request], group: int) -> Array:
+def _table(requests: Sequence[Request], group: int) -> IntArray:
     rows = []
     for request in requests:
         row = request.rows[group]
@@ -166,54 +166,56 @@ def _table(requests: Sequence[Request], group: int) -> Array:
     return table
 
 
-def pad(batch: HostBatch, variants: Sequence[Variant]) -> HostBatch:
+def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
     count, inputs = (
         len(batch.token_ids),
         tuple(name for name in ("embeds", "types") if getattr(batch.inputs, name) is not None),
     )
     # the smallest: they are in order
-    variant = next(each for each in variants if each.tokens >= count and each.inputs == inputs)
-    starts = np.full(variant.requests + 1, batch.starts[-1], np.int32)
-    starts[: len(batch.starts)] = batch.starts
+    bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)
+    starts = np.full(bucket.requests + 1, batch.query_start_loc[-1], np.int32)
+    starts[: len(batch.query_start_loc)] = batch.query_start_loc
     groups = []
-    for group, pages in zip(batch.groups, variant.pages, strict=True):
-        table = np.zeros((variant.requests, pages), np.int32)
-        table[: group.table.shape[0], : group.table.shape[1]] = group.table
-        groups.append(HostGroup(_fill(group.slots, variant.tokens), table, _fill(group.lengths, variant.requests)))
+    for group, pages in zip(batch.groups, bucket.pages, strict=True):
+        table = np.zeros((bucket.requests, pages), np.int32)
+        table[: group.block_table.shape[0], : group.block_table.shape[1]] = group.block_table
+        groups.append(
+            HostGroup(_fill(group.slot_mapping, bucket.tokens), table, _fill(group.seq_lens, bucket.requests))
+        )
     return HostBatch(
-        token_ids=_fill(batch.token_ids, variant.tokens),
-        positions=_fill(batch.positions, variant.tokens),
-        owners=_fill(batch.owners, variant.tokens, variant.requests - 1),
-        starts=starts,
-        rows=_fill(batch.rows, variant.rows),
+        token_ids=_fill(batch.token_ids, bucket.tokens),
+        positions=_fill(batch.positions, bucket.tokens),
+        token_to_seq=_fill(batch.token_to_seq, bucket.tokens, bucket.requests - 1),
+        query_start_loc=starts,
+        logits_indices=_fill(batch.logits_indices, bucket.rows),
         groups=tuple(groups),
-        inputs=_pad_inputs(batch.inputs, variant),
+        inputs=_pad_inputs(batch.inputs, bucket),
     )
 
 
-def _pad_inputs(inputs: HostInputs, variant: Variant) -> HostInputs:
-    if inputs.types is not None:
-        inputs = inputs._replace(types=_fill(inputs.types, variant.tokens))
-    if inputs.embeds is None or inputs.places is None:
+def _pad_inputs(inputs: HostInputs, bucket: ShapeBucket) -> HostInputs:
+    if inputs.token_type_ids is not None:
+        inputs = inputs._replace(token_type_ids=_fill(inputs.token_type_ids, bucket.tokens))
+    if inputs.embeds is None or inputs.embed_indices is None:
         return inputs
-    embeds = np.zeros((variant.tokens, variant.width), np.float32)
+    embeds = np.zeros((bucket.tokens, bucket.width), np.float32)
     embeds[: len(inputs.embeds)] = inputs.embeds
-    return inputs._replace(embeds=embeds, places=_fill(inputs.places, variant.tokens, -1))
+    return inputs._replace(embeds=embeds, embed_indices=_fill(inputs.embed_indices, bucket.tokens, -1))
 
 
 class CaptureSizes:
     """The sizes of the steps that are captured, where shapes are free: what is near one is padded to it."""
 
-    def __init__(self, variants: Sequence[Variant]) -> None:
-        self._decodes = sorted({each.tokens for each in variants if each.decode})
-        self._mixed = sorted({(each.tokens, each.requests, each.rows) for each in variants if not each.decode})
+    def __init__(self, buckets: Sequence[ShapeBucket]) -> None:
+        self._decodes = sorted({each.tokens for each in buckets if each.decode})
+        self._mixed = sorted({(each.tokens, each.requests, each.rows) for each in buckets if not each.decode})
 
     def pad(self, batch: HostBatch) -> HostBatch:
         """The step in the next size; as it is where none holds it, or where it brings more than ids. Rows stay, and
         tables are as wide as they were."""
-        tokens, requests, rows = len(batch.token_ids), len(batch.starts) - 1, len(batch.rows)
-        if batch.inputs.embeds is not None or batch.inputs.types is not None:
+        tokens, requests, rows = len(batch.token_ids), len(batch.query_start_loc) - 1, len(batch.logits_indices)
+        if batch.inputs.embeds is not None or batch.inputs.token_type_ids is not None:
             return batch
         if tokens == requests and rows <= tokens:
             place = bisect_left(self._decodes, tokens)
@@ -228,16 +230,20 @@ def _pad_mixed(batch: HostBatch, tokens: int, requests: int) -> HostBatch:
     """With tokens on page 0, which belong to the last row and to no request's stretch, and with requests of none."""
     groups = []
     for group in batch.groups:
-        table = np.zeros((requests, group.table.shape[1]), np.int32)
-        table[: len(group.table)] = group.table
+        table = np.zeros((requests, group.block_table.shape[1]), np.int32)
+        table[: len(group.block_table)] = group.block_table
         groups.append(
-            group._replace(slots=_fill(group.slots, tokens), table=table, lengths=_fill(group.lengths, requests))
+            group._replace(
+                slot_mapping=_fill(group.slot_mapping, tokens),
+                block_table=table,
+                seq_lens=_fill(group.seq_lens, requests),
+            )
         )
     return batch._replace(
         token_ids=_fill(batch.token_ids, tokens),
         positions=_fill(batch.positions, tokens),
-        owners=_fill(batch.owners, tokens, requests - 1),
-        starts=_fill(batch.starts, requests + 1, batch.starts[-1]),
+        token_to_seq=_fill(batch.token_to_seq, tokens, requests - 1),
+        query_start_loc=_fill(batch.query_start_loc, requests + 1, batch.query_start_loc[-1]),
         groups=tuple(groups),
     )
 
@@ -248,22 +254,24 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
     if size == count:
         return batch
     at, groups = np.arange(size + 1, dtype=np.int32), []
-    rows = at[:count] if batch.rows is batch.owners else batch.rows  # the beginning of what it is the whole of here
+    rows = (
+        at[:count] if batch.logits_indices is batch.token_to_seq else batch.logits_indices
+    )  # the beginning of what it is the whole of here
     for group in batch.groups:
-        table = np.zeros((size, group.table.shape[1]), np.int32)
-        table[:count] = group.table
-        groups.append(HostGroup(_fill(group.slots, size), table, _fill(group.lengths, size, 1)))
+        table = np.zeros((size, group.block_table.shape[1]), np.int32)
+        table[:count] = group.block_table
+        groups.append(HostGroup(_fill(group.slot_mapping, size), table, _fill(group.seq_lens, size, 1)))
     return batch._replace(
         token_ids=_fill(batch.token_ids, size),
         positions=_fill(batch.positions, size),
-        owners=at[:-1],
-        starts=at,
-        rows=rows,
+        token_to_seq=at[:-1],
+        query_start_loc=at,
+        logits_indices=rows,
         groups=tuple(groups),
     )
 
 
-def _fill(array: Array, size: int, value: int = 0) -> Array:
+def _fill(array: IntArray, size: int, value: int = 0) -> IntArray:
     filled = np.full(size, value, np.int32)
     filled[: len(array)] = array
     return filled

@@ -22,7 +22,7 @@ from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, likeliest
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.platform import Channel
-from quintet.interface.types import HostBatch, Outputs, Variant
+from quintet.interface.types import HostBatch, Outputs, ShapeBucket
 from quintet.model_loader.weight_files import Weights
 from quintet.outputs import TokenLogprobs
 
@@ -130,7 +130,7 @@ class SampledTokens:
             return None
         requests, places = list(plan.tokens), {request: row for row, request in enumerate(self._requests)}
         rows = np.full(len(host.token_ids), -1, np.int32)
-        rows[unknown] = [places[requests[owner]] for owner in host.owners[unknown].tolist()]
+        rows[unknown] = [places[requests[owner]] for owner in host.token_to_seq[unknown].tolist()]
         return PreviousTokens(self._sampled, rows)
 
     def none_of(self, tokens: int) -> PreviousTokens | None:
@@ -150,7 +150,7 @@ class StepRunner:
     edited = False  # whether user code (logits processors) may change what is drawn
 
     def __init__(
-        self, ranks: WorkerGroup, batches: BatchBuilder, fixed: Sequence[Variant], spans: Spans | None
+        self, ranks: WorkerGroup, batches: BatchBuilder, fixed: Sequence[ShapeBucket], spans: Spans | None
     ) -> None:
         self.spans = spans or Spans()
         self._ranks, self._batches, self._fixed = ranks, batches, fixed
@@ -223,7 +223,7 @@ class ModelRunner(StepRunner):
         ranks: WorkerGroup,
         sampler: Sampler,
         batches: BatchBuilder,
-        fixed: Sequence[Variant] = (),
+        fixed: Sequence[ShapeBucket] = (),
         overlap: bool = False,
         spans: Spans | None = None,
     ) -> None:
@@ -254,12 +254,12 @@ class ModelRunner(StepRunner):
         seen: set[int] = set()
         shown = progress and bool(self._fixed)
         # the first comes twice: the second time, as all that follow, it takes what the one before sampled
-        variants = [*self._fixed[:1], *self._fixed]
-        for variant in tqdm(variants, desc="Warming up", unit="size", disable=not shown, leave=False):
-            carried = None if self._kept is None else self._kept.none_of(variant.tokens)
-            logits = self._logits(variant.batch, carried)
-            if variant.rows not in seen:
-                seen.add(variant.rows)
+        buckets = [*self._fixed[:1], *self._fixed]
+        for bucket in tqdm(buckets, desc="Warming up", unit="size", disable=not shown, leave=False):
+            carried = None if self._kept is None else self._kept.none_of(bucket.tokens)
+            logits = self._logits(bucket.batch, carried)
+            if bucket.rows not in seen:
+                seen.add(bucket.rows)
                 self._sampler.warm_up(logits)
                 if self._kept is not None:
                     self._kept.keep(self._sampler.settle(logits), [])

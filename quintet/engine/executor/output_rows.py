@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quintet.engine.request import Request
-from quintet.interface.types import Array
+from quintet.interface.types import IntArray
 
 
 class OutputRows(NamedTuple):
@@ -47,7 +47,7 @@ class OutputRows(NamedTuple):
         return rows
 
 
-def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: Array) -> tuple[Array, OutputRows]:
+def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:
     """The places in the step [L] of the tokens that outputs are needed of, and what for: the last token of each
     request that has no more to compute, and its drafts; for prompt log-probabilities, all prompt tokens but the last.
 
@@ -77,9 +77,9 @@ def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: Array) -
     return np.array(places + score_places, np.int32), OutputRows(sample, verify, score)
 
 
-def _pooled_rows(requests: Sequence[Request], counts: Sequence[int], starts: Array) -> tuple[Array, OutputRows]:
+def _pooled_rows(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:
     """The same where texts become numbers."""
-    places: list[Array] = []
+    places: list[IntArray] = []
     pool = []
     for request, count, end in zip(requests, counts, starts[1:].tolist(), strict=True):
         first, rows = request.num_computed, request.admitted.counting(request.num_computed, count)

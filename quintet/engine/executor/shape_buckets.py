@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from quintet.interface.types import Variant
+from quintet.interface.types import ShapeBucket
 
 LEAST = 16  # tokens of the smallest variant: fewer would save nothing that a device with fixed shapes could use
 
 
-def plan_variants(most: Variant) -> tuple[Variant, ...]:
+def plan_buckets(most: ShapeBucket) -> tuple[ShapeBucket, ...]:
     """16, 32, 64, ... tokens up to the most, which comes last; the number of tokens settles the other sizes.
 
     A step of T tokens has at most T requests and T rows of outputs, so one compilation per size serves prefill,
@@ -33,23 +33,23 @@ def _powers(step: int, most: int) -> list[int]:
     return [*sizes[:-1], most]
 
 
-def waste(variants: Sequence[Variant]) -> tuple[float, float]:
+def waste(buckets: Sequence[ShapeBucket]) -> tuple[float, float]:
     """Share of a step's tokens that is padding: (on average over all sizes of step, at worst)."""
     padded = []
     first = 1
-    for variant in variants:
-        padded += [1 - tokens / variant.tokens for tokens in range(first, variant.tokens + 1)]
-        first = variant.tokens + 1
+    for bucket in buckets:
+        padded += [1 - tokens / bucket.tokens for tokens in range(first, bucket.tokens + 1)]
+        first = bucket.tokens + 1
     return sum(padded) / len(padded), max(padded)
 
 
-def describe(variants: Sequence[Variant]) -> str:
+def describe(buckets: Sequence[ShapeBucket]) -> str:
     """Describes what is compiled, and what it costs in padding."""
-    plain = [variant for variant in variants if variant.inputs == variants[0].inputs]  # the others have their sizes
+    plain = [bucket for bucket in buckets if bucket.inputs == buckets[0].inputs]  # the others have their sizes
     average, worst = waste(plain)
-    sizes, last = ", ".join(str(variant.tokens) for variant in plain), plain[-1]
+    sizes, last = ", ".join(str(bucket.tokens) for bucket in plain), plain[-1]
     pages = " + ".join(map(str, last.pages)) or "no"
     return (
-        f"{len(variants)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} "
+        f"{len(buckets)} compilations, for steps of {sizes} tokens (at most {last.requests} requests, {last.rows} "
         f"rows of logits, {pages} pages each); padding {average:.0%} of a step on average, {worst:.0%} at worst"
     )

@@ -16,18 +16,18 @@ from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
 from quintet.engine.kv_cache.state_slots import EACH
 from quintet.interface.platform import DROPPED, Mixer, Platform, State
 from quintet.interface.types import (
-    Array,
     AttentionSpec,
     Batch,
     Estimate,
-    Extent,
     HostBatch,
+    IntArray,
     Layout,
+    MaxShape,
     Memory,
     Outputs,
-    Place,
+    RankInfo,
+    ShapeBucket,
     StateSpec,
-    Variant,
     leaves,
 )
 from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, replacements, settle
@@ -45,7 +45,7 @@ from quintet.ops.registry import Timed
 
 logger = logging.getLogger(__name__)
 
-FIRST = Place()
+FIRST = RankInfo()
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,27 @@ class PreviousTokens(NamedTuple):
     """Tokens of a step that the step before it samples: the host does not know them yet."""
 
     sampled: Tensor  # [S] int32, on the first rank's device
-    rows: Array  # [T] int32: which of those each token is, -1 if the host knows it
+    rows: IntArray  # [T] int32: which of those each token is, -1 if the host knows it
 
 
 class Worker:
     """Built empty, so that the memory plan can ask for sizes; load() then fills it."""
 
     def __init__(
-        self, platform: Platform, hf_config: Any, sizes: ModelSizes, place: Place = FIRST, timed: Timed | None = None
+        self,
+        platform: Platform,
+        hf_config: Any,
+        sizes: ModelSizes,
+        rank_info: RankInfo = FIRST,
+        timed: Timed | None = None,
     ) -> None:
         """`timed` wraps the ops."""
-        self.platform, self.place = platform, place
-        self.device = platform.open(place.rank)
-        self.comm = platform.connect(place)
+        self.platform, self.place = platform, rank_info
+        self.device = platform.open(rank_info.rank)
+        self.comm = platform.connect(rank_info)
         asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
         self.ops = bind(platform.op_priority, asked, timed)
-        if place.stages > 1 and place.endpoint and self.comm.pipe is None:
+        if rank_info.stages > 1 and rank_info.endpoint and self.comm.stage_channel is None:
             raise ValueError(
                 f"pipeline_parallel_size must be 1 on platform {platform.name}, whose communicator has no pipe between "
                 "stages; share each layer out (tensor_parallel_size)"
@@ -106,7 +111,7 @@ class Worker:
         mixings: list[LayerMixer] = []
 
         def mixing(spec: AttentionSpec | StateSpec) -> LayerMixer:
-            if isinstance(spec, StateSpec) and not self.platform.states:
+            if isinstance(spec, StateSpec) and not self.platform.supports_states:
                 raise ValueError(
                     f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
                     f"state per request ({spec.op}); run this model on another platform"
@@ -118,7 +123,7 @@ class Worker:
         build = BuildContext(
             ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
             max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            wanted=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing, stage=self._stage_of(hf_config),
+            requested_outputs=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing, stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
@@ -149,7 +154,7 @@ class Worker:
         assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
         assert mixings_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
         self.model.other_stage_tensors = frozenset(
-            name for each in declared(self.model) for name in each.weight.everywhere
+            name for each in declared(self.model) for name in each.weight.stored_on_all_ranks
         )
         if not stage.last and hasattr(self.model, "lm_head"):
             self.model.without_head()
@@ -159,7 +164,11 @@ class Worker:
 
     def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
-        if isinstance(spec, AttentionSpec) and spec.chunk is not None and "chunk" not in self.platform.heeds:
+        if (
+            isinstance(spec, AttentionSpec)
+            and spec.chunk is not None
+            and "chunk" not in self.platform.optional_spec_fields
+        ):
             raise ValueError(
                 f"platform {self.platform.name} has no attention within chunks, and layers of {family} see chunks of "
                 f"{spec.chunk} tokens; run this model on another platform"
@@ -179,9 +188,9 @@ class Worker:
     def weight_bytes(self) -> int:
         return num_bytes(self.model, self.platform)
 
-    def estimate(self, extent: Extent) -> Estimate:
+    def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the model takes on this device."""
-        return self.platform.estimate(self.model, distinct(self.model), extent)
+        return self.platform.estimate(self.model, distinct(self.model), max_shape)
 
     def memory(self) -> Memory:
         return self.device.memory()
@@ -190,14 +199,14 @@ class Worker:
         self,
         folder: Path | Weights | None,
         room: MemoryRoom | int,
-        variants: Sequence[Variant],
+        buckets: Sequence[ShapeBucket],
         progress: bool,
-        ahead: Sequence[Variant] = (),
+        ahead: Sequence[ShapeBucket] = (),
     ) -> None:
         """Reads the weights (random ones without a folder), makes the cache, compiles the step, and runs those of
         `ahead` so that they are captured."""
         self._room = room if isinstance(room, MemoryRoom) else MemoryRoom(room)
-        self._folder, self._variants, self._ahead = folder, variants, ahead
+        self._folder, self._variants, self._ahead = folder, buckets, ahead
         self._read(progress)
         self._begin(progress)
 
@@ -219,8 +228,8 @@ class Worker:
     @torch.inference_mode()
     def _capture(self, progress: bool) -> None:
         before, start = self.memory().free, time.perf_counter()
-        for variant in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
-            outputs = self.run(variant.batch)
+        for bucket in tqdm(self._ahead, desc="Capturing", unit="step", disable=not progress, leave=False):
+            outputs = self.run(bucket.batch)
             for each in leaves(outputs):
                 self.device.to_host(each)()  # waits for it
         took, seconds = max(0, before - self.memory().free), time.perf_counter() - start
@@ -292,17 +301,17 @@ class Worker:
             batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
         if not self.stage.first:
             handed, beside = self._handed(len(host.token_ids))
-            batch = batch._replace(inputs=batch.inputs._replace(handed=handed, beside=beside))
+            batch = batch._replace(inputs=batch.inputs._replace(intermediate_tensors=handed, shared_tensors=beside))
         outputs, self._state = self._step(self._state, batch)
         if not self.stage.last:
-            assert self.comm.pipe is not None
-            self.comm.pipe.hand_on(outputs.handed_on)
+            assert self.comm.stage_channel is not None
+            self.comm.stage_channel.send(outputs.intermediate_tensors)
         return outputs
 
     def _handed(self, tokens: int) -> tuple[Tensor, Tensor | None]:
         """Returns the outputs of the pipeline stage before, as [N, T, H] bytes, and the bytes of what is beside."""
-        assert self.comm.pipe is not None
-        given, size = self.comm.pipe.take_over(), self._dtype.itemsize
+        assert self.comm.stage_channel is not None
+        given, size = self.comm.stage_channel.receive(), self._dtype.itemsize
         first = len(given) - tokens * sum(self._reads) * size
         return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
 

@@ -92,7 +92,7 @@ def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCac
         kinds.setdefault(_keeps(mixing), []).append(mixing)
     if not kinds:
         return KVCacheLayout((), ())
-    shapes = {tuple((each.dtype, each.shape, each.shares) for each in m.layouts) for ms in kinds.values() for m in ms}
+    shapes = {tuple((each.dtype, each.shape, each.shards) for each in m.layouts) for ms in kinds.values() for m in ms}
     groups = _cut(kinds) if len(shapes) == 1 else list(kinds.items())
     layouts: list[Layout] = []
     for index, (_, members) in enumerate(groups):
@@ -108,7 +108,7 @@ def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCac
 
 
 def _keeps(mixing: LayerMixer) -> KVCacheGroup:
-    keeps = {KVCacheGroup(layout.keeps, layout.chunked) for layout in mixing.layouts}
+    keeps = {KVCacheGroup(layout.window, layout.chunked) for layout in mixing.layouts}
     if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
         raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
     return next(iter(keeps))

@@ -73,7 +73,7 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: WorkerGrou
         )
     if config.kv_offloading_backend == LMCACHE:
         check_installed()
-    if facts.opaque and ranks.workers[0].ops.choice("gather_pages").provider == "reference":
+    if facts.ops_only and ranks.workers[0].ops.choice("gather_pages").provider == "reference":
         raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
@@ -205,7 +205,7 @@ def identity_of(
     whose = (len(ranks.workers), first.place.rank, first.place.size, first.place.stages)
     parts = [whose, sorted(hf.to_dict().items()), asked, computed, scales]
     parts += [] if files else [os.urandom(16)]
-    return digest([*parts, *placed_by(first.model, first.platform, facts.placing)], files).encode()
+    return digest([*parts, *placed_by(first.model, first.platform, facts.layout_key)], files).encode()
 
 
 def _files(weights: Weights | None) -> list[Path]:

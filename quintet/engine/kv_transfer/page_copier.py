@@ -10,7 +10,7 @@ from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import Worker
 from quintet.engine.kv_transfer.connector import Rows
 from quintet.engine.kv_transfer.head_slices import ALIGNED
-from quintet.interface.types import Array
+from quintet.interface.types import IntArray
 from quintet.ops.pages import WORD
 
 AT_ONCE = 2**26  # bytes that are copied between two steps: the next step waits for them
@@ -62,7 +62,7 @@ class PageCopier:
         places = dict(zip(self._ranks.workers, self._places, strict=True))
         self._ranks.each(lambda worker: _write(worker, ids, [rows[:, place] for place in places[worker]]))
 
-    def _padded(self, pages: Sequence[int]) -> Array:
+    def _padded(self, pages: Sequence[int]) -> IntArray:
         count = len(pages)
         ids = np.zeros(1 << (count - 1).bit_length() if self._fixed else count, np.int32)
         ids[:count] = pages
@@ -81,13 +81,13 @@ def _words(worker: Worker) -> list[int]:
 
 
 @torch.inference_mode()
-def _read(worker: Worker, pages: Array) -> list[Callable[[], Tensor]]:
+def _read(worker: Worker, pages: IntArray) -> list[Callable[[], Tensor]]:
     (ids,) = worker.upload(pages)
     return [worker.device.to_host(worker.ops.gather_pages(worker._state[at], ids)) for at in _paged(worker)]
 
 
 @torch.inference_mode()
-def _write(worker: Worker, pages: Array, content: Sequence[Array]) -> None:
+def _write(worker: Worker, pages: IntArray, content: Sequence[IntArray]) -> None:
     ids, *parts = worker.upload(pages, *content)
     state = list(worker._state)
     for at, part in zip(_paged(worker), parts, strict=True):

@@ -55,7 +55,7 @@ class RankShares:
     def tell_ports(self, transfer: Transfer, here: bool) -> None:
         """Gathers the ports and hosts of all ranks, which rank 0 returns in kv_transfer_params, and how ranks share the
         model. here: at sockets of this machine."""
-        transfer.share, transfer.stages = self._place.share, self._place.stages
+        transfer.share, transfer.stages = self._place.stage_size, self._place.stages
         if self._channel is not None:
             said = self._channel.exchange(msgspec.msgpack.encode((transfer.host, transfer.port)))
             told = [msgspec.msgpack.decode(each, type=tuple[str, int]) for each in said]
@@ -75,11 +75,12 @@ class RankShares:
         if peer.processes % stages:
             raise ValueError(f"{peer.place} has {peer.processes} processes for {stages} stages, which cannot be")
         theirs = parts_of(peer.processes // stages, peer.share, self._part.layers)
-        ours = parts_of(self.size // stages, self._place.share, self._part.layers)
+        ours = parts_of(self.size // stages, self._place.stage_size, self._part.layers)
         if theirs != ours and self.grid is None:
             raise ValueError(
-                f"{peer.place} has tensor_parallel_size {peer.share}, and this engine {self._place.share}; both need "
-                "as many, since pages are not cut by heads here (calculate_kv_scales, a TPU's lanes, a plugin's layers)"
+                f"{peer.place} has tensor_parallel_size {peer.share}, and this engine {self._place.stage_size}; "
+                "both need as many, since pages are not cut by heads here (calculate_kv_scales, a TPU's lanes, a "
+                "plugin's layers)"
             )
         before = self._place.stage * len(theirs)  # processes there of earlier stages
         return [
@@ -107,7 +108,7 @@ def part_of(ranks: WorkerGroup) -> Part:
     """Returns the part of pages that this process has."""
     place, stage = ranks.workers[0].place, ranks.workers[0].stage
     layers = (stage.layers.start, stage.layers.stop) if place.stages > 1 else (0, 0)
-    return Part(place.rank % place.share, len(ranks.workers), place.share, layers)
+    return Part(place.rank % place.stage_size, len(ranks.workers), place.stage_size, layers)
 
 
 def grid_of(ranks: WorkerGroup, words: int | None) -> Grid | None:

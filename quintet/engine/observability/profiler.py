@@ -113,7 +113,7 @@ class Profiler:
         logger.info("a trace begins; it goes to %s", self._config.torch_profiler_dir)
 
     def _end(self, why: str) -> Trace:
-        how = "no step ran" if self._recording is None else self._recording.how
+        how = "no step ran" if self._recording is None else self._recording.description
         try:
             if self._recording is not None:
                 self._recording.stop()  # may add events itself

@@ -15,7 +15,7 @@ from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import Channel, DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 EXTERNAL = "external_launcher"
 _count = itertools.count()  # engines of this process: each has its own rendezvous
@@ -80,23 +80,23 @@ def _number(name: str, value: str | None) -> int:
     return int(value)
 
 
-def place_of(seconds: float) -> Place:
+def place_of(seconds: float) -> RankInfo:
     """Returns this process's rank, and where the ranks meet: rank 0 publishes its port in the launcher's store, where
     there is one, in so many seconds, or else listens itself at the launcher's port."""
     launch, number = launched(), next(_count)
     host = f"[{launch.address}]" if ":" in launch.address else launch.address
     if not launch.store:
-        return Place(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
+        return RankInfo(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
     limit = datetime.timedelta(seconds=seconds)
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
     name = f"quintet/{launch.turn}/{number}"
     if launch.rank:
-        return Place(launch.rank, launch.size, f"tcp://{host}:{store.get(name).decode()}")
+        return RankInfo(launch.rank, launch.size, f"tcp://{host}:{store.get(name).decode()}")
     listener = listening(launch.address, 0)
     port = listener.getsockname()[1]
     store.set(name, str(port))
-    return Place(0, launch.size, f"tcp://{host}:{port}?listener={listener.detach()}")
+    return RankInfo(0, launch.size, f"tcp://{host}:{port}?listener={listener.detach()}")
 
 
 class Launched:
@@ -142,5 +142,5 @@ class Mirrored(Leader):
             f"rank {', '.join(others)} of {len(notes)} was asked something else than rank 0 before step {self._number}"
             f"; with distributed_executor_backend={EXTERNAL!r} every process makes the same calls, in the same order"
         )
-        self._channel.stop(why)
+        self._channel.abort(why)
         raise DeviceLost(why)

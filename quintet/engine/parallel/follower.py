@@ -22,7 +22,7 @@ from quintet.engine.parallel.multiproc import CLOSED, PARENT_GONE, REFUSED
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Channel, DeviceLost, Recording
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.model_loader.weight_files import weights_of
 from quintet.structured_output.grammar import SECONDS, Grammars
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -43,7 +43,7 @@ def main() -> int:
     logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)
-    place = Place(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size)
+    place = RankInfo(orders.rank, orders.size, orders.endpoint, config.pipeline_parallel_size)
 
     def say(why: str) -> None:
         print(f"rank {place.rank}: {why}", file=sys.stderr, flush=True)
@@ -51,11 +51,11 @@ def main() -> int:
     return follow(config, place, say, orders.aloud)
 
 
-def follow(config: EngineConfig, place: Place, say: Callable[[str], object], aloud: bool = False) -> int:
+def follow(config: EngineConfig, rank_info: RankInfo, say: Callable[[str], object], aloud: bool = False) -> int:
     """Runs this rank until the others end -> the exit code. `say` gets the reason if it does not start, and where
     `aloud`, the reason why it ends."""
     try:
-        prepared = prepare(config, place=place)
+        prepared = prepare(config, rank_info=rank_info)
     except Exception as error:  # rank 0 may not have this error itself
         say(f"{type(error).__name__}: {error}")
         return REFUSED
@@ -70,7 +70,7 @@ def follow(config: EngineConfig, place: Place, say: Callable[[str], object], alo
             say(str(error))
         return 0 if CLOSED in str(error) else 1
     except BaseException as error:
-        channel.stop(f"rank {place.rank} of {place.size} broke: {type(error).__name__}: {error}")
+        channel.abort(f"rank {rank_info.rank} of {rank_info.size} broke: {type(error).__name__}: {error}")
         return REFUSED
     return 1
 
@@ -114,7 +114,7 @@ class Follower:
         """Runs until rank 0 is gone; then raises DeviceLost, if this process still runs."""
         number = 0
         while True:
-            box = inbox.decode(self._channel.hear())
+            box = inbox.decode(self._channel.receive())
             number += 1
             assert box.number == number, f"inbox {box.number} came in the place of {number}"
             for item in box.items:

@@ -39,7 +39,7 @@ class Leader(Engine):
     @property
     def busy(self) -> bool:
         """True also where a rank is gone: the next step reports it."""
-        return super().busy or (self._channel is not None and bool(self._held or self._channel.stopped))
+        return super().busy or (self._channel is not None and bool(self._held or self._channel.aborted))
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; one with a grammar enters when that is compiled: it must be there on every rank."""
@@ -103,7 +103,7 @@ class Leader(Engine):
             except DeviceLost:
                 raise
             except BaseException as error:  # a step that no rank can end: the others would wait for it
-                self._channel.stop(f"{self._name} broke: {type(error).__name__}: {error}")
+                self._channel.abort(f"{self._name} broke: {type(error).__name__}: {error}")
                 raise
 
     def sleep(self, level: int = ASIDE) -> int:
@@ -132,7 +132,7 @@ class Leader(Engine):
         self._number += 1
         traced = self.profiler.running and self._spans.events is not None
         items, self._items = self._items, []
-        self._channel.tell(inbox.encode(self._number, items, traced, joint))
+        self._channel.broadcast(inbox.encode(self._number, items, traced, joint))
 
 
 def together(channel: Channel, work: Callable[[], T]) -> T:
@@ -150,5 +150,5 @@ def together(channel: Channel, work: Callable[[], T]) -> T:
             return result
     rank = next(rank for rank, each in enumerate(said) if each)
     why = f"rank {rank} of {len(said)} failed, and not all did: {said[rank].decode(errors='ignore')}"
-    channel.stop(why)
+    channel.abort(why)
     raise DeviceLost(why)

@@ -36,7 +36,7 @@ def endpoint_of(config: EngineConfig) -> str:
 def in_processes(config: EngineConfig, facts: Capabilities) -> bool:
     """Returns whether ranks are processes; where one worker drives a machine's devices, only if there are several
     machines."""
-    return facts.processes or (facts.machines and config.nnodes > 1) or by_wish(config, facts)
+    return facts.processes or (facts.multi_host and config.nnodes > 1) or by_wish(config, facts)
 
 
 def by_wish(config: EngineConfig, facts: Capabilities) -> bool:
@@ -116,7 +116,7 @@ def check_alike(config: EngineConfig, ranks: WorkerGroup, hf_config: Any, weight
         f"rank {other} was started with other settings than rank 0, which must be the same: {', '.join(shown)} on rank "
         f"{place.rank}"
     )
-    channel.stop(why)
+    channel.abort(why)
     raise ValueError(why)
 
 

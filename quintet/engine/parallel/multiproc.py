@@ -138,13 +138,13 @@ class Processes:
         with self._lock:
             self._channel = channel
             if self._lost:
-                channel.stop(self._lost)
+                channel.abort(self._lost)
 
     def close(self) -> None:
         """Ends all of them; waits until they have ended."""
         self._closing.set()
         if self._channel is not None and len(self._ranks) < self.size - 1:
-            self._channel.stop(CLOSED)  # ranks of other machines get the reason
+            self._channel.abort(CLOSED)  # ranks of other machines get the reason
         self._children.close()
 
     def _ended(self, place: int, code: int) -> None:
@@ -155,7 +155,7 @@ class Processes:
         with self._lock:
             self._lost = self._lost or f"rank {self._ranks[place]} of {self.size} has ended: {how(code)}"
             if self._channel is not None:
-                self._channel.stop(self._lost)
+                self._channel.abort(self._lost)
         self._first.set()
         if self.endpoint.startswith(TCP) and not self._need_not_tell():
             called_off(self.endpoint, self._lost, self._need_not_tell)

@@ -15,7 +15,7 @@ from quintet.engine.parallel.step_agreement import crc32, digest, judged, told
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.platform import DeviceLost
-from quintet.interface.stage_channel import Pipe
+from quintet.interface.stage_channel import StageChannel
 from quintet.outputs import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class PipelineRunner(StepRunner):
     """Steps of an engine with pipeline stages. An error in one stage is reported when the step ends, on all ranks
     alike: until then all plan the same."""
 
-    def __init__(self, inner: StepRunner, ranks: WorkerGroup, pipe: Pipe) -> None:
+    def __init__(self, inner: StepRunner, ranks: WorkerGroup, pipe: StageChannel) -> None:
         """`inner` runs whole steps, as the last stage does; the others use it for their layers alone."""
         self.spans, self._inner, self._ranks, self._pipe = inner.spans, inner, ranks, pipe
         self._last = pipe.stage == pipe.stages - 1
@@ -115,7 +115,7 @@ class PipelineRunner(StepRunner):
             self._give_up(part, error)
         else:
             if not self._last:
-                self._pipe.say(_encode((part.planned, 0, "")))
+                self._pipe.report(_encode((part.planned, 0, "")))
         return part
 
     def draw(self, forward: Forward) -> Callable[[], Any]:
@@ -124,7 +124,7 @@ class PipelineRunner(StepRunner):
         if self._last and forward.why is None:
             try:
                 result = self._inner.draw(forward)()
-                self._pipe.say(_encode((forward.planned, crc32(result.token_ids), "")), encoded(result))
+                self._pipe.report(_encode((forward.planned, crc32(result.token_ids), "")), encoded(result))
             except DeviceLost:
                 raise
             except Exception as error:
@@ -137,8 +137,8 @@ class PipelineRunner(StepRunner):
             logger.debug("a step failed in stage %d", self._pipe.stage, exc_info=error)
         self._broken = part.why = error
         if not self._last:
-            self._pipe.hand_on(None)
-        self._pipe.say(_encode((part.planned, 0, told(error))))
+            self._pipe.send(None)
+        self._pipe.report(_encode((part.planned, 0, told(error))))
 
     def _agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
         """Returns the result of a step on all ranks, or its error."""
@@ -146,7 +146,7 @@ class PipelineRunner(StepRunner):
             return part
         self._landed += 1
         try:
-            notes, drawn = self._pipe.said()
+            notes, drawn = self._pipe.collect()
         except DeviceLost as error:
             return error
         said = [msgspec.msgpack.decode(note, type=tuple[int, int, str]) for note in notes]
@@ -158,7 +158,7 @@ class PipelineRunner(StepRunner):
         if isinstance(result, DeviceLost):
             channel = self._ranks.channel
             assert channel is not None
-            channel.stop(str(result))
+            channel.abort(str(result))
         self._failed = isinstance(result, Exception)
         return result if isinstance(result, Exception) else decoded(drawn, part.requests)
 
@@ -166,5 +166,5 @@ class PipelineRunner(StepRunner):
         """Starts anew with every request, and drops the steps that are under way."""
         self._inner.begin_again()
         if self._failed:
-            self._pipe.begin_again()
+            self._pipe.restart()
         self._failed, self._broken = False, None

@@ -16,7 +16,7 @@ from quintet.config import EngineConfig, read_environment, unchanged_environment
 from quintet.distributed.rendezvous import listening
 from quintet.engine.parallel.multiproc import CLOSED, called_off, plain_fields
 from quintet.interface.platform import Capabilities, Channel
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def bundle_of(facts: Capabilities, size: int) -> dict[str, float]:
     """Returns the cluster resources of a rank: a device, or, where ranks share a machine, its share of that, one at
     least."""
     share = size if facts.processes else 1
-    return {name: max(1.0, amount // share) for name, amount in facts.bundle.items()}
+    return {name: max(1.0, amount // share) for name, amount in facts.ray_resources.items()}
 
 
 class Actors:
@@ -111,7 +111,7 @@ class Actors:
             listener.close()
             self.close()
             raise
-        self.place = Place(0, size, f"{self.endpoint}&listener={listener.detach()}")
+        self.place = RankInfo(0, size, f"{self.endpoint}&listener={listener.detach()}")
         threading.Thread(target=_watch, args=(weakref.ref(self), self._runs), name="quintet-ray", daemon=True).start()
 
     pids: list[int] = []  # the processes are the cluster's
@@ -144,7 +144,7 @@ class Actors:
         with self._lock:
             self._channel = channel
             if self._lost:
-                channel.stop(self._lost)
+                channel.abort(self._lost)
 
     def close(self) -> None:
         """Ends the actors and their placement group, and the cluster if it was started here."""
@@ -152,7 +152,7 @@ class Actors:
             return
         self._closing.set()
         if self._channel is not None:
-            self._channel.stop(CLOSED)
+            self._channel.abort(CLOSED)
         gone = (self._ray.exceptions.RayError, ConnectionError, AttributeError)  # the last: it never began to run
         with contextlib.suppress(*gone):  # a cluster that is gone has nothing left
             self._ray.wait(self._runs, num_returns=len(self._runs), timeout=_GRACE)
@@ -177,7 +177,7 @@ class Actors:
         with self._lock:
             self._lost = f"rank {rank} of {self.size} has ended: {ends[rank][1]}"
             if self._channel is not None:
-                self._channel.stop(self._lost)
+                self._channel.abort(self._lost)
         if self._channel is None:
             called_off(self.endpoint, self._lost, lambda: self._channel is not None or self._closing.is_set())
         return False
@@ -216,4 +216,4 @@ class RankActor:
         from quintet.engine.parallel.follower import follow
 
         said: list[str] = []
-        return follow(EngineConfig(**fields), Place(*place), said.append), "; ".join(said)
+        return follow(EngineConfig(**fields), RankInfo(*place), said.append), "; ".join(said)

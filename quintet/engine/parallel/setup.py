@@ -21,7 +21,7 @@ from quintet.engine.parallel.multi_node import by_wish, check_alike, in_processe
 from quintet.engine.parallel.multiproc import Processes
 from quintet.engine.parallel.ray import BACKEND, Actors
 from quintet.interface.platform import Capabilities, Channel, DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 __all__ = [
     "ParallelGroup", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of",
@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 class ParallelGroup(NamedTuple):
     """Rank of this process, and the ranks that it has started."""
 
-    place: Place
+    rank_info: RankInfo
     others: Processes | Launched | Actors | None = None
 
 
@@ -74,11 +74,11 @@ def check_stages(config: EngineConfig, platform: str, facts: Capabilities) -> No
         )
 
 
-def met(config: EngineConfig, facts: Capabilities, place: Place | None, meet: bool) -> ParallelGroup:
+def met(config: EngineConfig, facts: Capabilities, rank_info: RankInfo | None, meet: bool) -> ParallelGroup:
     """Returns this process's rank: `place`, if rank 0 has started this process; without `meet`, no other rank is
     started."""
-    if place is not None or not meet:
-        return ParallelGroup(place or Place(0, size_of(config, facts), stages=config.pipeline_parallel_size))
+    if rank_info is not None or not meet:
+        return ParallelGroup(rank_info or RankInfo(0, size_of(config, facts), stages=config.pipeline_parallel_size))
     return _started(config, facts, size_of(config, facts))
 
 
@@ -93,7 +93,7 @@ def _started(config: EngineConfig, facts: Capabilities, size: int) -> ParallelGr
     if by_wish(config, facts):
         return _connected(config, size)
     others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
-    return ParallelGroup(Place(0, size, others.endpoint, config.pipeline_parallel_size), others)
+    return ParallelGroup(RankInfo(0, size, others.endpoint, config.pipeline_parallel_size), others)
 
 
 def _connected(config: EngineConfig, size: int) -> ParallelGroup:
@@ -105,7 +105,7 @@ def _connected(config: EngineConfig, size: int) -> ParallelGroup:
     except BaseException:
         listener.close()
         raise
-    return ParallelGroup(Place(0, size, f"{endpoint}&listener={listener.detach()}"), others)
+    return ParallelGroup(RankInfo(0, size, f"{endpoint}&listener={listener.detach()}"), others)
 
 
 @contextlib.contextmanager
@@ -122,14 +122,14 @@ def closing(others: RemoteRanks | None) -> Iterator[None]:
 
 
 def ranks_of(
-    config: EngineConfig, facts: Capabilities, meeting: ParallelGroup | None, make: Callable[[Place], Worker]
+    config: EngineConfig, facts: Capabilities, meeting: ParallelGroup | None, make: Callable[[RankInfo], Worker]
 ) -> WorkerGroup:
     """Returns ranks that are threads of this process, or this process's own rank."""
     if meeting is None:
         _check_threads(config, facts)
         size, endpoint = 1 if facts.spmd else config.tensor_parallel_size, f"inproc://quintet-{uuid.uuid4().hex}"
-        return WorkerGroup(size, lambda rank: make(Place(rank, size, endpoint)))
-    ranks = WorkerGroup(1, lambda _: make(meeting.place), meeting.others)
+        return WorkerGroup(size, lambda rank: make(RankInfo(rank, size, endpoint)))
+    ranks = WorkerGroup(1, lambda _: make(meeting.rank_info), meeting.others)
     if meeting.others is not None and ranks.channel is not None:
         meeting.others.attach(ranks.channel)
     return ranks

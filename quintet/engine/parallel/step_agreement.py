@@ -38,7 +38,7 @@ class Agreement:
             return error
         lost = judged([msgspec.msgpack.decode(note, type=Said) for note in notes], result, self._steps)
         if isinstance(lost, DeviceLost):
-            self._channel.stop(str(lost))
+            self._channel.abort(str(lost))
         return lost
 
 

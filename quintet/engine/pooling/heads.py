@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from quintet.common.json_files import read_object
-from quintet.interface.weights import OnFile
+from quintet.interface.weights import StoredTensor
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import tensors_of
 from quintet.model_loader.torch_checkpoint import TorchFile
@@ -88,12 +88,12 @@ class Part(NamedTuple):
     norm: str = ""  # the end of the names of a layer norm's tensors
 
 
-def raw_tensors(weights: Weights) -> Mapping[str, OnFile]:
+def raw_tensors(weights: Weights) -> Mapping[str, StoredTensor]:
     """Every tensor by the name that the file has for it."""
     return tensors_of(weights, ModelBase)
 
 
-def classifier(tensors: Mapping[str, OnFile], hf_config: Any, of_tokens: bool) -> Head:
+def classifier(tensors: Mapping[str, StoredTensor], hf_config: Any, of_tokens: bool) -> Head:
     """Returns the head that computes classes, scores or rewards of hidden states. ValueError if there is none."""
     for parts in _known(hf_config, of_tokens):
         found = [_find(tensors, part.name) for part in parts]
@@ -130,14 +130,14 @@ def _eps(config: Any) -> float:
     return float(getattr(config, "norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5)
 
 
-def _find(tensors: Mapping[str, OnFile], end: str) -> str:
+def _find(tensors: Mapping[str, StoredTensor], end: str) -> str:
     """Returns the name of a linear layer that has a weight in the files; "": none."""
     return next(
         (n.removesuffix(".weight") for n in tensors if n == f"{end}.weight" or n.endswith(f".{end}.weight")), ""
     )
 
 
-def _product(tensors: Mapping[str, OnFile], name: str, part: Part, eps: float) -> Product:
+def _product(tensors: Mapping[str, StoredTensor], name: str, part: Part, eps: float) -> Product:
     norm = None
     if part.norm and (scale := _find(tensors, part.norm)):
         norm = Scale(read(tensors, f"{scale}.weight"), maybe(tensors, f"{scale}.bias"), eps)
@@ -147,12 +147,12 @@ def _product(tensors: Mapping[str, OnFile], name: str, part: Part, eps: float) -
     return Product(weight, maybe(tensors, f"{name}.bias"), part.activation, norm)
 
 
-def maybe(tensors: Mapping[str, OnFile], name: str) -> Numbers | None:
+def maybe(tensors: Mapping[str, StoredTensor], name: str) -> Numbers | None:
     """Like read(); None if the tensor does not exist."""
     return read(tensors, name) if name in tensors else None
 
 
-def read(tensors: Mapping[str, OnFile], name: str, rows: Sequence[int] | None = None) -> Numbers:
+def read(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[int] | None = None) -> Numbers:
     """A tensor in float32, or some of its rows. ValueError where it is not there, or is no floats."""
     entry = tensors.get(name)
     if entry is None or entry.read is None:
@@ -183,7 +183,7 @@ def linear(file: Path) -> Product:
     if not file.is_file():
         raise ValueError(f"{file} is not there, and {file.name} is a head of this model; fetch it")
     opened = TorchFile(file)
-    there = {name: OnFile(None, (), name=name, read=partial(opened.get_tensor, name)) for name in opened.keys()}
+    there = {name: StoredTensor(None, (), name=name, read=partial(opened.get_tensor, name)) for name in opened.keys()}
     weight = read(there, "weight")
     if weight.ndim != 2:
         raise ValueError(f"{file}: weight has the shape {weight.shape}, and a head's is [outputs, inputs]")

@@ -14,7 +14,7 @@ from quintet.engine.pooling.heads import Numbers
 from quintet.engine.pooling.pooler import Gathered, Pooler
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
-from quintet.interface.types import Variant
+from quintet.interface.types import ShapeBucket
 
 
 class PoolingRunner(StepRunner):
@@ -25,7 +25,7 @@ class PoolingRunner(StepRunner):
         ranks: WorkerGroup,
         batches: BatchBuilder,
         pooler: Pooler,
-        fixed: Sequence[Variant] = (),
+        fixed: Sequence[ShapeBucket] = (),
         spans: Spans | None = None,
     ) -> None:
         """`fixed`: the sizes of all steps, where shapes are fixed."""
@@ -38,8 +38,8 @@ class PoolingRunner(StepRunner):
     def warm_up(self, progress: bool) -> None:
         """Runs an empty step of each size, to compile them now."""
         shown = progress and bool(self._fixed)
-        for variant in tqdm(self._fixed, desc="Warming up", unit="size", disable=not shown, leave=False):
-            self._device.to_host(self._hidden(self._ranks.run(variant.batch)))()
+        for bucket in tqdm(self._fixed, desc="Warming up", unit="size", disable=not shown, leave=False):
+            self._device.to_host(self._hidden(self._ranks.run(bucket.batch)))()
 
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the model."""

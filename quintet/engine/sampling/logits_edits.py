@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintet.engine.request import Request
 from quintet.interface.platform import Device
-from quintet.interface.types import Array
+from quintet.interface.types import IntArray
 from quintet.ops.registry import Ops
 from quintet.structured_output.grammar import fill_all
 
@@ -52,7 +52,7 @@ class Grammar(LogitEdit):
         self._size = rows, -(-self.vocab_size // 32)
         return bool(self._matchers)
 
-    def fill(self, positions: Sequence[int]) -> Array:
+    def fill(self, positions: Sequence[int]) -> IntArray:
         """The bits that keep_tokens takes: of the next token of each row. Host work, while the device computes."""
         bits = np.full(self._size, -1, np.int32)
         open_to = []  # the library's states of those who may choose, and their rows
@@ -181,7 +181,7 @@ class _Seen:
         self.read = request.num_prompt  # of request.token_ids
         self.places = dict(zip(self.ids.tolist(), range(self.size), strict=True))
 
-    def upto(self, position: int) -> tuple[Array, Array]:
+    def upto(self, position: int) -> tuple[IntArray, IntArray]:
         """Tokens and counts of what stands before the position. What is known is counted once and for all; drafts are
         counted anew each time, for they may go."""
         token_ids, known = self.request.token_ids, self.request.num_known
@@ -192,7 +192,7 @@ class _Seen:
         ids, counts = self.ids[: self.size], self.counts[: self.size]
         return (ids, counts) if position <= known else self._with(token_ids[known:position], ids, counts)
 
-    def _with(self, drafts: Sequence[int], ids: Array, counts: Array) -> tuple[Array, Array]:
+    def _with(self, drafts: Sequence[int], ids: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self.places]
         places = {token_id: self.size + i for i, token_id in enumerate(new)}
         ids, counts = np.append(ids, np.array(new, np.int32)), np.append(counts, np.zeros(len(new), np.int32))
@@ -232,7 +232,7 @@ def banned(request: Request) -> set[int]:
     return ids | request.admitted.stop_ids if short else ids
 
 
-def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[Array, Array]:
+def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[IntArray, IntArray]:
     """(row, token ids) of several rows -> rows [M] and ids [M], int32."""
     lists = list(lists)
     rows = np.repeat(np.array([row for row, _ in lists], np.int32), [len(ids) for _, ids in lists])

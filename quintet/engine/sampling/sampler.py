@@ -20,7 +20,7 @@ from quintet.engine.sampling.logits_edits import (
 from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, compare
 from quintet.engine.sampling.thinking_budget import ThinkingBudget
 from quintet.interface.platform import Device, State
-from quintet.interface.types import Array, Layout, Memory
+from quintet.interface.types import IntArray, Layout, Memory
 from quintet.ops.registry import Ops
 from quintet.ops.sampling import Draw
 from quintet.sampling_params import SamplingParams
@@ -180,7 +180,7 @@ class Sampler:
             self._follow([], 0)
         return _joined(drawn)
 
-    def prompt_logprobs(self, logits: Tensor, token_ids: Array, wanted: Array, num: int) -> LogprobTensors:
+    def prompt_logprobs(self, logits: Tensor, token_ids: IntArray, wanted: IntArray, num: int) -> LogprobTensors:
         """Log-probabilities of rows of logits [L, V] where wanted [L] is not 0; token_ids [L] follow. num -1 is all.
 
         The model's own, in every mode: nothing is drawn here, so nothing is processed. Logits if the mode is of logits.

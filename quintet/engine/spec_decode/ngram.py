@@ -8,7 +8,7 @@ import numpy as np
 
 from quintet.config import SpeculativeConfig
 from quintet.engine.request import Request
-from quintet.interface.types import Array
+from quintet.interface.types import IntArray
 
 
 class TokenHistory:
@@ -19,7 +19,7 @@ class TokenHistory:
         self._size = 0
         self.found: tuple[int, list[int]] = (0, [])  # what was proposed after so many tokens
 
-    def of(self, request: Request) -> Array:
+    def of(self, request: Request) -> IntArray:
         """[num_known]; a view that holds until the next call."""
         size = request.num_known
         if size > len(self._ids):
@@ -52,7 +52,7 @@ class NgramProposer:
         return drafts
 
 
-def propose(ids: Array, least: int, most: int, count: int) -> list[int]:
+def propose(ids: IntArray, least: int, most: int, count: int) -> list[int]:
     """Up to `count` tokens that followed the longest end of ids [T] that stood there before, of `least` to `most`
     tokens; where it stood several times, the first counts. The two may overlap, but are not the same."""
     size, found = len(ids), -1

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.types import AttentionSpec, Turn
-from quintet.interface.weights import Part, Weight
+from quintet.interface.types import AttentionSpec, RotaryArgs
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.attention.kv_scales import KVScales
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads
 from quintet.layers.layer_state import StepState
@@ -95,7 +95,7 @@ class SelfAttention(nn.Module):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """Applies rotary to the q, k and v of project(), and attends -> [T, H * D]."""
         if (turn := self._turn()) is not None:
-            return self.mixing.turned(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
+            return self.mixing.with_rotary(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
         q, k = self._turned(q, k, cache.batch.positions)
         if self.is_read:
             cache.passed[self.mixing] = k, v
@@ -113,11 +113,11 @@ class SelfAttention(nn.Module):
     def _sinks(self) -> Tensor | None:
         return None if self.sinks is None else self.sinks.logits
 
-    def _turn(self) -> Turn | None:
+    def _turn(self) -> RotaryArgs | None:
         """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
         done."""
         apart = self.rotary is None or self.is_read or self.kv_scales.there
-        if apart or not self.mixing.mixer.turns or type(self)._turned is not SelfAttention._turned:
+        if apart or not self.mixing.mixer.fuses_rotary or type(self)._turned is not SelfAttention._turned:
             return None
         assert self.rotary is not None
         return self.rotary.turn(self.q_norm, self.k_norm)
@@ -191,5 +191,5 @@ class Sinks(Layer):
         self.logits: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = Part(path, (self._heads.total,), self._heads.ranges)
+        part = CheckpointSlice(path, (self._heads.total,), self._heads.ranges)
         return [Weight("logits", (part,), 0, self._build.rank, torch.float32, "vector")]

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part, Weight
+from quintet.interface.weights import (
+    FLOATS,
+    PLAIN,
+    CheckpointSlice,
+    Matrix,
+    ShardRange,
+    StoredTensor,
+    Weight,
+    WeightFormat,
+)
 from quintet.layers.build import BuildContext, Layer, Shards
 
 SIDES = ("k", "v")
@@ -47,23 +56,23 @@ class HeadScales:
 
     inverse: bool
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
-        return {part.source: OnFile(None, FLOATS)}
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
+        return {part.source: StoredTensor(None, FLOATS)}
 
-    def form(self, cut: Cut) -> Form:
+    def format(self, shard: ShardRange) -> WeightFormat:
         return PLAIN
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        return Matrix(self.floats(part, cut, tensors))
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        return Matrix(self.floats(part, shard, tensors))
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """[heads of the cut, 1] float32."""
         scales, heads = tensors[part.source].float().reshape(-1), part.shape[0]
         if scales.numel() not in (1, heads):
             raise ValueError(f"{part.source} has {scales.numel()} scales for {heads} heads; 1 or {heads} would fit")
         if not bool((scales.isfinite() & (scales > 0)).all()):
             raise ValueError(f"{part.source} is to be above 0 and finite; fetch the model anew")
-        whole = scales.expand(heads)[slice(*cut.outputs), None]
+        whole = scales.expand(heads)[slice(*shard.outputs), None]
         return 1 / whole if self.inverse else whole.clone()
 
 
@@ -98,7 +107,7 @@ class KVScales(Layer):
         shape, rank = (self._heads.total, 1), self._build.rank
 
         def weight(side: str, source: str, inverse: bool) -> Weight:
-            name, part = side + "_inverse" * inverse, Part(source, shape, self._heads.ranges)
+            name, part = side + "_inverse" * inverse, CheckpointSlice(source, shape, self._heads.ranges)
             return Weight(name, (part,), 0, rank, torch.float32, "vector", reader=HeadScales(inverse))
 
         named = zip(SIDES, self._names, strict=True)

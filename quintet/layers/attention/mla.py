@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, even, whole
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import columns, rows
@@ -134,7 +134,7 @@ class Absorbed(Layer):
 
         def stacked(name: str, use: str, first: int, size: int) -> Weight:
             parts = tuple(
-                Part(
+                CheckpointSlice(
                     f"{module}.weight",
                     (size, shape.rank),
                     ((0, size),) * build.size,
@@ -147,7 +147,7 @@ class Absorbed(Layer):
             return Weight(name, parts, 0, build.rank, build.dtype, use, reader=reader, stack=len(parts))
 
         return [
-            stacked("keys", "turned heads", 0, shape.plain),
+            stacked("keys", "transposed heads", 0, shape.plain),
             stacked("of_values", "heads", shape.plain, shape.value),
         ]
 

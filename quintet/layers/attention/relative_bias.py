@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, split_heads
 from quintet.layers.layer_state import StepState
@@ -22,7 +22,7 @@ class RelativeBias(Layer):
         self.table: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = Part(f"{path}.table", (self._heads.total, 2 * FURTHEST + 1), self._heads.ranges)
+        part = CheckpointSlice(f"{path}.table", (self._heads.total, 2 * FURTHEST + 1), self._heads.ranges)
         return [Weight("table", (part,), 0, self._build.rank, torch.float32, "channels")]
 
 

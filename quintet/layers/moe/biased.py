@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Shards, whole
 from quintet.layers.moe.moe import DOWN, Experts, MoE, MoESizes, router
 
@@ -32,14 +32,14 @@ class BiasedExperts(Experts):
         floats = self._reads_floats(parent)
 
         def stacked(name: str, own: str, shape: tuple[int, int], axis: int, split: Shards) -> Weight:
-            def parts(expert: str) -> list[Part]:
-                return [Part(f"{parent}{expert}.{own}.weight", shape, split.ranges, transposed=floats)]
+            def parts(expert: str) -> list[CheckpointSlice]:
+                return [CheckpointSlice(f"{parent}{expert}.{own}.weight", shape, split.ranges, transposed=floats)]
 
             return self._stacked(name, parts, axis, "biased experts")
 
         def biases(name: str, own: str, split: Shards) -> Weight:
-            def parts(expert: str) -> list[Part]:
-                return [Part(f"{parent}{expert}.{own}.bias", (split.total,), split.ranges)]
+            def parts(expert: str) -> list[CheckpointSlice]:
+                return [CheckpointSlice(f"{parent}{expert}.{own}.bias", (split.total,), split.ranges)]
 
             return self._stacked(name, parts, 0, "vector")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import PLAIN, Form, Matrix, Part, Reader, Weight
+from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
 from quintet.layers.build import BuildContext, Layer, Shards, padded, whole
 from quintet.layers.linear import ColumnParallelLinear
 from quintet.layers.mlp import GatedMLP, known
@@ -48,8 +48,8 @@ class Experts(Layer):
     """Gated feed-forwards, one per name: [E, 2 I, D] gate over up, and [E, D, I]. Names are relative to the parent.
 
     Every rank keeps some features of every expert, or, where they are dealt out (Build.dealing), some experts whole;
-    what it gives is its share of a sum over the ranks. Where the platform keeps "experts" (Capabilities.quant) both
-    stacks may be quantized, each in one form; otherwise they are floats.
+    what it gives is its share of a sum over the ranks. Where the platform keeps "experts" (Capabilities.weight_formats)
+    both stacks may be quantized, each in one format; otherwise they are floats.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Experts(Layer):
             self.ops.take("local_experts", *["count_experts"] * build.dealing.moving)
         self.places: Tensor
         self.loads: Tensor
-        self._held: dict[str, tuple[Form, Reader | None]] = {}  # of each stack, once settled
+        self._held: dict[str, tuple[WeightFormat, WeightReader | None]] = {}  # of each stack, once settled
         self.quantized = False  # both stacks, or none
         self.gate_up: Tensor
         self.down: Tensor
@@ -83,15 +83,15 @@ class Experts(Layer):
                 f"{size} ranks do not divide the {self._width} features of these quantized experts evenly; "
                 "choose another tensor_parallel_size"
             )
-        self.quantized = not any(form.plain or form.ordered for form, _ in found.values())
-        self._held = {name: (form if self.quantized else PLAIN, reader) for name, (form, reader) in found.items()}
+        self.quantized = not any(fmt.plain or fmt.act_order for fmt, _ in found.values())
+        self._held = {name: (fmt if self.quantized else PLAIN, reader) for name, (fmt, reader) in found.items()}
         if self.quantized:
             self.ops.take("quantized_experts")
 
-    def _settled(self, path: str, weight: Weight) -> tuple[Form, Reader | None]:
+    def _settled(self, path: str, weight: Weight) -> tuple[WeightFormat, WeightReader | None]:
         """Plain where the platform keeps no quantized experts."""
         forms = self._build.forms
-        modules = [(part.source.removesuffix(".weight"), weight.cut(part)) for part in weight.parts]
+        modules = [(part.source.removesuffix(".weight"), weight.shard(part)) for part in weight.slices]
         kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
         held = {forms.of(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
         if len(held) > 1:
@@ -99,15 +99,17 @@ class Experts(Layer):
                 f"the experts' {weight.name} of {path} are held in {len(held)} ways, and are one stack here; use a "
                 "checkpoint that holds gate and up of all experts alike"
             )
-        ((form, reader),) = held
-        return form, forms.reader(modules[0][0]) if form.plain else reader
+        ((fmt, reader),) = held
+        return fmt, forms.reader(modules[0][0]) if fmt.plain else reader
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
         turned = self._transposed and self._build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
 
-        def part(expert: str, projection: str, shape: tuple[int, int]) -> Part:
-            return Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges, transposed=turned)
+        def part(expert: str, projection: str, shape: tuple[int, int]) -> CheckpointSlice:
+            return CheckpointSlice(
+                f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges, transposed=turned
+            )
 
         first, second = (self._width, self._hidden), (self._hidden, self._width)
         return [
@@ -115,13 +117,17 @@ class Experts(Layer):
             self._stacked("down", lambda expert: [part(expert, DOWN, second)], 1),
         ]
 
-    def _stacked(self, name: str, parts: Callable[[str], Sequence[Part]], axis: int, use: str = "experts") -> Weight:
+    def _stacked(
+        self, name: str, parts: Callable[[str], Sequence[CheckpointSlice]], axis: int, use: str = "experts"
+    ) -> Weight:
         """A matrix of each expert that is here; `parts` of one."""
         names, build = self._names, self._build
         own, others = (range(len(names)), []) if self.dealt is None else (self.dealt.own, self.dealt.others)
         here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
-        form, reader = self._form_of(name)
-        return Weight(name, here, axis, build.rank, build.dtype, use, form, reader, stack=len(own), elsewhere=elsewhere)
+        fmt, reader = self._form_of(name)
+        return Weight(
+            name, here, axis, build.rank, build.dtype, use, fmt, reader, stack=len(own), remote_slices=elsewhere
+        )
 
     def constants(self) -> Mapping[str, Tensor]:
         return {} if self.dealt is None else self.dealt.constants()
@@ -135,7 +141,7 @@ class Experts(Layer):
         found: Tensor = self.ops.local_experts(x, ids, self.places)
         return found
 
-    def _form_of(self, name: str) -> tuple[Form, Reader | None]:
+    def _form_of(self, name: str) -> tuple[WeightFormat, WeightReader | None]:
         """Returns the form and reader of a stack; plain until it is settled."""
         return self._held.get(name, (PLAIN, None))
 
@@ -154,7 +160,7 @@ class Experts(Layer):
         """Quantized, or plain."""
         held: Mapping[str, Any] = self._parameters
         scales, zeros, mins = (held.get(f"{name}_{each}") for each in ("scales", "zeros", "mins"))
-        return Matrix(held[name], scales, zeros, form=self._held[name][0], mins=mins)
+        return Matrix(held[name], scales, zeros, format=self._held[name][0], mins=mins)
 
 
 class MoE(Layer):
@@ -199,7 +205,7 @@ class ExpertRouter(Layer):
         name, size = self._mixture.bias, self._mixture.experts
         if name is None:
             return []
-        part = Part(f"{path.rpartition('.')[0]}.{name}", (size,), whole(size, self._build.size).ranges)
+        part = CheckpointSlice(f"{path.rpartition('.')[0]}.{name}", (size,), whole(size, self._build.size).ranges)
         return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, whole
 from quintet.layers.linear import columns
 from quintet.layers.mlp import MLP
@@ -24,8 +24,8 @@ class UngatedExperts(Experts):
         parent = path[: path.rfind(".") + 1]
 
         def stacked(name: str, projection: str, shape: tuple[int, int], axis: int) -> Weight:
-            def parts(expert: str) -> list[Part]:
-                return [Part(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges)]
+            def parts(expert: str) -> list[CheckpointSlice]:
+                return [CheckpointSlice(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges)]
 
             return self._stacked(name, parts, axis)
 

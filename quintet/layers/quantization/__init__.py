@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from quintet.interface.weights import PLAIN, Cut, Form, Reader
+from quintet.interface.weights import PLAIN, ShardRange, WeightFormat, WeightReader
 from quintet.layers.quantization.checkpoint_config import Quantized
 from quintet.layers.quantization.online import ONLINE, OnlineQuantization, Rounded, fitting
 
@@ -13,7 +13,7 @@ __all__ = ["ONLINE", "Forms", "fitting"]
 class QuantizationPlan:
     """Decides, once it is known which module of the model a product is."""
 
-    wanted: Form | OnlineQuantization | None = None  # what floats become while they are loaded
+    wanted: WeightFormat | OnlineQuantization | None = None  # what floats become while they are loaded
     checkpoint: Quantized | None = None
     kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
 
@@ -22,37 +22,37 @@ class QuantizationPlan:
     heads: bool = False  # these are of a head, or a table
     tables: bool = False  # rows are looked up in them
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         """Returns the reader of this module of the checkpoint; None if it holds floats."""
         if self.checkpoint is None or (self.heads and not self.checkpoint.heads):
             return None
         return self.checkpoint.plan.reader(module)
 
-    def of(self, module: str, cut: Cut) -> tuple[Form, Reader | None]:
+    def of(self, module: str, shard: ShardRange) -> tuple[WeightFormat, WeightReader | None]:
         """For a product with this module of the checkpoint, and this share of it."""
         reader = self.reader(module)
         if reader is None:
-            return self._made(module, cut.inputs[1] - cut.inputs[0])
-        form = reader.form(cut).taking(self.activations)
-        for held in (form, form.exact):
+            return self._made(module, shard.inputs[1] - shard.inputs[0])
+        fmt = reader.format(shard).with_activations(self.activations)
+        for held in (fmt, fmt.float_activations):
             if self._keeps(held):
                 return held, reader
         return PLAIN, reader
 
-    def _keeps(self, form: Form) -> bool:
-        """True if the platform keeps the form. A table needs "rows" too: it stays plain where `kept` is None."""
+    def _keeps(self, fmt: WeightFormat) -> bool:
+        """True if the platform keeps the format. A table needs "embedding" too: it stays plain where `kept` is None."""
         if self.tables:
-            return self.kept is not None and form.needs | {"rows"} <= self.kept
-        return self.kept is None or form.needs <= self.kept
+            return self.kept is not None and fmt.required_kinds | {"embedding"} <= self.kept
+        return self.kept is None or fmt.required_kinds <= self.kept
 
-    def _made(self, module: str, inputs: int) -> tuple[Form, Reader | None]:
+    def _made(self, module: str, inputs: int) -> tuple[WeightFormat, WeightReader | None]:
         """Returns the form of floats; where a platform does not keep it, they are rounded to it and stay floats."""
         wanted = self.wanted.of(module) if isinstance(self.wanted, OnlineQuantization) else self.wanted
-        form = fitting(wanted, inputs).taking(self.activations)
-        for held in (form, form.exact):
+        fmt = fitting(wanted, inputs).with_activations(self.activations)
+        for held in (fmt, fmt.float_activations):
             if held.plain or self._keeps(held):
                 return held, None
-        return PLAIN, Rounded(form)
+        return PLAIN, Rounded(fmt)
 
     def of_head(self) -> "QuantizationPlan":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import spread
 
 POWERS = (torch.uint8, torch.float8_e8m0fnu)  # exponents of 2, 127 for 1 (OCP Microscaling Formats, 2023)
@@ -26,23 +26,23 @@ class Scales:
         """Returns the number of blocks of a matrix [N, K], along each axis."""
         return -(-shape[0] // (self.rows or shape[0])), -(-shape[1] // (self.columns or shape[1]))
 
-    def on_file(self, shape: tuple[int, int]) -> OnFile:
+    def on_file(self, shape: tuple[int, int]) -> StoredTensor:
         """Axes of one block may be left out, or stand apart."""
         down, across = self.blocks(shape)
         also = (
             [(down, 1, across, 1)] + [(down,)] * (across == 1) + [(across,)] * (down == 1) + [()] * (down * across == 1)
         )
-        return OnFile((down, across), self.dtypes, tuple(also))
+        return StoredTensor((down, across), self.dtypes, tuple(also))
 
-    def of(self, tensor: Tensor, part: Part, cut: Cut, form: Form) -> Tensor:
+    def of(self, tensor: Tensor, part: CheckpointSlice, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """Those of a share, written out for each of its outputs: float32 [n, G] in the form's groups."""
-        return self.spread(numbers(tensor), part, cut, form)
+        return self.spread(numbers(tensor), part, shard, fmt)
 
-    def spread(self, tensor: Tensor, part: Part, cut: Cut, form: Form) -> Tensor:
+    def spread(self, tensor: Tensor, part: CheckpointSlice, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """The same of any numbers that there are as many of."""
-        known, (first, last) = tensor.reshape(self.blocks(whole(part))), cut.outputs
+        known, (first, last) = tensor.reshape(self.blocks(whole(part))), shard.outputs
         rows = torch.arange(first, last) // self.rows if self.rows else torch.zeros(last - first, dtype=torch.int64)
-        return spread(known[rows], self.columns, form.group, cut.inputs)
+        return spread(known[rows], self.columns, fmt.group, shard.inputs)
 
 
 def numbers(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def numbers(tensor: Tensor) -> Tensor:
     return (tensor.view(torch.float8_e8m0fnu) if tensor.dtype == torch.uint8 else tensor).float()
 
 
-def whole(part: Part) -> tuple[int, int]:
+def whole(part: CheckpointSlice) -> tuple[int, int]:
     """Outputs and inputs of the tensor that the part is in."""
     outputs, inputs = part.shape
     if part.transposed:
@@ -58,7 +58,7 @@ def whole(part: Part) -> tuple[int, int]:
     return (outputs if part.total is None else part.total), inputs
 
 
-def beside(part: Part, name: str) -> str:
+def beside(part: CheckpointSlice, name: str) -> str:
     """A tensor of the same module, or, with "_" before it, of a parameter."""
     return (part.source.removesuffix(".weight") if name.startswith("_") else part.source.removesuffix("weight")) + name
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.formats import (
     auto_round,
@@ -30,7 +30,7 @@ from quintet.layers.quantization.packed_schemes import Packed
 class Plan(Protocol):
     """Plan of a checkpoint: how each module is kept. Hashable; knows no device."""
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         """Returns the reader of a module's weight; None if it holds floats. ValueError says why it cannot be read."""
 
 
@@ -50,10 +50,10 @@ class Quantized:
 class Everywhere:
     """The same for every module but those that were left out."""
 
-    how: Reader
+    how: WeightReader
     ignored: tuple[str, ...] = ()  # names of modules, or their beginnings or ends; ".*" for anything between
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         return None if self._left.has(module) else self.how
 
     @functools.cached_property
@@ -68,7 +68,7 @@ class Left:
     plan: Plan
     ignored: tuple[str, ...] = ()
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         return None if self._left.has(module) else self.plan.reader(module)
 
     @functools.cached_property
@@ -76,11 +76,13 @@ class Left:
         return parts(self.ignored)
 
 
-There = Callable[[], Mapping[str, OnFile]]  # the tensors of a checkpoint's files, by the modules' names; none if random
+There = Callable[
+    [], Mapping[str, StoredTensor]
+]  # the tensors of a checkpoint's files, by the modules' names; none if random
 Read = Callable[[Mapping[str, Any], There], Quantized]
 
 
-def _everywhere(method: str, read: Callable[[Mapping[str, Any]], Reader]) -> Read:
+def _everywhere(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) -> Read:
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 

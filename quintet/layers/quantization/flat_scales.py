@@ -5,25 +5,25 @@ import math
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Cut
+from quintet.interface.weights import ShardRange
 
 
-def divided(run: int, cut: Cut) -> int:
+def divided(run: int, shard: ShardRange) -> int:
     """The most inputs of a cut that surely have one scale, wherever its groups of so many begin.
 
     A cut that does not say how long the rows are (Cut.row) is taken for one to the end of them.
     """
-    return math.gcd(run, cut.row or cut.inputs[1], *cut.inputs)
+    return math.gcd(run, shard.row or shard.inputs[1], *shard.inputs)
 
 
-def indices(run: int, group: int, row: int, cut: Cut) -> Tensor:
+def indices(run: int, group: int, row: int, shard: ShardRange) -> Tensor:
     """Returns the run of each group of the cut's inputs: [N, G]."""
-    rows, columns = torch.arange(*cut.outputs), torch.arange(*cut.inputs, group)
+    rows, columns = torch.arange(*shard.outputs), torch.arange(*shard.inputs, group)
     return (rows[:, None] * row + columns) // run
 
 
-def in_cut(flat: Tensor, first: int, row: int, cut: Cut) -> Tensor:
+def in_cut(flat: Tensor, first: int, row: int, shard: ShardRange) -> Tensor:
     """Returns the numbers of the cut [N, K]; `flat` begins with number `first` of the whole matrix."""
-    (start, stop), offset = cut.outputs, cut.outputs[0] * row - first
+    (start, stop), offset = shard.outputs, shard.outputs[0] * row - first
     whole = flat[offset : offset + (stop - start) * row].reshape(stop - start, row)
-    return whole[:, slice(*cut.inputs)]
+    return whole[:, slice(*shard.inputs)]

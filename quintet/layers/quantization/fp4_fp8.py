@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.block_scales import POWERS, SMALL, Scales, beside, one, whole
 from quintet.layers.quantization.group_scales import fitted, floats
 from quintet.layers.quantization.integers import unpacked
@@ -39,24 +39,24 @@ class Float8:
     scales: Scales
     dtype: torch.dtype = torch.float8_e4m3fn
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         shape = whole(part)
         return {
-            part.source: OnFile(shape, (self.dtype,)),
+            part.source: StoredTensor(shape, (self.dtype,)),
             beside(part, self.scales.name): self.scales.on_file(shape),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("fp8", 8, 16, self.scales.columns, dtype=self.dtype), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("fp8", 8, 16, self.scales.columns, dtype=self.dtype), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form = self.form(cut)
-        values = tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
-        return Matrix(values, scales, form=form)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt = self.format(shard)
+        values = tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
+        return Matrix(values, scales, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.scales.columns, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.scales.columns, part, shard, tensors)
 
 
 @dataclass(frozen=True)
@@ -71,33 +71,33 @@ class Float4:
     tensor: str | None = None
     divides: bool = False
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         (outputs, inputs), block = whole(part), self.scales.columns
         if inputs % block:
             raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {block} do not divide")
         blocks = (outputs, inputs // block, block // 2)
         found = {
-            beside(part, self.values): OnFile((outputs, inputs // 2), (torch.uint8,), (blocks,)),
+            beside(part, self.values): StoredTensor((outputs, inputs // 2), (torch.uint8,), (blocks,)),
             beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
         }
         if self.tensor is not None:
             found[beside(part, self.tensor)] = Scales(0, 0).on_file((outputs, inputs))
         return found
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("table4", 4, 16, self.scales.columns, table=E2M1), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("table4", 4, 16, self.scales.columns, codebook=E2M1), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, (first, last) = self.form(cut), cut.inputs
-        rows = tensors[beside(part, self.values)][slice(*cut.outputs)].flatten(1)
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, (first, last) = self.format(shard), shard.inputs
+        rows = tensors[beside(part, self.values)][slice(*shard.outputs)].flatten(1)
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
         if self.tensor is not None:
             known = one(tensors, beside(part, self.tensor))
             scales = scales / known if self.divides else scales * known
-        return Matrix(rows[:, first // 2 : last // 2].contiguous(), scales, form=form)
+        return Matrix(rows[:, first // 2 : last // 2].contiguous(), scales, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.scales.columns, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.scales.columns, part, shard, tensors)
 
 
 @dataclass(frozen=True)
@@ -107,25 +107,25 @@ class Float6:
     table: tuple[float, ...]  # E2M3 or E3M2
     scales: Scales = Scales(1, BLOCK, dtypes=POWERS)
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = whole(part)
         if inputs % BLOCK:
             raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {BLOCK} do not divide")
         return {
-            part.source: OnFile((outputs, inputs * 3 // 4), (torch.uint8,)),
+            part.source: StoredTensor((outputs, inputs * 3 // 4), (torch.uint8,)),
             beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("table8", 8, 16, BLOCK, table=self.table), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("table8", 8, 16, BLOCK, codebook=self.table), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form = self.form(cut)
-        values = unpacked(tensors[part.source][slice(*cut.outputs)], 6 * torch.arange(*cut.inputs), 6)
-        return Matrix(values, self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form), form=form)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt = self.format(shard)
+        values = unpacked(tensors[part.source][slice(*shard.outputs)], 6 * torch.arange(*shard.inputs), 6)
+        return Matrix(values, self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt), format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, BLOCK, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, BLOCK, part, shard, tensors)
 
 
 def mxfp8() -> Float8:

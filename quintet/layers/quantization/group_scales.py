@@ -7,29 +7,31 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import PLAIN, Cut, Form, Part, Reader
+from quintet.interface.weights import PLAIN, CheckpointSlice, ShardRange, WeightFormat, WeightReader
 from quintet.ops.quantized import dequantized
 
 LEAST = 16  # inputs that a group is cut down to
 
 
-def fitted(form: Form, cut: Cut) -> Form:
+def fitted(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
     """The form of the cut: with smaller groups where it begins or ends within one, plain if they get too small."""
-    start, stop = cut.inputs
-    if not form.group:
-        return PLAIN if (stop - start) * form.bits % 8 else form
-    whole = stop % form.group == 0 or form.dtype is not None  # whole numbers have no short group at the end
-    if start % form.group == 0 and whole:
-        return form
-    group = math.gcd(form.group, start, stop)
-    return PLAIN if group < LEAST else replace(form, group=group)
+    start, stop = shard.inputs
+    if not fmt.group:
+        return PLAIN if (stop - start) * fmt.bits % 8 else fmt
+    whole = stop % fmt.group == 0 or fmt.dtype is not None  # whole numbers have no short group at the end
+    if start % fmt.group == 0 and whole:
+        return fmt
+    group = math.gcd(fmt.group, start, stop)
+    return PLAIN if group < LEAST else replace(fmt, group=group)
 
 
-def floats(reader: Reader, group: int, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+def floats(
+    reader: WeightReader, group: int, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]
+) -> Tensor:
     """Returns the share of a part, dequantized from the whole groups of so many inputs that it lies in."""
-    (start, stop), unit = cut.inputs, group or LEAST
+    (start, stop), unit = shard.inputs, group or LEAST
     wide = start - start % unit, min(stop + -stop % unit, part.shape[1])
-    known = dequantized(reader.matrix(part, Cut(cut.outputs, wide), tensors))
+    known = dequantized(reader.matrix(part, ShardRange(shard.outputs, wide), tensors))
     return known[:, start - wide[0] : stop - wide[0]]
 
 

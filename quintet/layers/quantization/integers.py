@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.block_scales import Scales, beside, whole
 from quintet.layers.quantization.group_scales import fitted, floats
 from quintet.ops.quantized import MIDDLE, dequantized
@@ -30,7 +30,7 @@ class IntWeights:
     packed: bool = False
     ordered: int = 0  # inputs of a matrix with groups that are not of inputs in a row; 0: they are
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = shape = whole(part)
         down, across = self.scales.blocks(shape)
         found = {beside(part, self.scales.name): self.scales.on_file(shape)}
@@ -39,15 +39,15 @@ class IntWeights:
                 outputs,
                 -(-inputs // (WORD // self.bits)),
             )  # no number crossed words before compressed-tensors 0.13
-            found[beside(part, "weight_packed")] = OnFile((outputs, self._words(inputs)), (torch.int32,), (also,))
+            found[beside(part, "weight_packed")] = StoredTensor((outputs, self._words(inputs)), (torch.int32,), (also,))
         else:
-            found[part.source] = OnFile(shape, (torch.int8,))
+            found[part.source] = StoredTensor(shape, (torch.int8,))
         if self.zeros:
-            points = OnFile((self._words(down), across), (torch.int32,))
+            points = StoredTensor((self._words(down), across), (torch.int32,))
             loose = self.scales.on_file(shape)._replace(dtypes=(torch.int8,))
             found[beside(part, "weight_zero_point")] = points if self._zeros_packed else loose
         if self.ordered:
-            found[beside(part, "weight_g_idx")] = OnFile((inputs,), (torch.int32,))
+            found[beside(part, "weight_g_idx")] = StoredTensor((inputs,), (torch.int32,))
         return found
 
     @property
@@ -57,62 +57,64 @@ class IntWeights:
     def _words(self, count: int) -> int:
         return -(-count * self.bits // WORD)
 
-    def form(self, cut: Cut) -> Form:
+    def format(self, shard: ShardRange) -> WeightFormat:
         group, nibbles = self.scales.columns, self.bits <= 4
         kind = f"w{4 if nibbles else 8}a8" if self.activations == 8 else f"int{4 if nibbles else 8}"
-        form = Form(kind, 4 if nibbles else 8, self.activations, group)
+        fmt = WeightFormat(kind, 4 if nibbles else 8, self.activations, group)
         if self.zeros:  # 5 to 7 bits less their zero point have 8
-            form = Form(kind, form.bits, self.activations, group, zeros=nibbles, mins=self.bits == 8)
+            fmt = WeightFormat(kind, fmt.bits, self.activations, group, zeros=nibbles, mins=self.bits == 8)
         if not self.ordered:
-            return fitted(form, cut)
-        return replace(form, ordered=True) if cut.inputs == (0, self.ordered) else PLAIN
+            return fitted(fmt, shard)
+        return replace(fmt, act_order=True) if shard.inputs == (0, self.ordered) else PLAIN
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, order = self.form(cut), self._order(part, tensors)
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, cut, form)
-        zeros = self._points(part, cut, tensors, form)
-        if self.packed and self.bits == form.bits == 4 and order is None and cut.inputs[0] % 2 == 0:
-            known = self._bytes(part, cut, tensors)  # as Matrix has them
-            return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), form=form)
-        values = self._values(part, cut, tensors)  # signed
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, order = self.format(shard), self._order(part, tensors)
+        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
+        zeros = self._points(part, shard, tensors, fmt)
+        if self.packed and self.bits == fmt.bits == 4 and order is None and shard.inputs[0] % 2 == 0:
+            known = self._bytes(part, shard, tensors)  # as Matrix has them
+            return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), format=fmt)
+        values = self._values(part, shard, tensors)  # signed
         if order is not None:
             values = values[:, order.long()]
-        if form.bits == 4:
+        if fmt.bits == 4:
             lifted = (values + MIDDLE).to(torch.uint8)
             known = lifted[:, ::2] | lifted[:, 1::2] << 4
             lifted_zeros = None if zeros is None else (zeros + MIDDLE).to(torch.uint8)
-            return Matrix(known, scales, lifted_zeros, order, form)
-        if zeros is None or form.mins:
+            return Matrix(known, scales, lifted_zeros, order, fmt)
+        if zeros is None or fmt.mins:
             mins = None if zeros is None else zeros.float() * -scales
-            return Matrix(values.contiguous(), scales, order=order, form=form, mins=mins)
-        wide = zeros if zeros.shape[1] == 1 else zeros.repeat_interleave(form.group, 1)[:, : values.shape[1]]
-        return Matrix(values - wide, scales, order=order, form=form)
+            return Matrix(values.contiguous(), scales, input_order=order, format=fmt, mins=mins)
+        wide = zeros if zeros.shape[1] == 1 else zeros.repeat_interleave(fmt.group, 1)[:, : values.shape[1]]
+        return Matrix(values - wide, scales, input_order=order, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         if self.ordered:
-            known = dequantized(self.matrix(part, Cut(cut.outputs, (0, self.ordered)), tensors))
-            return known[:, slice(*cut.inputs)]
-        return floats(self, self.scales.columns, part, cut, tensors)
+            known = dequantized(self.matrix(part, ShardRange(shard.outputs, (0, self.ordered)), tensors))
+            return known[:, slice(*shard.inputs)]
+        return floats(self, self.scales.columns, part, shard, tensors)
 
-    def _values(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _values(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """int8 [n, k]."""
         if not self.packed:
-            return tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
+            return tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
         if self.bits == 8:
-            return _signed(self._bytes(part, cut, tensors), 8)
-        words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)]
-        places = torch.arange(*cut.inputs)
+            return _signed(self._bytes(part, shard, tensors), 8)
+        words = tensors[beside(part, "weight_packed")][slice(*shard.outputs)]
+        places = torch.arange(*shard.inputs)
         each = WORD // self.bits
         dense = words.shape[1] == self._words(part.shape[1])
         starts = places * self.bits if dense else places // each * WORD + places % each * self.bits
         return _signed(unpacked(words, starts, self.bits), self.bits)
 
-    def _bytes(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _bytes(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [n, bytes of k], of numbers that none crosses."""
-        words = tensors[beside(part, "weight_packed")][slice(*cut.outputs)].contiguous()
-        return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in cut.inputs))].contiguous()
+        words = tensors[beside(part, "weight_packed")][slice(*shard.outputs)].contiguous()
+        return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in shard.inputs))].contiguous()
 
-    def _points(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor], form: Form) -> Tensor | None:
+    def _points(
+        self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor], fmt: WeightFormat
+    ) -> Tensor | None:
         """int8 [n, G]."""
         if not self.zeros:
             return None
@@ -120,9 +122,9 @@ class IntWeights:
         if self._zeros_packed:
             starts = torch.arange(whole(part)[0]) * self.bits
             points = _signed(unpacked(points.t(), starts, self.bits), self.bits).t()
-        return self.scales.spread(points, part, cut, form)
+        return self.scales.spread(points, part, shard, fmt)
 
-    def _order(self, part: Part, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def _order(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """int32 [K]: inputs by their groups. ValueError where these are not of equal size."""
         if not self.ordered:
             return None

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 
 LONGEST = 2000  # characters of a pattern
 UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
@@ -151,7 +151,7 @@ _HIDING = re.compile(r"\(\?(#|[aiLmsu]*x)")
 class Modules:
     """The modules of a checkpoint, as its files have them."""
 
-    files: Mapping[str, OnFile] = field(default_factory=dict)  # its tensors, by the modules' names
+    files: Mapping[str, StoredTensor] = field(default_factory=dict)  # its tensors, by the modules' names
 
     def names(self, module: str) -> tuple[str, ...]:
         """Returns the names that a configuration may have for a module."""
@@ -172,12 +172,12 @@ class Modules:
 class Listed:
     """A plan by lists of names: what is ignored is in floats, the first that names a module decides, then `rest`."""
 
-    chosen: tuple[tuple[Names, Reader | None], ...]
-    rest: Reader | None
+    chosen: tuple[tuple[Names, WeightReader | None], ...]
+    rest: WeightReader | None
     ignored: Names
     modules: Modules = Modules()
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         names = self.modules.names(module)
         if self.ignored.cover(names):
             return None

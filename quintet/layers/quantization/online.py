@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import SCHEMES
-from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.checkpoint_config import ignored, matches
 from quintet.layers.quantization.formats import bitsandbytes, torchao
 from quintet.ops.quantize import quantize
@@ -18,13 +18,13 @@ from quintet.ops.quantized import dequantized
 
 GROUPS = (128, 64, 32)  # inputs that may share a scale, of floats that are quantized
 E4M3 = torch.float8_e4m3fn
-ONLINE = {name: Form(name, *numbers) for name, numbers in SCHEMES.items()} | {
-    "fp8": Form("fp8", 8, 16, dtype=E4M3),
-    "fp8a8": Form("fp8a8", 8, 8, dtype=E4M3),
+ONLINE = {name: WeightFormat(name, *numbers) for name, numbers in SCHEMES.items()} | {
+    "fp8": WeightFormat("fp8", 8, 16, dtype=E4M3),
+    "fp8a8": WeightFormat("fp8a8", 8, 8, dtype=E4M3),
 }
 FP8 = {  # vLLM's names; activations are in fp8 too
-    "fp8_per_tensor": replace(ONLINE["fp8a8"], together=0),
-    "fp8_per_block": replace(ONLINE["fp8a8"], together=128, group=128),
+    "fp8_per_tensor": replace(ONLINE["fp8a8"], outputs_per_scale=0),
+    "fp8_per_block": replace(ONLINE["fp8a8"], outputs_per_scale=128, group=128),
 }
 BLOCK = 64  # of bitsandbytes' 4 bits
 # Of torchao's types: ours. Theirs of 8 bits have a scale for each output, ours for every group of one
@@ -40,22 +40,22 @@ class OnlineQuantization:
     """A form for every product, or for those that names do not say otherwise of. None: it stays as it is."""
 
     name: str  # that the user gave
-    form: Form | None
-    head: Form | None = None
-    named: tuple[tuple[str, Form | None], ...] = ()  # modules, or "re:" and a pattern of them
+    format: WeightFormat | None
+    head: WeightFormat | None = None
+    named: tuple[tuple[str, WeightFormat | None], ...] = ()  # modules, or "re:" and a pattern of them
     ignored: tuple[str, ...] = ()
 
-    def of(self, module: str) -> Form | None:
+    def of(self, module: str) -> WeightFormat | None:
         """Returns the form for this module of the checkpoint."""
         if any(matches(each, module) for each in self.ignored):
             return None
-        said = [form for name, form in self.named if torchao.fits(name, module)]
-        return said[0] if said else self.form
+        said = [fmt for name, fmt in self.named if torchao.fits(name, module)]
+        return said[0] if said else self.format
 
     def without_activations(self) -> "OnlineQuantization":
         """For a device that multiplies no floats of 8 bits."""
         return replace(
-            self, form=_exact(self.form), named=tuple((name, _exact(form)) for name, form in self.named)
+            self, format=_exact(self.format), named=tuple((name, _exact(fmt)) for name, fmt in self.named)
         )  # fmt: skip
 
 
@@ -63,25 +63,25 @@ class OnlineQuantization:
 class Rounded:
     """Reads floats as what a form that the platform does not keep makes of them."""
 
-    of: Form
+    of: WeightFormat
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
-        return {part.source: OnFile(part.stored_shape, FLOATS)}
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
+        return {part.source: StoredTensor(part.stored_shape, FLOATS)}
 
-    def form(self, cut: Cut) -> Form:
+    def format(self, shard: ShardRange) -> WeightFormat:
         return PLAIN
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         raise AssertionError("floats alone serve")
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         tensor = tensors[part.source].t() if part.transposed else tensors[part.source]
-        held = tensor[slice(*cut.outputs), slice(*cut.inputs)]
-        form = fitting(self.of, held.shape[1])
-        return held.float() if form.plain else dequantized(quantize(held, form))
+        held = tensor[slice(*shard.outputs), slice(*shard.inputs)]
+        fmt = fitting(self.of, held.shape[1])
+        return held.float() if fmt.plain else dequantized(quantize(held, fmt))
 
 
-def fitting(wanted: Form | None, inputs: int) -> Form:
+def fitting(wanted: WeightFormat | None, inputs: int) -> WeightFormat:
     """For a product of so many inputs: with a smaller group where that divides them, plain where none does."""
     if wanted is None:
         return PLAIN
@@ -100,27 +100,27 @@ def wish(name: str, group: int | None = None, options: Mapping[str, Any] | None 
         return _torchao(options)
     if name in FP8:
         return OnlineQuantization(name, FP8[name])
-    form = ONLINE[name] if group is None else replace(ONLINE[name], group=group)
-    if form.dtype is not None:
-        return OnlineQuantization(name, form)  # heads stay, as in vLLM: logits show every error, and fp8's are large
-    return OnlineQuantization(name, form, head=ONLINE["int8" if form.activations == 16 else "w8a8"])
+    fmt = ONLINE[name] if group is None else replace(ONLINE[name], group=group)
+    if fmt.dtype is not None:
+        return OnlineQuantization(name, fmt)  # heads stay, as in vLLM: logits show every error, and fp8's are large
+    return OnlineQuantization(name, fmt, head=ONLINE["int8" if fmt.activations == 16 else "w8a8"])
 
 
-def _exact(form: Form | None) -> Form | None:
+def _exact(fmt: WeightFormat | None) -> WeightFormat | None:
     """In fp8 with activations as they are."""
-    return form.exact if form is not None and form.kind == "fp8a8" else form
+    return fmt.float_activations if fmt is not None and fmt.kind == "fp8a8" else fmt
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> OnlineQuantization:
     """nf4 in blocks of 64 by default, as in vLLM. Scales stay in float32: there is no double quantization."""
     skipped = ignored(options, ("llm_int8_skip_modules",))
     if options.get("load_in_8bit"):
-        return OnlineQuantization("bitsandbytes", Form("int8", 8, 16, 128), ignored=skipped)
+        return OnlineQuantization("bitsandbytes", WeightFormat("int8", 8, 16, 128), ignored=skipped)
     table = str(options.get("bnb_4bit_quant_type", "nf4"))
     if table not in bitsandbytes.TABLES:
         raise ValueError(f"bnb_4bit_quant_type={table!r} is not one of {', '.join(bitsandbytes.TABLES)}")
-    form = Form("table4", 4, 16, BLOCK, table=bitsandbytes.TABLES[table])
-    return OnlineQuantization("bitsandbytes", form, ignored=skipped)
+    fmt = WeightFormat("table4", 4, 16, BLOCK, codebook=bitsandbytes.TABLES[table])
+    return OnlineQuantization("bitsandbytes", fmt, ignored=skipped)
 
 
 def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
@@ -136,22 +136,22 @@ def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
     return OnlineQuantization("torchao", rest, named=others, ignored=ignored(options))
 
 
-def _form(kind: str, data: Mapping[str, Any]) -> Form:
+def _form(kind: str, data: Mapping[str, Any]) -> WeightFormat:
     """Returns the form for one of torchao's types; ValueError for those that are not made here."""
     width = torchao.enumerated(data.get("weight_dtype"))
     if kind not in TORCHAO or (kind == "IntxWeightOnlyConfig" and width not in ("int4", "int8")):
         raise ValueError(
             f"torchao's {kind} {width} is not made while loading; quintet makes {', '.join(TORCHAO)} (Intx: int4, int8)"
         )
-    form = ONLINE["int8" if width == "int8" else TORCHAO[kind]]
+    fmt = ONLINE["int8" if width == "int8" else TORCHAO[kind]]
     granularity = data.get("granularity")
     inner = granularity.get("_data") if isinstance(granularity, Mapping) else None
     group = data.get("group_size") or (inner.get("group_size") if isinstance(inner, Mapping) else None)
-    if form.group == 0 or group is None:
-        return form
+    if fmt.group == 0 or group is None:
+        return fmt
     if group not in GROUPS:
         raise ValueError(f"torchao's {kind} with groups of {reprlib.repr(group)}; quintet makes them of 32, 64 and 128")
-    return replace(form, group=group)
+    return replace(fmt, group=group)
 
 
 def options_of(overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:

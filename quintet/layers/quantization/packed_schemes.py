@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization.formats.awq import Awq
 from quintet.layers.quantization.formats.gptq import Gptq
 from quintet.layers.quantization.formats.marlin import Marlin
@@ -65,7 +65,7 @@ class Packed:
     orders: Mapping[str, int] = field(default_factory=dict, hash=False)  # module -> Gptq.ordered, if it has one
     filed: Mapping[str, str] = field(default_factory=dict, hash=False)  # module -> its name in the files
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         scheme = None if module in self.floats else self.of(module)
         if scheme is None:
             return None
@@ -87,7 +87,7 @@ class Packed:
         """True if a rule has a scheme for this module."""
         return any(rule.scheme is not None and rule.fits([module]) for rule in self.rules)
 
-    def beside(self, files: Mapping[str, OnFile]) -> "Packed":
+    def beside(self, files: Mapping[str, StoredTensor]) -> "Packed":
         """With what the files say: which modules they hold in floats, and which groups are not of neighbours."""
         end = ".B" if self.layout == "marlin" else ".qweight"
         packed = {name.removesuffix(end): on.name.removesuffix(end) for name, on in files.items() if name.endswith(end)}
@@ -97,7 +97,7 @@ class Packed:
         orders = {module: known for module in ordered if (known := named._order(module, files)) is not None}
         return replace(named, floats=frozenset(plain if packed else ()), orders=orders)
 
-    def _order(self, module: str, files: Mapping[str, OnFile]) -> int | None:
+    def _order(self, module: str, files: Mapping[str, StoredTensor]) -> int | None:
         """As in `orders`; None where groups are of neighbours."""
         scheme, entry = self.of(module), files.get(f"{module}.g_idx")
         if scheme is None:

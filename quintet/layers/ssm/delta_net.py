@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads
 from quintet.layers.layer_state import StepState
@@ -63,7 +63,7 @@ class DeltaNet(Layer):
         self.dt_bias: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
         return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:

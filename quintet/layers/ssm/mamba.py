@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, even, split_heads
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, columns, rows
@@ -64,7 +64,7 @@ class Mamba2(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         rank = self._build.rank
-        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
         return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
 
     def constants(self) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ class GatedNorm(Layer):
         self.weight: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = Part(f"{path}.weight", (self._split.total,), self._split.ranges)
+        part = CheckpointSlice(f"{path}.weight", (self._split.total,), self._split.ranges)
         return [Weight("weight", (part,), 0, self._build.rank, self._build.dtype, "vector")]
 
     def forward(self, x: Tensor, gate: Tensor, width: int) -> Tensor:
@@ -148,9 +148,9 @@ class Mamba1(Layer):
     def weights(self, path: str) -> list[Weight]:
         total, ranges, rank = self._split.total, self._split.ranges, self._build.rank
         parts = {
-            "A_log": Part(f"{path}.A_log", (total, self._shape.state), ranges),
-            "dt_bias": Part(f"{path}.dt_proj.bias", (total,), ranges),
-            "D": Part(f"{path}.D", (total,), ranges),
+            "A_log": CheckpointSlice(f"{path}.A_log", (total, self._shape.state), ranges),
+            "dt_bias": CheckpointSlice(f"{path}.dt_proj.bias", (total,), ranges),
+            "D": CheckpointSlice(f"{path}.D", (total,), ranges),
         }
         return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, even
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import Sections, columns, rows
@@ -57,7 +57,7 @@ class SteeredMamba2(Layer):
         self.D: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {name: Part(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
         return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:

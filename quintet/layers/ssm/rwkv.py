@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads, whole
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import columns, rows
@@ -46,7 +46,7 @@ class TokenShift(Layer):
     def weights(self, path: str) -> list[Weight]:
         parent, build = path.rpartition(".")[0], self._build
         every = whole(self._shape[0], build.size).ranges
-        parts = tuple(Part(f"{parent}.{name}", self._shape, every) for name in self._names)
+        parts = tuple(CheckpointSlice(f"{parent}.{name}", self._shape, every) for name in self._names)
         return [Weight("factors", parts, 0, build.rank, build.dtype, "vector")]
 
     def constants(self) -> dict[str, Tensor]:
@@ -102,8 +102,8 @@ class TimeMix(Layer):
     def weights(self, path: str) -> list[Weight]:
         flat, rank = (self._inner.total,), self._build.rank
         names = {"k_k": "k_k", "k_a": "k_a", "norm": "g_norm.weight", "norm_bias": "g_norm.bias"}
-        parts = {name: Part(f"{path}.{source}", flat, self._inner.ranges) for name, source in names.items()}
-        parts["r_k"] = Part(f"{path}.r_k", (self._heads.total, self._shape.head_dim), self._heads.ranges)
+        parts = {name: CheckpointSlice(f"{path}.{source}", flat, self._inner.ranges) for name, source in names.items()}
+        parts["r_k"] = CheckpointSlice(f"{path}.r_k", (self._heads.total, self._shape.head_dim), self._heads.ranges)
         return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
 
     def forward(self, x: Tensor, cache: StepState, values: list[Tensor]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.interface.types import StateSpec
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, Shards, even
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, columns, rows
@@ -44,7 +44,7 @@ class ShortConv(Layer):
     def _vector(self, source: str, name: str, rest: tuple[int, ...]) -> Weight:
         total, offset, parts = sum(split.total for split in self._splits), 0, []
         for split in self._splits:
-            parts.append(Part(source, (split.total, *rest), split.ranges, offset, total=total))
+            parts.append(CheckpointSlice(source, (split.total, *rest), split.ranges, offset, total=total))
             offset += split.total
         return Weight(name, tuple(parts), 0, self._build.rank, self._build.dtype, "channels")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer
 from quintet.layers.embedding import Embedding
 from quintet.layers.layer_state import LayerMixer, StepState
@@ -114,7 +114,7 @@ class Head(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         running = self._running
-        running.hidden = self.ops.take_rows(x.reshape(-1, x.shape[-1]), running.step.batch.rows)
+        running.hidden = self.ops.take_rows(x.reshape(-1, x.shape[-1]), running.step.batch.logits_indices)
         logits: Tensor = self.product(running.hidden)
         return logits[None]
 
@@ -158,7 +158,7 @@ class Rest(Layer):
         for name, each in self._loose.items():
             if each.stored:
                 shape = tuple(each.tensor.shape) or (1,)  # a number is a vector here, as names.py has it
-                part = Part(name, shape, ((0, shape[0]),) * build.size)
+                part = CheckpointSlice(name, shape, ((0, shape[0]),) * build.size)
                 found.append(Weight(name, (part,), 0, build.rank, each.dtype, "vector"))
         return found
 

@@ -26,11 +26,11 @@ class Model(ModelBase):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
-        if build.wanted.taps:
+        if build.requested_outputs.aux_hidden_states:
             raise Unsupported(config, "outputs of single layers are not given")
         theirs = constructed(config, build.dtype, build.max_model_len)
         trace, self._names = traced(theirs, build.max_model_len), Names(theirs)
-        self._running, self._wanted, self._ops = Running(), build.wanted, build.ops.take("take_rows")
+        self._running, self._wanted, self._ops = Running(), build.requested_outputs, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
         self.vocab_size = int(theirs.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
@@ -57,9 +57,9 @@ class Model(ModelBase):
         try:
             ids, positions = batch.token_ids.long()[None], batch.positions.long()[None]
             logits = self._theirs(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
-            if logits.shape[0] != batch.rows.shape[0] or running.hidden is None:
-                logits = self._ops.take_rows(logits, batch.rows)
-            return Outputs(logits, running.hidden if self._wanted.hidden else None), cache.state
+            if logits.shape[0] != batch.logits_indices.shape[0] or running.hidden is None:
+                logits = self._ops.take_rows(logits, batch.logits_indices)
+            return Outputs(logits, running.hidden if self._wanted.hidden_states else None), cache.state
         finally:
             running.end()
 

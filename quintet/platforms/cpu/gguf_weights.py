@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix, Rows, Weight
+from quintet.interface.weights import BlockRows, Matrix, Weight, WeightFormat
 from quintet.ops.quantize import canonicals as by_reader
 from quintet.ops.quantize import joined
 from quintet.platforms.cpu.arena import lasting
@@ -16,7 +16,7 @@ from quintet.platforms.cpu.weight_layout import leveled, shapes
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
     """This rank's matrix, in the weight's form: what the reader would give, bit for bit."""
     rows = _known(weight, parts)
-    return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.form)
+    return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.format)
 
 
 def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
@@ -24,35 +24,35 @@ def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
     rows = _known(weight, parts)
     if rows is None:
         return by_reader(weight, parts)
-    return [_unpacked([each], weight.shape[-1], weight.form) for each in rows]
+    return [_unpacked([each], weight.shape[-1], weight.format) for each in rows]
 
 
-def _known(weight: Weight, parts: Mapping[str, Tensor]) -> list[Rows] | None:
+def _known(weight: Weight, parts: Mapping[str, Tensor]) -> list[BlockRows] | None:
     """As the file has them, if they are in blocks that the extension unpacks."""
-    rows = weight.rows(parts)
+    rows = weight.local_blocks(parts)
     if rows is None or missing("unpack_blocks") or not {each.kind for each in rows} <= set(extension().BLOCKS):
         return None
     return rows
 
 
-def _unpacked(rows: Sequence[Rows], inputs: int, form: Form) -> Matrix:
+def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matrix:
     """One after the other by their outputs."""
-    outputs, groups, first = sum(len(each.bytes) for each in rows), inputs // form.group, 0
-    values = torch.empty(outputs, inputs * form.bits // 8, dtype=torch.uint8)
+    outputs, groups, first = sum(len(each.bytes) for each in rows), inputs // fmt.group, 0
+    values = torch.empty(outputs, inputs * fmt.bits // 8, dtype=torch.uint8)
     scales = torch.empty(outputs, groups)
-    mins = torch.empty(outputs, groups) if form.mins else None
+    mins = torch.empty(outputs, groups) if fmt.mins else None
     for each in rows:
         places = (0 if x is None else x[first:].data_ptr() for x in (values, scales, mins))
         count = len(each.bytes)
         extension().unpack_blocks(each.kind, *places, each.bytes.data_ptr(), count, inputs, _stride(each))
         first += count
-    zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.zeros else None
-    return Matrix(values if form.bits == 4 else values.view(torch.int8), scales, zeros, form=form, mins=mins)
+    zeros = torch.zeros(scales.shape, dtype=torch.uint8) if fmt.zeros else None
+    return Matrix(values if fmt.bits == 4 else values.view(torch.int8), scales, zeros, format=fmt, mins=mins)
 
 
 def lays(weight: Weight) -> bool:
     """True if laid() makes what products with the weight's form want."""
-    return leveled(weight.form) and not missing("lay_blocks")
+    return leveled(weight.format) and not missing("lay_blocks")
 
 
 def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,13 +60,13 @@ def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     ValueError for scales that are not finite.
     """
-    rows = weight.rows(parts)
+    rows = weight.local_blocks(parts)
     assert rows is not None, "a form of blocks is of whole ones"
     count, (outputs, inputs) = weight.stack or 1, weight.shape[-2:]
-    (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.form)
+    (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.format)
     found = {"weight": lasting((count * blocks, *packed), torch.uint8)}
     found["scales"] = torch.empty(count * blocks, *levels, dtype=torch.int8)
-    if weight.form.mins:
+    if weight.format.mins:
         found["mins"] = torch.empty_like(found["scales"])
     each = len(rows) // count
     for index in range(count):
@@ -80,11 +80,11 @@ def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 NAMES = ("weight", "scales", "mins")
 
 
-def _under(rows: Sequence[Rows]) -> Rows:
+def _under(rows: Sequence[BlockRows]) -> BlockRows:
     """One after the other by their outputs."""
-    return rows[0] if len(rows) == 1 else Rows(rows[0].kind, torch.cat([each.bytes for each in rows]))
+    return rows[0] if len(rows) == 1 else BlockRows(rows[0].kind, torch.cat([each.bytes for each in rows]))
 
 
-def _stride(rows: Rows) -> int:
+def _stride(rows: BlockRows) -> int:
     """Bytes from a row to the next."""
     return rows.bytes.stride(0) if len(rows.bytes) > 1 else rows.bytes.shape[1]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from quintet.interface.platform import State
-from quintet.interface.types import PAGE_AXES, Batch, Outputs, leaves, mapped
+from quintet.interface.types import PAGE_AXES, Batch, Outputs, leaves, map_leaves
 from quintet.platforms.cpu.arena import Arena, lending
 
 logger = logging.getLogger(__name__)
@@ -100,14 +100,14 @@ class Replay:
     def _worth(self, size: Size, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
-        rest = batch.inputs._replace(types=None, handed=None, beside=None)
+        rest = batch.inputs._replace(token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
         if tokens > MOST_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
             return False
         times = self._seen.get(size, 0)
         if len(self._seen) > 16 * KEPT:
             self._seen.clear()
         self._seen[size] = times + 1
-        return tokens == batch.starts.shape[0] - 1 or times >= max(1, tokens // DEAR)
+        return tokens == batch.query_start_loc.shape[0] - 1 or times >= max(1, tokens // DEAR)
 
     def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""
@@ -118,7 +118,7 @@ class Replay:
             outputs, _ = self._model(state, mine)
         while len(self._graphs) >= KEPT:
             self._graphs.popitem(last=False)
-        self._graphs[size] = Graph(calls, inputs, mapped(outputs, self._arena.view), kept.tensors)
+        self._graphs[size] = Graph(calls, inputs, map_leaves(outputs, self._arena.view), kept.tensors)
         return outputs
 
     def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
@@ -148,7 +148,7 @@ class Replay:
 
 
 def _size(batch: Batch) -> Size:
-    tables = {id(group.table) for group in batch.groups}
+    tables = {id(group.block_table) for group in batch.groups}
     return tuple((x.shape[0], _width(x.shape[1])) if id(x) in tables else tuple(x.shape) for x in leaves(batch))
 
 
@@ -160,9 +160,9 @@ def _own(batch: Batch) -> Batch:
     """Tensors of the graph's own with what the batch holds; tables are as wide as their size."""
     groups = []
     for group in batch.groups:
-        table = group.table.new_zeros((group.table.shape[0], _width(group.table.shape[1])))
-        groups.append(group._replace(table=table))
-    mine: Batch = mapped(batch._replace(groups=tuple(groups)), torch.clone)
+        table = group.block_table.new_zeros((group.block_table.shape[0], _width(group.block_table.shape[1])))
+        groups.append(group._replace(block_table=table))
+    mine: Batch = map_leaves(batch._replace(groups=tuple(groups)), torch.clone)
     _fill(tuple(leaf.numpy() for leaf in leaves(mine)), batch)
     return mine
 
@@ -183,8 +183,8 @@ def _places(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
     the slots of all groups; in states [units, ...], which have other axes, the units in the last group's table. Unit 0
     takes what is not read again."""
     if kept.dim() != 1 + PAGE_AXES:
-        return (batch.groups[-1].table[:, 1].unique().long(),)
-    slots, size = torch.cat([group.slots for group in batch.groups]).unique().long(), kept.shape[3]
+        return (batch.groups[-1].block_table[:, 1].unique().long(),)
+    slots, size = torch.cat([group.slot_mapping for group in batch.groups]).unique().long(), kept.shape[3]
     return slots // size, slice(None), slice(None), slots % size
 
 

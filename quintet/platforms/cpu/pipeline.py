@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import DeviceLost
-from quintet.interface.stage_channel import HandedNothing, Pipe
+from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 from quintet.platforms.cpu.ops.extension import extension
 
 NOTES, GOODS = 0, 1  # shelves
@@ -24,7 +24,7 @@ def naming_the_lost() -> Iterator[None]:
         raise DeviceLost(str(error)) from None
 
 
-class StageBuffers(Pipe):
+class StageBuffers(StageChannel):
     """Pipe of a team of several stages."""
 
     def __init__(self, team: Any) -> None:
@@ -35,13 +35,13 @@ class StageBuffers(Pipe):
         self._begun += 1
         self._team.begin(self._begun)
 
-    def take_over(self) -> Tensor:
+    def receive(self) -> Tensor:
         address, count = self._take((self.stage - 1) * self._team.size + self._team.rank, GOODS, self._begun)
         if count == extension().NOTHING:
-            raise HandedNothing(f"stage {self.stage - 1} of {self.stages} failed in this step")
+            raise PreviousStageFailed(f"stage {self.stage - 1} of {self.stages} failed in this step")
         return torch.frombuffer((ctypes.c_char * count).from_address(address), dtype=torch.uint8)
 
-    def hand_on(self, tensors: Sequence[Tensor] | None) -> None:
+    def send(self, tensors: Sequence[Tensor] | None) -> None:
         if self._handed == self._begun:
             return
         count = extension().NOTHING
@@ -56,21 +56,21 @@ class StageBuffers(Pipe):
         self._handed = self._begun
         self._team.put(GOODS, self._begun, count)
 
-    def say(self, note: bytes, result: bytes = b"") -> None:
+    def report(self, message: bytes, result: bytes = b"") -> None:
         if self.stage == self.stages - 1:
             self._fits(len(result))
             ctypes.memmove(self._team.place(GOODS, self._begun), result, len(result))
             self._team.put(GOODS, self._begun, len(result))
-        ctypes.memmove(self._team.place(NOTES, self._begun), note, len(note))
-        self._team.put(NOTES, self._begun, len(note))
+        ctypes.memmove(self._team.place(NOTES, self._begun), message, len(message))
+        self._team.put(NOTES, self._begun, len(message))
 
-    def said(self) -> tuple[list[bytes], bytes]:
+    def collect(self) -> tuple[list[bytes], bytes]:
         self._heard += 1
         size, first = self._team.size, (self.stages - 1) * self._team.size
         notes = [self._bytes(rank, NOTES) for rank in range(size * self.stages)]
         return notes, self._bytes(first, GOODS)
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         with naming_the_lost():
             self._team.exchange(b"")
         self._heard = self._begun

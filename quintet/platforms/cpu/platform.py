@@ -14,30 +14,30 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import SCHEMES, EngineConfig, read_environment
 from quintet.interface.platform import (
-    Alone,
     Capabilities,
     Communicator,
     Device,
     Mixer,
     Platform,
+    RecordEvent,
     Recording,
+    SingleRank,
     State,
     Step,
-    Tell,
     Unavailable,
-    written,
+    copied_into,
 )
 from quintet.interface.types import (
     AttentionSpec,
     Batch,
     Estimate,
-    Extent,
     Layout,
+    MaxShape,
     Memory,
     Outputs,
-    Place,
+    RankInfo,
+    ShapeBucket,
     StateSpec,
-    Variant,
 )
 from quintet.interface.weights import Weight
 from quintet.ops.mixers import mixer
@@ -121,14 +121,14 @@ class CPU(Platform):
 
     name = "cpu"
     op_priority = providers.PRIORITY
-    states = True
-    heeds = frozenset({"chunk"})
+    supports_states = True
+    optional_spec_fields = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._tell: Tell | None = None  # of calls, while a trace runs
+        self._tell: RecordEvent | None = None  # of calls, while a trace runs
         self._rooms = Groups()
         self._comm: SharedMemory | None = None  # of the rank that this process is, if it is one of several
         self._threads = 0  # of this rank, once it is open
@@ -139,12 +139,12 @@ class CPU(Platform):
         return Capabilities(
             devices=1 if load_extension() is None else MOST_RANKS,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            quant=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["rows"] * _looks_up()]),
+            weight_formats=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["embedding"] * _looks_up()]),
             sleep=True,
             batch_invariant=True,
             processes=True,
-            bundle={"CPU": float(threads())},
-            placing=_placing(),
+            ray_resources={"CPU": float(threads())},
+            layout_key=_placing(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
@@ -179,17 +179,17 @@ class CPU(Platform):
             load_extension().set_threads(self._threads, bind, *place)  # weights are packed by all
         return CPUDevice(ranks)
 
-    def connect(self, place: Place) -> Communicator:
-        if place.size == 1:
-            return Alone()
+    def connect(self, rank_info: RankInfo) -> Communicator:
+        if rank_info.size == 1:
+            return SingleRank()
         if load_extension() is None:
-            raise ValueError(f"{place.size} ranks asked for, and {NO_RANKS}")
+            raise ValueError(f"{rank_info.size} ranks asked for, and {NO_RANKS}")
         seconds = self._config.distributed_timeout_seconds
-        over_network = place.endpoint.startswith(TCP)
+        over_network = rank_info.endpoint.startswith(TCP)
         terms = Terms(seconds, self._config.join_timeout_seconds, self._config.nnodes)
-        made = networked(place, terms) if over_network else joined(place, self._rooms, seconds)
+        made = networked(rank_info, terms) if over_network else joined(rank_info, self._rooms, seconds)
         if isinstance(made, SharedMemory):
-            self._comm, self._threaded = made, place.endpoint.startswith(INPROC)
+            self._comm, self._threaded = made, rank_info.endpoint.startswith(INPROC)
         return made
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
@@ -198,8 +198,8 @@ class CPU(Platform):
     def place(
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
-        placed = self._plain(weight, parts) if weight.form.plain else self._quantized(weight, parts)
-        return placed if into is None else written(placed, into)
+        placed = self._plain(weight, parts) if weight.format.plain else self._quantized(weight, parts)
+        return placed if into is None else copied_into(placed, into)
 
     def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.use.endswith("experts") and native_moe.packs(weight):
@@ -209,7 +209,7 @@ class CPU(Platform):
         if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
             return {weight.name: weight.local(parts).to(weight.dtype)}
-        pieces = [weight.local(parts)] if weight.axis else weight.pieces(parts)
+        pieces = [weight.local(parts)] if weight.axis else weight.local_slices(parts)
         if not _looks_up_packed(weight):
             return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
         return self._once(weight, parts, lambda: {weight.name: native_linear.pack(pieces[0].to(weight.dtype))})
@@ -217,14 +217,14 @@ class CPU(Platform):
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.stack:
             return quantized_moe.placed(weight, parts)
-        if weight.shared and len(weight.parts) == 1:
+        if weight.shared and len(weight.slices) == 1:
             return self._once(weight, parts, lambda: self._laid(weight, parts))
         return self._laid(weight, parts)
 
     def _once(self, weight: Weight, parts: Mapping[str, Tensor], make: Packing) -> Mapping[str, Tensor]:
         """A tied head and its table live on the same memory."""
-        part = weight.parts[0]
-        key = weight.form, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank]
+        part = weight.slices[0]
+        key = weight.format, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank]
         found: dict[Any, Mapping[str, Tensor]] = self._shared.setdefault(parts[next(iter(weight.stored))], {})
         if key not in found:
             found[key] = make()
@@ -235,21 +235,21 @@ class CPU(Platform):
             return attributes(blocks.canonical(weight, parts))
         try:
             if quantized_moe.quantizes(weight):
-                return quantized.pack(weight.local(parts), weight.form)
+                return quantized.pack(weight.local(parts), weight.format)
             if blocks.lays(weight):
                 return blocks.laid(weight, parts)
-            return packer_of(weight.form).laid(blocks.canonical(weight, parts))
+            return packer_of(weight.format).laid(blocks.canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
-            raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
+            raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None
 
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        rows = 0 if self._config.enforce_eager else min(extent.most.rows, MOST_TOKENS)
-        captured = rows * extent.vocab * 4  # recorded steps of all sizes give their logits in the same place
-        return Estimate(sum(map(self._placed_bytes, weights)), extent.workspace, captured)
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
+        rows = 0 if self._config.enforce_eager else min(max_shape.largest.rows, MOST_TOKENS)
+        captured = rows * max_shape.vocab * 4  # recorded steps of all sizes give their logits in the same place
+        return Estimate(sum(map(self._placed_bytes, weights)), max_shape.workspace, captured)
 
     def _placed_bytes(self, weight: Weight) -> int:
-        if not weight.form.plain:
+        if not weight.format.plain:
             if weight.stack:
                 return quantized_moe.placed_bytes(weight)
             return quantized_moe.packed_bytes(weight) if _lays(weight) else weight.nbytes
@@ -261,7 +261,7 @@ class CPU(Platform):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
         return weight.nbytes
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
         size = sum(weight.numel() for weight in model.parameters())
         extension = load_extension()
         most = self._threads or threads_per_rank(num_ranks(self._config))
@@ -290,8 +290,8 @@ class CPU(Platform):
 
         return step if comm is None else naming_the_lost()(step)
 
-    def profile(self, tell: Tell) -> Recording:
-        self._tell = tell
+    def profile(self, record: RecordEvent) -> Recording:
+        self._tell = record
 
         def stop() -> None:
             self._tell = None
@@ -319,7 +319,7 @@ def _looks_up_packed(weight: Weight) -> bool:
 
     Not where ranks share the table out: each looks up its own rows, and knows them by their first.
     """
-    alone = len(weight.parts) == 1 and len(weight.parts[0].ranges) == 1 and len(weight.shape) == 2
+    alone = len(weight.slices) == 1 and len(weight.slices[0].ranges) == 1 and len(weight.shape) == 2
     return (
         weight.use != "vector"
         and weight.shared
@@ -345,4 +345,4 @@ def _looks_up() -> bool:
 
 
 def _lays(weight: Weight) -> bool:
-    return quantized_moe.lays(weight.form, weight.shape[1])
+    return quantized_moe.lays(weight.format, weight.shape[1])

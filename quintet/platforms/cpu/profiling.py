@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from quintet.interface.platform import Tell
+from quintet.interface.platform import RecordEvent
 
 HOW = "eagerly, one kernel after the other from Python; without a trace, steps of one size are one native call"
 _NO_WORK = ("__get__", "empty")  # an attribute, memory
@@ -17,7 +17,7 @@ _NO_WORK = ("__get__", "empty")  # an attribute, memory
 class TorchCalls(TorchFunctionMode):
     """Tells of torch's own functions that make tensors, in one step of one thread; of our kernels the engine does."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: RecordEvent) -> None:
         super().__init__()
         self._tell, self._thread = tell, threading.get_ident()
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.platform import Alone, Channel, Communicator
-from quintet.interface.types import Place
+from quintet.interface.platform import Channel, Communicator, SingleRank
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, kind_of
 from quintet.platforms.cpu.pipeline import naming_the_lost, pipe_of
@@ -27,7 +27,7 @@ class SharedMemory(Communicator):
     def __init__(self, team: Any, channel: Channel | None = None) -> None:
         """`channel`: where it is not the team's own."""
         self.rank, self.size, self._team = team.rank, team.size, team
-        self.channel, self.pipe = (Messages(team), pipe_of(team)) if channel is None else (channel, None)
+        self.channel, self.stage_channel = (Messages(team), pipe_of(team)) if channel is None else (channel, None)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x, out = x.contiguous(), empty(x.shape, x.dtype)
@@ -74,41 +74,41 @@ class Messages(Channel):
     def __init__(self, team: Any) -> None:
         self._team = team
 
-    def tell(self, letter: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         with naming_the_lost():
-            self._team.tell(letter)
+            self._team.tell(message)
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         with naming_the_lost():
             heard: bytes = self._team.hear()
         return heard
 
-    def exchange(self, note: bytes) -> list[bytes]:
+    def exchange(self, message: bytes) -> list[bytes]:
         with naming_the_lost():
-            notes: list[bytes] = self._team.exchange(note)
+            notes: list[bytes] = self._team.exchange(message)
         return notes
 
-    def stop(self, why: str) -> None:
-        self._team.stop(why)
+    def abort(self, reason: str) -> None:
+        self._team.stop(reason)
 
     @property
-    def stopped(self) -> str:
+    def aborted(self) -> str:
         why: str = self._team.stopped()
         return why
 
 
-class StageCommunicator(Alone):
+class StageCommunicator(SingleRank):
     """The only rank of its stage."""
 
     def __init__(self, team: Any) -> None:
-        self.channel, self.pipe = Messages(team), pipe_of(team)
+        self.channel, self.stage_channel = Messages(team), pipe_of(team)
 
 
 class Unmet(Communicator):
     """A rank that never meets the others: what it builds can be looked at, and not run."""
 
-    def __init__(self, place: Place) -> None:
-        self.rank, self.size = place.rank % place.share, place.share
+    def __init__(self, rank_info: RankInfo) -> None:
+        self.rank, self.size = rank_info.rank % rank_info.stage_size, rank_info.stage_size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         raise RuntimeError(f"rank {self.rank} of {self.size} has met no other, and computes nothing")
@@ -130,28 +130,30 @@ class Groups:
         self._files: dict[str, tuple[int, Any]] = {}
         self._lock = threading.Lock()
 
-    def descriptor(self, place: Place) -> int:
+    def descriptor(self, rank_info: RankInfo) -> int:
         with self._lock:
-            if place.endpoint not in self._files:
-                self._files[place.endpoint] = place.size, nameless_file()
-            seats, file = self._files[place.endpoint]
-        if seats != place.size:
-            raise ValueError(f"rank {place.rank} of {place.size} at {place.endpoint!r}, where {seats} ranks meet")
+            if rank_info.endpoint not in self._files:
+                self._files[rank_info.endpoint] = rank_info.size, nameless_file()
+            seats, file = self._files[rank_info.endpoint]
+        if seats != rank_info.size:
+            raise ValueError(
+                f"rank {rank_info.rank} of {rank_info.size} at {rank_info.endpoint!r}, where {seats} ranks meet"
+            )
         number: int = file.fileno()
         return number
 
 
-def joined(place: Place, rooms: Groups, seconds: float) -> Communicator:
+def joined(rank_info: RankInfo, rooms: Groups, seconds: float) -> Communicator:
     """The communicator of one of several ranks. They wait for each other when they first compute together."""
-    if not 0 <= place.rank < place.size:
-        raise ValueError(f"rank {place.rank} of {place.size} at {place.endpoint!r}: ranks count from 0")
-    if not place.endpoint:
-        return Unmet(place)
-    if place.endpoint.startswith(SHARED):
-        descriptor = int(place.endpoint.removeprefix(SHARED))
-    elif place.endpoint.startswith(INPROC):
-        descriptor = rooms.descriptor(place)
+    if not 0 <= rank_info.rank < rank_info.size:
+        raise ValueError(f"rank {rank_info.rank} of {rank_info.size} at {rank_info.endpoint!r}: ranks count from 0")
+    if not rank_info.endpoint:
+        return Unmet(rank_info)
+    if rank_info.endpoint.startswith(SHARED):
+        descriptor = int(rank_info.endpoint.removeprefix(SHARED))
+    elif rank_info.endpoint.startswith(INPROC):
+        descriptor = rooms.descriptor(rank_info)
     else:
-        raise ValueError(f"endpoint {place.endpoint!r} is neither {SHARED}FILE nor {INPROC}NAME")
-    team = extension().Team(descriptor, place.rank, place.size, seconds, place.share)
-    return SharedMemory(team) if place.share > 1 else StageCommunicator(team)
+        raise ValueError(f"endpoint {rank_info.endpoint!r} is neither {SHARED}FILE nor {INPROC}NAME")
+    team = extension().Team(descriptor, rank_info.rank, rank_info.size, seconds, rank_info.stage_size)
+    return SharedMemory(team) if rank_info.stage_size > 1 else StageCommunicator(team)

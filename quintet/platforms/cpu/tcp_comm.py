@@ -11,18 +11,21 @@ import torch
 from quintet import __version__
 from quintet.distributed.messages import RankMessages
 from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.ops.extension import extension
 from quintet.platforms.cpu.shared_memory import SharedMemory
 
 __all__ = ["TCP", "Terms", "networked"]
 
 
-def networked(place: Place, terms: Terms) -> SharedMemory:
+def networked(rank_info: RankInfo, terms: Terms) -> SharedMemory:
     """Blocks until all ranks have come; ValueError names a missing rank, or settings that differ."""
-    key = key_of(place.endpoint)
+    key = key_of(rank_info.endpoint)
     alike = {"quintet": __version__, "torch": str(torch.__version__), "instruction set": extension().isa()}
-    met, seconds = meet(place, key, alike, terms), terms.seconds
-    mesh, seal = extension().Mesh(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
-    letters = RankMessages(mesh, place, met.wires, seal, seconds, extension().RankLost)
+    met, seconds = meet(rank_info, key, alike, terms), terms.seconds
+    mesh, seal = (
+        extension().Mesh(met.sockets, rank_info.rank, seconds),
+        hmac.digest(key, b"notes" + met.session, "sha256"),
+    )
+    letters = RankMessages(mesh, rank_info, met.wires, seal, seconds, extension().RankLost)
     return SharedMemory(mesh, letters)

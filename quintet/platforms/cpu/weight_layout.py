@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.platforms.cpu.arena import lasting
 from quintet.platforms.cpu.ops.extension import extension
 
@@ -36,73 +36,73 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     """
     matrix = _centred(matrix)
     assert matrix.scales is not None, "what is quantized has scales"
-    outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.form.bits
-    form = held(matrix.form, inputs)
-    packed_shape, scales_shape = shapes(outputs, inputs, form)
+    outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.format.bits
+    fmt = held(matrix.format, inputs)
+    packed_shape, scales_shape = shapes(outputs, inputs, fmt)
     packed, values = lasting(packed_shape, torch.uint8), matrix.values.contiguous()
-    bytes_of = _bytes_of(matrix.form)
+    bytes_of = _bytes_of(matrix.format)
     places = packed.data_ptr(), values.data_ptr(), bytes_of.data_ptr()
-    extension().lay_quantized(*places, outputs, inputs, form.bits == 4)
+    extension().lay_quantized(*places, outputs, inputs, fmt.bits == 4)
     found, scales = {"weight": packed}, matrix.scales.float()
-    if form.table:
-        scales = scales * whole_table(form.table)[1]
+    if fmt.codebook:
+        scales = scales * whole_table(fmt.codebook)[1]
     zeros, mins = _added(matrix)
     if zeros is not None:
         found["zeros"] = _blocks(zeros, scales_shape)
-    if number_of(form) == W8A8:
+    if number_of(fmt) == W8A8:
         found["scales"] = _blocks(_finite(scales), scales_shape)
     else:
         found |= _scales(scales, mins, scales_shape)
-    return found if matrix.order is None else {**found, "order": matrix.order.int().contiguous()}
+    return found if matrix.input_order is None else {**found, "order": matrix.input_order.int().contiguous()}
 
 
-def leveled(form: Form) -> bool:
+def leveled(fmt: WeightFormat) -> bool:
     """True if its products read scales of two levels: rows of int8, then of float16 for each LEVEL_INPUTS."""
-    return form.blocks in LEVELS
+    return fmt.block_type in LEVELS
 
 
-def held(form: Form, inputs: int) -> Form:
+def held(fmt: WeightFormat, inputs: int) -> WeightFormat:
     """Returns the form that laid() gives a canonical matrix: groups that its products can add up."""
-    if number_of(form) == W8A8 or 0 < form.group <= MOST_GROUP:
-        return form
-    return replace(form, group=next((size for size in GROUPS if (form.group or inputs) % size == 0), inputs))
+    if number_of(fmt) == W8A8 or 0 < fmt.group <= MOST_GROUP:
+        return fmt
+    return replace(fmt, group=next((size for size in GROUPS if (fmt.group or inputs) % size == 0), inputs))
 
 
-def holds(form: Form, inputs: int) -> bool:
+def holds(fmt: WeightFormat, inputs: int) -> bool:
     """True if laid() takes a matrix of the form: its groups are of whole vectors."""
-    if number_of(form) == W8A8:
+    if number_of(fmt) == W8A8:
         return inputs <= MOST_INPUTS
-    if leveled(form):
+    if leveled(fmt):
         return inputs % LEVEL_INPUTS == 0
-    group = held(form, inputs).group
-    if form.group and inputs % form.group:  # its last group is short, and pieces of the others would not fit it
+    group = held(fmt, inputs).group
+    if fmt.group and inputs % fmt.group:  # its last group is short, and pieces of the others would not fit it
         return False
     return inputs % group == 0 and group % LEAST_GROUP == 0 and group <= MOST_GROUP
 
 
-def packed_bytes(shape: tuple[int, ...], form: Form, powers: bool = True) -> int:
+def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True) -> int:
     """Returns the bytes of laid()'s results for a weight [N, K] of this shape; without powers of two, of pack()'s."""
     outputs, inputs = shape
-    form = held(form, inputs)
-    packed, scales = (math.prod(each) for each in shapes(outputs, inputs, form))
-    if leveled(form):
-        return packed + scales * (1 + form.mins)
-    each = scale_type(number_of(form)).itemsize + form.zeros + 2 * form.mins
-    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and number_of(form) != W8A8 else 0
-    return packed + scales * each + beside + 4 * inputs * form.ordered
+    fmt = held(fmt, inputs)
+    packed, scales = (math.prod(each) for each in shapes(outputs, inputs, fmt))
+    if leveled(fmt):
+        return packed + scales * (1 + fmt.mins)
+    each = scale_type(number_of(fmt)).itemsize + fmt.zeros + 2 * fmt.mins
+    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and number_of(fmt) != W8A8 else 0
+    return packed + scales * each + beside + 4 * inputs * fmt.act_order
 
 
-def number_of(form: Form) -> int:
+def number_of(fmt: WeightFormat) -> int:
     """Returns the number of the products that take a matrix of the form."""
-    few = form.activations == 8
-    if leveled(form):
-        numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[form.blocks] == 4 else (INT6_LEVELS, W6A8_LEVELS)
+    few = fmt.activations == 8
+    if leveled(fmt):
+        numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[fmt.block_type] == 4 else (INT6_LEVELS, W6A8_LEVELS)
         return numbers[few]
-    if form.bits == 4:
-        return (TABLE4_A8 if few else TABLE4) if form.table else W4A8 if few else INT4
+    if fmt.bits == 4:
+        return (TABLE4_A8 if few else TABLE4) if fmt.codebook else W4A8 if few else INT4
     if not few:
         return INT8
-    return W8A8_GROUPS if form.group or form.mins else W8A8
+    return W8A8_GROUPS if fmt.group or fmt.mins else W8A8
 
 
 @functools.cache
@@ -121,22 +121,22 @@ def whole_table(table: tuple[float, ...]) -> tuple[Tensor, float]:
     return (numbers * (best / largest)).round().to(torch.int8), largest / best
 
 
-def _bytes_of(form: Form) -> Tensor:
+def _bytes_of(fmt: WeightFormat) -> Tensor:
     """uint8 [256]: what a value of 8 bits is stored as."""
-    if not form.table or form.bits == 4:
+    if not fmt.codebook or fmt.bits == 4:
         return torch.arange(256, dtype=torch.uint8) ^ 128
-    return functional.pad(stored_table(form), (0, 256 - len(form.table)))
+    return functional.pad(stored_table(fmt), (0, 256 - len(fmt.codebook)))
 
 
-def stored_table(form: Form) -> Tensor:
+def stored_table(fmt: WeightFormat) -> Tensor:
     """uint8 [C]: the form's table as products look it up."""
-    return (whole_table(form.table)[0].to(torch.int16) + 128).to(torch.uint8)
+    return (whole_table(fmt.codebook)[0].to(torch.int16) + 128).to(torch.uint8)
 
 
 def _centred(matrix: Matrix) -> Matrix:
     """The same with values of 1 to 3 bits around 8, which stands for 0: minima get small, and are rounded less."""
     values, mins = matrix.values, matrix.mins
-    if mins is None or matrix.zeros is not None or matrix.form.bits != 4 or _most(values[:1]) > 7:
+    if mins is None or matrix.zeros is not None or matrix.format.bits != 4 or _most(values[:1]) > 7:
         return matrix
     shift = 8 - (_most(values) + 1) // 2
     assert matrix.scales is not None
@@ -188,17 +188,17 @@ def _blocks(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return wide.reshape(blocks, COLUMNS, groups).transpose(1, 2).contiguous()
 
 
-def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) -> Tensor:
+def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, fmt: WeightFormat) -> Tensor:
     """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the form."""
-    if leveled(form):
-        return _unpack_levels(packed, outputs, inputs, form)
-    whole, groups = integers(packed["weight"], outputs, inputs), shapes(outputs, inputs, held(form, inputs))[1][1]
+    if leveled(fmt):
+        return _unpack_levels(packed, outputs, inputs, fmt)
+    whole, groups = integers(packed["weight"], outputs, inputs), shapes(outputs, inputs, held(fmt, inputs))[1][1]
 
     def wide(x: Tensor) -> Tensor:
         return columns(x, outputs).repeat_interleave(inputs // groups, 1)
 
-    if form.table and form.bits == 4:
-        whole = whole_table(form.table)[0][whole.int() + 8]
+    if fmt.codebook and fmt.bits == 4:
+        whole = whole_table(fmt.codebook)[0][whole.int() + 8]
     numbers, powers = whole.float(), _powers(packed["scales"], groups)
     if "zeros" in packed:
         numbers = numbers + 8 - wide(packed["zeros"])
@@ -208,7 +208,7 @@ def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) 
     return numbers if powers is None else numbers * powers.reshape(-1, 1)[:outputs]
 
 
-def _unpack_levels(packed: Mapping[str, Tensor], outputs: int, inputs: int, form: Form) -> Tensor:
+def _unpack_levels(packed: Mapping[str, Tensor], outputs: int, inputs: int, fmt: WeightFormat) -> Tensor:
     def wide(x: Tensor) -> Tensor:
         rows = x.shape[1] - inputs // LEVEL_INPUTS * 2
         units = columns(x[:, rows:].reshape(len(x), -1, 2 * COLUMNS).contiguous().view(torch.float16), outputs)
@@ -226,7 +226,7 @@ def _unpack_levels(packed: Mapping[str, Tensor], outputs: int, inputs: int, form
         )
     if "mins" in packed:
         return whole * wide(packed["scales"]) + wide(packed["mins"])
-    return (whole - (32 if LEVELS[form.blocks] == 6 else 8)) * wide(packed["scales"])
+    return (whole - (32 if LEVELS[fmt.block_type] == 6 else 8)) * wide(packed["scales"])
 
 
 def _powers(scales: Tensor, groups: int) -> Tensor | None:
@@ -259,19 +259,19 @@ def scale_type(number: int) -> torch.dtype:
     return torch.float32 if number == W8A8 else torch.float16
 
 
-def shapes(outputs: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of pack()'s weight and scales."""
-    bits = LEVELS.get(form.blocks, form.bits)
+    bits = LEVELS.get(fmt.block_type, fmt.bits)
     blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * bits // 8
-    if leveled(form):
-        rows = inputs // form.group + inputs // LEVEL_INPUTS * 2
+    if leveled(fmt):
+        rows = inputs // fmt.group + inputs // LEVEL_INPUTS * 2
         return (blocks, inputs // QUAD, width), (blocks, rows, COLUMNS)
-    if number_of(form) == W8A8:
+    if number_of(fmt) == W8A8:
         if inputs > MOST_INPUTS:
             raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
         groups = 1
     else:
-        group = form.group or inputs
+        group = fmt.group or inputs
         if inputs % group or group > MOST_GROUP:
             raise ValueError(f"{inputs} inputs do not divide into groups of {group}, {MOST_GROUP} at most")
         groups = inputs // group

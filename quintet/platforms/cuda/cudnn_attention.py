@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet.interface.platform import Mixer
-from quintet.interface.types import AttentionSpec, Batch, Books
+from quintet.interface.types import AttentionSpec, Batch, StepContext
 from quintet.ops.attention import PagedAttention, page_shape
 from quintet.ops.registry import Ops
 from quintet.platforms.gpu import library_checks as trials
@@ -31,7 +31,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     """Everything about the layer for which it is left to the paged kernels."""
     reasons = {
         f"queries in {spec.dtype}": spec.dtype not in (torch.float16, torch.bfloat16),
-        f"a cache in {spec.cached}": spec.cached != spec.dtype,
+        f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
         f"heads of {spec.head_dim}": spec.head_dim > MOST_DIM or spec.head_dim % 8 != 0,
         "V as a part of K": bool(spec.shared),
         "a window": spec.window is not None,
@@ -60,25 +60,25 @@ def size_for(tokens: int, sizes: Sequence[int]) -> int | None:
 def mixer(spec: AttentionSpec, ops: Ops, sizes: Sequence[int]) -> Mixer:
     """Makes a mixer that writes K and V by the bound ops, and attends to the step's own."""
 
-    def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         size = size_for(len(q), sizes)
         assert size is not None, "the plan says of which steps it is"
-        return attended(q, kv, books, spec, size)
+        return attended(q, kv, context, spec, size)
 
     return PagedAttention(spec, ops, attend=attend)
 
 
-def attended(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, size: int) -> Tensor:
+def attended(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, size: int) -> Tensor:
     """The op paged_attention for a step of one request that brings all its tokens, padded to `size`; how many are its
     own, the device knows. What lies behind its end on pages may be NaN, and is zeros here: no weight of 0 would keep it
     out. Rows of padding hold some numbers."""
     tokens, page_size, count = len(q), spec.page_size, -(-size // spec.page_size)
-    pages = books.group.table[0, :count]
+    pages = context.group.block_table[0, :count]
     if len(pages) < count:
         pages = functional.pad(pages, (0, count - len(pages)))
     rows = kv.view(len(kv), 2 * spec.kv_heads, page_size * spec.head_dim).transpose(0, 1)
     kept = torch.index_select(rows, 1, pages).view(2, 1, spec.kv_heads, -1, spec.head_dim)[..., :size, :]
-    behind = torch.arange(size, device=q.device) >= books.group.lengths[0]
+    behind = torch.arange(size, device=q.device) >= context.group.seq_lens[0]
     kept = kept.masked_fill(behind[:, None], 0.0)
     if tokens < size:
         q = functional.pad(q, (0, 0, 0, 0, 0, size - tokens))
@@ -102,15 +102,17 @@ def trial(spec: AttentionSpec, device: torch.device, size: int) -> str | None:
         tokens, pages = size - 5, -(-size // spec.page_size)
         kv = trials.drawn(device, pages + 1, *page_shape(spec)).to(spec.dtype)
         table = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
-        books = step(0, tokens, spec.page_size, device, table)
+        context = step(0, tokens, spec.page_size, device, table)
         last = -tokens % spec.page_size
         if last:
             kv[1 + pages - -(-tokens // spec.page_size), :, :, -last:] = torch.nan
         q = trials.queries(spec, device, tokens)
-        got = attended(q, kv, books, spec, size)
+        got = attended(q, kv, context, spec, size)
         some = torch.linspace(0, tokens - 1, min(SAMPLED, tokens), device=device).long()
-        batch: Batch = books.batch._replace(positions=books.batch.positions[some], owners=books.batch.owners[some])
-        want = trials.specified(q[some], kv, books._replace(batch=batch), spec, None)
+        batch: Batch = context.batch._replace(
+            positions=context.batch.positions[some], token_to_seq=context.batch.token_to_seq[some]
+        )
+        want = trials.specified(q[some], kv, context._replace(batch=batch), spec, None)
         return trials.differ_by_row(got[some], want, "cuDNN")
     except Exception as error:  # versions of torch and of cuDNN differ: whatever goes wrong is a reason not to serve
         lines = str(error).strip().splitlines()

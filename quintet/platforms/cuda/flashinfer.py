@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer
-from quintet.interface.types import Array, AttentionSpec, Books, HostBatch, HostGroup, Variant
+from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, IntArray, ShapeBucket, StepContext
 from quintet.ops.attention import PagedAttention, page_shape
 from quintet.ops.registry import Ops
 from quintet.platforms.gpu.attention import planned_by
@@ -56,8 +56,8 @@ def refusals(spec: AttentionSpec) -> list[str]:
     reasons = []
     if spec.dtype not in (torch.float16, torch.bfloat16):
         reasons.append(f"queries in {_name(spec.dtype)}")
-    if spec.cached not in CACHED:
-        reasons.append(f"a cache in {_name(spec.cached)}")
+    if spec.cache_dtype not in CACHED:
+        reasons.append(f"a cache in {_name(spec.cache_dtype)}")
     if spec.head_dim not in HEAD_DIMS:
         reasons.append(f"heads of {spec.head_dim}")
     if spec.alibi is not None:
@@ -76,8 +76,8 @@ def refusals(spec: AttentionSpec) -> list[str]:
 def mixer(spec: AttentionSpec, ops: Ops, planner: "Planner") -> Mixer:
     """Returns a mixer that writes by the bound ops; FlashInfer then attends to the pages that the planner listed."""
 
-    def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        return planner.run(planned_by(books.group), q, kv)
+    def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        return planner.run(planned_by(context.group), q, kv)
 
     return PagedAttention(spec, ops, attend=attend)
 
@@ -133,9 +133,9 @@ class GroupPlanner:
         """Queues the upload of the step's plan; every step, outside any graph, and waits for nothing but the plan's
         pinned memory: FlashInfer's own must not be written before the last plan has left it."""
         self._uploaded()
-        spec, requests = self._spec, len(group.lengths)
+        spec, requests = self._spec, len(group.seq_lens)
         decodes = len(batch.token_ids) == requests and requests in self._sizes
-        width = table_width(group.table.shape[1])
+        width = table_width(group.block_table.shape[1])
         self._active = self._decoder(requests, width) if decodes else self._prefill()
         (starts, indptr, last, kept), pages = self._sent(batch, group, self._buffers[width][1] if decodes else None)
         shape = spec.heads, spec.kv_heads, spec.head_dim, spec.page_size
@@ -144,7 +144,7 @@ class GroupPlanner:
             "logits_soft_cap": spec.softcap,
             "sm_scale": spec.scale,
             "q_data_type": spec.dtype,
-            "kv_data_type": spec.cached,
+            "kv_data_type": spec.cache_dtype,
             "seq_lens": kept,
         }
         if decodes:
@@ -158,7 +158,7 @@ class GroupPlanner:
         device, or into the beginning of `into`: the pages."""
         indptr, pages, last = listed(batch, group, self._spec)
         kept = ((np.diff(indptr) - 1) * self._spec.page_size + last).astype(np.int32)
-        arrays = batch.starts, indptr, last, kept, pages
+        arrays = batch.query_start_loc, indptr, last, kept, pages
         here = self._means.pinned(4 * sum(map(len, arrays))).view(torch.int32)
         parts = list(here.split([len(each) for each in arrays]))
         for part, each in zip(parts, arrays, strict=True):
@@ -204,26 +204,26 @@ class GroupPlanner:
         return wrapper
 
 
-def planned_bytes(variants: Sequence[Variant], groups: int) -> int:
+def planned_bytes(buckets: Sequence[ShapeBucket], groups: int) -> int:
     """Returns bytes of one kind of layers in so many groups, beside WORKSPACE: plans, and what captured steps read."""
-    decode = [each for each in variants if each.decode]
+    decode = [each for each in buckets if each.decode]
     most = max((each.requests for each in decode), default=0)
     widths = {width for each in decode for width in each.pages}
     return groups * (PLANS + sum(4 * (most * width + 2 * most + 1) for width in widths))
 
 
-def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Array, Array, Array]:
+def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[IntArray, IntArray, IntArray]:
     """(where each request's pages begin [R + 1], pages, tokens on each request's last page [R]).
 
     Pages that lie whole behind the window are left out: their place in the block table may hold page 0, and weights of
     0 would not keep its numbers out. The rest gives tokens' positions to each other; FlashInfer needs no more.
     """
-    size, lengths = spec.page_size, group.lengths
+    size, lengths = spec.page_size, group.seq_lens
     counts, behind = -(-lengths // size), np.zeros_like(lengths)
     if spec.window is not None:
-        behind = np.maximum(lengths - np.diff(batch.starts) - (spec.window - 1), 0) // size
-    columns = np.arange(group.table.shape[1])
-    pages = group.table[(columns >= behind[:, None]) & (columns < counts[:, None])]
+        behind = np.maximum(lengths - np.diff(batch.query_start_loc) - (spec.window - 1), 0) // size
+    columns = np.arange(group.block_table.shape[1])
+    pages = group.block_table[(columns >= behind[:, None]) & (columns < counts[:, None])]
     indptr = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(counts - behind, out=indptr[1:])
     return indptr, pages, ((lengths - 1) % size + 1).astype(np.int32)
@@ -232,9 +232,9 @@ def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Arr
 def trial(spec: AttentionSpec, module: Any, means: Means) -> str | None:
     """Runs both kinds of step on a page with values of 1, as all results must be; returns what was wrong."""
     try:
-        kv = means.empty((2, *page_shape(spec)), torch.uint8 if spec.cached.itemsize == 1 else spec.cached)
-        kv = kv.zero_().view(spec.cached)
-        kv[:, 1] = torch.ones((), dtype=spec.cached, device=kv.device)
+        kv = means.empty((2, *page_shape(spec)), torch.uint8 if spec.cache_dtype.itemsize == 1 else spec.cache_dtype)
+        kv = kv.zero_().view(spec.cache_dtype)
+        kv[:, 1] = torch.ones((), dtype=spec.cache_dtype, device=kv.device)
         for starts, sizes in (([0, 1], (1,)), ([0, 2], ())):
             count = starts[-1]
             planner = GroupPlanner(spec, module, means, sizes)

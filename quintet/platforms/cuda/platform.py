@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Mixer, Unavailable
-from quintet.interface.types import AttentionSpec, Extent, Place, Variant
+from quintet.interface.types import AttentionSpec, MaxShape, RankInfo, ShapeBucket
 from quintet.platforms.cuda import cudnn_attention, facts, flashinfer
 from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
 from quintet.platforms.gpu.attention import Planning
@@ -53,9 +53,9 @@ class CUDA(GPU):
         self._prompts: dict[AttentionSpec, str | None] = {}  # None: whole prompts run on cuDNN; else why not
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
-    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
-        library = symmetric_sum.load(torch.device("cuda", place.rank))
-        return symmetric_sum.join(library, store, place.rank, place.size, f"quintet {place.endpoint}")
+    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallSum | str:
+        library = symmetric_sum.load(torch.device("cuda", rank_info.rank))
+        return symmetric_sum.join(library, store, rank_info.rank, rank_info.size, f"quintet {rank_info.endpoint}")
 
     def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
         if (rank, spec) not in self._planners:
@@ -111,10 +111,10 @@ class CUDA(GPU):
         wrong = flashinfer.trial(spec, module, means)
         return wrong or flashinfer.Planner(spec, module, means, self._sizes)
 
-    def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
+    def _other_bytes(self, buckets: Sequence[ShapeBucket], max_shape: MaxShape) -> int:
         planners = [each for each in self._planners.values() if not isinstance(each, str)]
         ranks = len({rank for rank, _ in self._planners})
-        planned = flashinfer.planned_bytes(variants, len(extent.most.pages)) * -(-len(planners) // max(1, ranks))
+        planned = flashinfer.planned_bytes(buckets, len(max_shape.largest.pages)) * -(-len(planners) // max(1, ranks))
         served = [spec for spec, why in self._prompts.items() if why is None]
         most = [cudnn_attention.nbytes(spec, self._config.max_num_batched_tokens) for spec in served]
         return planned + max(most, default=0)

@@ -8,7 +8,16 @@ import numpy as np
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import Array, AttentionSpec, Books, Group, HostBatch, HostGroup, StateSpec, Turn
+from quintet.interface.types import (
+    AttentionSpec,
+    Group,
+    HostBatch,
+    HostGroup,
+    IntArray,
+    RotaryArgs,
+    StateSpec,
+    StepContext,
+)
 from quintet.ops.registry import Ops
 from quintet.ops.states import StateMixer
 
@@ -53,15 +62,15 @@ class Planning:
     def add(self, spec: AttentionSpec, planner: Planner) -> None:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
-    def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         """Plans the step for a group; `number` is that of the layer that plans for it. Returns the group's plan."""
-        size = len(batch.token_ids), len(batch.starts) - 1
+        size = len(batch.token_ids), len(batch.query_start_loc) - 1
         whole = self.wholes is not None and _whole(batch, group) and self.wholes(size[0])
         if size in self.sizes and self.mixed:
             return (np.zeros((0, WHOLE if whole else WITHOUT, number), np.int32),)
         for planner in self._planners.get(kept, {}).values():
             planner.plan(number, batch, group)
-        single = size[0] == size[1] and bool(np.diff(batch.starts).max(initial=0) <= 1)
+        single = size[0] == size[1] and bool(np.diff(batch.query_start_loc).max(initial=0) <= 1)
         return (np.zeros((0, WHOLE if whole else SINGLE if single else MIXED, number), np.int32),)
 
 
@@ -87,20 +96,27 @@ class GraphAttention(Mixer):
         assert self._unplanned.layouts == self._whole.layouts == inner.layouts, "all read the same pages"
         self._planning, self._number = planning, planning.number()
         self._kept: Kept = spec.window, spec.chunk
-        self.turns = inner.turns and self._unplanned.turns and self._whole.turns
+        self.fuses_rotary = inner.fuses_rotary and self._unplanned.fuses_rotary and self._whole.fuses_rotary
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         return self._planning.plan(self._number, self._kept, batch, group)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        return self._serving(books.group)(q, k, v, state, books, sinks)
+        return self._serving(context.group)(q, k, v, state, context, sinks)
 
-    def turned(  # noqa: PLR0913  # __call__'s, and the turn
-        self, q: Tensor, k: Tensor, v: Tensor, turn: Turn, state: State, books: Books, sinks: Tensor | None = None
+    def with_rotary(  # noqa: PLR0913  # __call__'s, and the turn
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: RotaryArgs,
+        state: State,
+        context: StepContext,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        return self._serving(books.group).turned(q, k, v, turn, state, books, sinks)
+        return self._serving(context.group).with_rotary(q, k, v, rotary, state, context, sinks)
 
     def _serving(self, group: Group) -> Mixer:
         kind = group.plan[0].shape[1] if group.plan else MIXED
@@ -109,8 +125,8 @@ class GraphAttention(Mixer):
 
 def _whole(batch: HostBatch, group: HostGroup) -> bool:
     """True if the step is all of its first request, with nothing cached, and at most an eighth of padding."""
-    count, end = batch.starts[1], batch.starts[-1]
-    return bool(count == end == group.lengths[0] and 8 * count >= 7 * len(batch.token_ids))
+    count, end = batch.query_start_loc[1], batch.query_start_loc[-1]
+    return bool(count == end == group.seq_lens[0] and 8 * count >= 7 * len(batch.token_ids))
 
 
 class GraphStates(StateMixer):
@@ -125,7 +141,7 @@ class GraphStates(StateMixer):
                 logger.info("steps with prompts are not captured: %s by the specification goes by tokens", spec.op)
             planning.longest, planning.mixed = True, False
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         return super().plan(batch, group) if self._planning.longest else ()
 
 

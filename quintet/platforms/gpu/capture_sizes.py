@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from quintet.config import EngineConfig
-from quintet.interface.types import Variant
+from quintet.interface.types import ShapeBucket
 
 MOST = 512  # tokens of a captured decode step, and of the steps with prompts that are captured ahead
 # Tokens of a captured step with prompts. On an H100 the host takes 1.5 ms a layer for an eager step: 50 ms for Llama
@@ -58,10 +58,10 @@ def beside_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ..
     return tuple(size for size in sizes if asked or size <= MOST)
 
 
-def not_ahead(config: EngineConfig, variants: Sequence[Variant]) -> frozenset[int]:
+def not_ahead(config: EngineConfig, buckets: Sequence[ShapeBucket]) -> frozenset[int]:
     """Tokens of the steps that are not captured ahead. Sizes that a user names are few; of our own there are hundreds,
     and capturing a large one when it first comes is no longer than the step."""
-    return frozenset(each.tokens for each in variants if each.tokens > MOST and not config.capture_sizes)
+    return frozenset(each.tokens for each in buckets if each.tokens > MOST and not config.capture_sizes)
 
 
 def late(config: EngineConfig) -> list[str]:
@@ -93,19 +93,19 @@ def table_widths(pages: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def decode_variants(most: Variant, sizes: Sequence[int]) -> tuple[Variant, ...]:
+def decode_buckets(most: ShapeBucket, sizes: Sequence[int]) -> tuple[ShapeBucket, ...]:
     """Steps of one token per request, of these sizes, the largest first: it shapes the pool that all share.
 
     The tables of all groups grow with the same requests. A model that keeps nothing does not decode.
     """
     return tuple(
-        Variant(size, size, size, pages, decode=True)
+        ShapeBucket(size, size, size, pages, decode=True)
         for size in (reversed(sizes) if most.pages else ())
         for pages in _tables(most)
     )
 
 
-def mixed_variants(most: Variant, sizes: Sequence[int], drafts: bool = False) -> tuple[Variant, ...]:
+def mixed_buckets(most: ShapeBucket, sizes: Sequence[int], drafts: bool = False) -> tuple[ShapeBucket, ...]:
     """Steps in which some request brings more than one token, of these sizes, the largest first. Fewer requests than
     tokens, so that none looks like a decode step; a row of outputs for each, or for each token if `drafts`, 512 at
     most then where there are fewer requests."""
@@ -114,11 +114,11 @@ def mixed_variants(most: Variant, sizes: Sequence[int], drafts: bool = False) ->
         fullest = min(most.requests, size - 1)
         for requests in sorted({min(FEW, fullest), fullest}, reverse=True):
             rows = min(max(requests, min(size, MOST_ROWS)) if drafts else requests, most.rows)
-            found += [Variant(size, requests, rows, pages) for pages in _tables(most)]
+            found += [ShapeBucket(size, requests, rows, pages) for pages in _tables(most)]
     return tuple(found)
 
 
-def _tables(most: Variant) -> list[tuple[int, ...]]:
+def _tables(most: ShapeBucket) -> list[tuple[int, ...]]:
     """Columns of all groups' tables that bring every width of a captured one, and no more than there may be."""
     widths = table_widths(max(most.pages, default=0))
     return [tuple(min(width, pages) for pages in most.pages) for width in widths]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import State
-from quintet.interface.types import Batch, Group, Outputs, Variant, leaves
+from quintet.interface.types import Batch, Group, Outputs, ShapeBucket, leaves
 from quintet.platforms.gpu.capture_sizes import table_width
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.products import Into
@@ -57,9 +57,9 @@ class Captured(NamedTuple):
 class Room:
     """Buffers that graphs read and write: made once for the largest step; a smaller one takes their beginning."""
 
-    def __init__(self, device: GPUDevice, variants: Sequence[Variant]) -> None:
+    def __init__(self, device: GPUDevice, buckets: Sequence[ShapeBucket]) -> None:
         self._device = device
-        self._tokens, self._requests, self._rows = (max(each) for each in list(zip(*variants, strict=True))[:3])
+        self._tokens, self._requests, self._rows = (max(each) for each in list(zip(*buckets, strict=True))[:3])
         self._inputs: dict[Any, Tensor] = {}
         self._outputs: dict[Any, Tensor] = {}
         self._nothing: Tensor | None = None
@@ -69,11 +69,13 @@ class Room:
         number of rows. A decode step gives those of all tokens in their order, so that it looks none up."""
         groups = zip(batch.groups, size.tables, strict=True)
         wide = batch._replace(
-            rows=batch.token_ids[: size.rows],
-            groups=tuple(group._replace(table=group.table.new_empty(size.requests, width)) for group, width in groups),
+            logits_indices=batch.token_ids[: size.rows],
+            groups=tuple(
+                group._replace(block_table=group.block_table.new_empty(size.requests, width)) for group, width in groups
+            ),
         )
         own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, self._most_read(at, x)))
-        return own._replace(rows=own.owners) if size.decode else own
+        return own._replace(logits_indices=own.token_to_seq) if size.decode else own
 
     def outputs(self, given: Outputs) -> Outputs:
         """Returns buffers for a step's outputs: the next step may overwrite them."""
@@ -114,13 +116,13 @@ class Graphs:
     """
 
     def __init__(
-        self, model: Model, device: GPUDevice, variants: Sequence[Variant], ahead: bool = False, pool: int = 0,
+        self, model: Model, device: GPUDevice, buckets: Sequence[ShapeBucket], ahead: bool = False, pool: int = 0,
         late: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        self._model, self._device, self._variants, self._ahead = model, device, variants, ahead
+        self._model, self._device, self._variants, self._ahead = model, device, buckets, ahead
         self._pool_bytes, self._late = pool, late
-        self._decodes = frozenset(each.tokens for each in variants if each.decode)
-        self._mixed = {(each.tokens, each.requests): each.rows for each in variants if not each.decode}
+        self._decodes = frozenset(each.tokens for each in buckets if each.decode)
+        self._mixed = {(each.tokens, each.requests): each.rows for each in buckets if not each.decode}
         self._graphs: OrderedDict[Size, Captured] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
         self._reserved: Any = None  # keeps what the largest step takes in the pool
@@ -159,18 +161,18 @@ class Graphs:
 
     def _size(self, batch: Batch) -> Size | None:
         """None for a step that runs eagerly: not padded to one of the sizes."""
-        tokens, requests = batch.token_ids.shape[0], batch.starts.shape[0] - 1
+        tokens, requests = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1
         if tokens == requests:  # each brings one token, since none brings nothing
             rows = tokens if tokens in self._decodes else -1
         else:
             rows = self._mixed.get((tokens, requests), -1)
-        if batch.rows.shape[0] > rows:
+        if batch.logits_indices.shape[0] > rows:
             return None
         return Size(
             tokens,
             requests,
             rows,
-            tuple([table_width(group.table.shape[1]) for group in batch.groups]),
+            tuple([table_width(group.block_table.shape[1]) for group in batch.groups]),
             tuple([tuple([_shape(x) for x in group.plan]) for group in batch.groups]),
             tuple([None if x is None else _shape(x) for x in batch.inputs]),
         )
@@ -278,7 +280,7 @@ class Graphs:
         """Queues the copies: of tables into the beginning of what a graph reads; rows beyond those are the first."""
         assert self._room is not None, "what a graph reads is in it"
         whole: list[tuple[Tensor, Tensor]] = []
-        wanted, all_rows, decode = batch.rows.shape[0], inputs[ROWS].shape[0], inputs[ROWS] is inputs[OWNERS]
+        wanted, all_rows, decode = batch.logits_indices.shape[0], inputs[ROWS].shape[0], inputs[ROWS] is inputs[OWNERS]
         if wanted < all_rows and not decode:
             whole.append((inputs[ROWS][wanted:], self._room.nothing(all_rows - wanted)))
         for place, (to, x) in enumerate(zip(inputs, leaves(batch), strict=True)):
@@ -300,15 +302,15 @@ def _shape(x: Tensor) -> Shape:
 def _wanted(outputs: Outputs, size: Size, batch: Batch) -> Outputs:
     """Selects the rows that were wanted; taps are of all tokens. A decode step gives a row for each token: those
     that are wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
-    rows = batch.rows
-    first = not size.decode or not rows.shape[0] or rows.data_ptr() == batch.owners.data_ptr()
+    rows = batch.logits_indices
+    first = not size.decode or not rows.shape[0] or rows.data_ptr() == batch.token_to_seq.data_ptr()
 
     def part(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
         return x[: rows.shape[0]] if first else torch.index_select(x, 0, rows)
 
-    return outputs._replace(logits=part(outputs.logits), hidden=part(outputs.hidden))
+    return outputs._replace(logits=part(outputs.logits), hidden_states=part(outputs.hidden_states))
 
 
 def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import page_shape, paged_attention
 from quintet.ops.moe import experts
 from quintet.ops.norm import add_rms_norm, rms_norm
@@ -59,17 +59,17 @@ def of_attention(spec: AttentionSpec, device: torch.device, attend: Callable[...
         most = tokens_for(device)
         kv = drawn(device, 2 + -(-most // spec.page_size), *page_shape(spec)).to(spec.dtype)
         sinks = sinks_for(spec, device)
-        for books in (_step(spec, device, [3, most // 2], most), _step(spec, device, [1, 1], WIDE, SINGLE)):
-            q = queries(spec, device, len(books.batch.positions))
-            got = attend(q, kv, books, spec, sinks)
-            if wrong := differ_by_row(got, specified(q, kv, books, spec, sinks), whose):
+        for context in (_step(spec, device, [3, most // 2], most), _step(spec, device, [1, 1], WIDE, SINGLE)):
+            q = queries(spec, device, len(context.batch.positions))
+            got = attend(q, kv, context, spec, sinks)
+            if wrong := differ_by_row(got, specified(q, kv, context, spec, sinks), whose):
                 return wrong
         return None
     except Exception as error:  # it compiles and launches: whatever goes wrong is a reason not to serve
         return f"{whose} fails on a small step: {type(error).__name__}: {error}"
 
 
-def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: int, kind: int = 0) -> Books:
+def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: int, kind: int = 0) -> StepContext:
     """Requests of 3 and of TOKENS tokens, which bring so many, in a table of so many slots; with a plan of the kind."""
     lengths, starts = [3, tokens_for(device)], [0, brought[0], sum(brought)]
     positions = [length - count + i for length, count in zip(lengths, brought, strict=True) for i in range(count)]
@@ -80,7 +80,7 @@ def _step(spec: AttentionSpec, device: torch.device, brought: list[int], slots: 
     table = torch.nn.functional.pad(table, (0, max(0, -(-slots // spec.page_size) - pages)))
     plan = (torch.zeros(0, kind, 2, dtype=torch.int32),) if kind else ()
     group = Group(place, table, kept, plan)
-    return Books(Batch(place, place, owners, begin, begin[1:] - 1, (group,)), group)
+    return StepContext(Batch(place, place, owners, begin, begin[1:] - 1, (group,)), group)
 
 
 def tokens_for(device: torch.device) -> int:
@@ -98,13 +98,15 @@ def sinks_for(spec: AttentionSpec, device: torch.device) -> Tensor | None:
     return torch.linspace(-1, 1, spec.heads, device=device).to(spec.dtype) if spec.sinks else None
 
 
-def specified(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def specified(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The specification of paged attention, which gathers a context for each token, a few tokens at a time."""
-    found, count = [], max(1, TOGETHER // (books.group.table.shape[1] * spec.page_size))
+    found, count = [], max(1, TOGETHER // (context.group.block_table.shape[1] * spec.page_size))
     for first in range(0, len(q), count):
         some = slice(first, first + count)
-        batch = books.batch._replace(positions=books.batch.positions[some], owners=books.batch.owners[some])
-        found.append(paged_attention.reference(q[some], kv, books._replace(batch=batch), spec, sinks))
+        batch = context.batch._replace(
+            positions=context.batch.positions[some], token_to_seq=context.batch.token_to_seq[some]
+        )
+        found.append(paged_attention.reference(q[some], kv, context._replace(batch=batch), spec, sinks))
     return torch.cat(found)
 
 

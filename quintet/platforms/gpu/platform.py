@@ -12,33 +12,33 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import (
-    Alone,
     Capabilities,
     Communicator,
     Device,
     Mixer,
     Platform,
+    RecordEvent,
     Recording,
+    SingleRank,
     Step,
-    Tell,
     Unavailable,
-    written,
+    copied_into,
 )
-from quintet.interface.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
-from quintet.interface.weights import Form, Weight
+from quintet.interface.types import AttentionSpec, Estimate, MaxShape, RankInfo, ShapeBucket, StateSpec
+from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
 from quintet.ops.mixers import mixer
 from quintet.ops.quantize import attributes, canonical, joined, quantize
-from quintet.platforms.gpu import custom_all_reduce, invariant, processes, providers, weight_layout
+from quintet.platforms.gpu import custom_all_reduce, invariant, processes, profiling, providers, weight_layout
 from quintet.platforms.gpu.attention import GraphAttention, GraphStates, Planning
 from quintet.platforms.gpu.capture_sizes import (
     beside_planners,
     capture_sizes,
-    decode_variants,
+    decode_buckets,
     late,
+    mixed_buckets,
     mixed_capture_sizes,
-    mixed_variants,
     not_ahead,
     table_width,
 )
@@ -46,7 +46,6 @@ from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, pro
 from quintet.platforms.gpu.device import GPUDevice, telling
 from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.graphs import KEPT, Graphs
-from quintet.platforms.gpu.profiling import record
 from quintet.platforms.gpu.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -65,9 +64,9 @@ class GPU(Platform):
     op_priority = providers.PRIORITY
     _mp, _unverified = False, UNVERIFIED  # whether ranks may be processes; what no device has shown
     _collectives = "NCCL"  # torch's name for the library of them
-    states = True
+    supports_states = True
     _asks: Mapping[tuple[str, str], str] = providers.ASKS
-    heeds = frozenset({"chunk"})
+    optional_spec_fields = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
@@ -107,7 +106,7 @@ class GPU(Platform):
             devices=len(found.names),
             dtypes=found.dtypes,
             fp8=found.fp8,
-            quant=frozenset({*KINDS, "mins", "order", "grouped"}),
+            weight_formats=frozenset({*KINDS, "mins", "order", "grouped"}),
             overlap=True,
             sleep=True,
             batch_invariant_mode=True,
@@ -136,43 +135,47 @@ class GPU(Platform):
             self._devices[rank] = device
         return device
 
-    def connect(self, place: Place) -> Communicator:
-        if place.size == 1:
-            return Alone()
-        if not place.endpoint:  # one of several processes: its model is looked at and not run
-            return GroupCommunicator(None, place.rank, place.size)
-        self._runtime.use(place.rank)
-        met = processes.met(place, self._config) if self._mp and place.endpoint.startswith(processes.TCP) else None
-        place = place if met is None else met.place
-        store = self._meeting.store(place.rank, place.size, place.endpoint)
-        group = self._group(store, place.rank, place.size)
-        small = None if self._config.batch_invariant else self._small(store, place)
-        made = GroupCommunicator(group, place.rank, place.size, small, met)
+    def connect(self, rank_info: RankInfo) -> Communicator:
+        if rank_info.size == 1:
+            return SingleRank()
+        if not rank_info.endpoint:  # one of several processes: its model is looked at and not run
+            return GroupCommunicator(None, rank_info.rank, rank_info.size)
+        self._runtime.use(rank_info.rank)
+        met = (
+            processes.met(rank_info, self._config)
+            if self._mp and rank_info.endpoint.startswith(processes.TCP)
+            else None
+        )
+        rank_info = rank_info if met is None else met.place
+        store = self._meeting.store(rank_info.rank, rank_info.size, rank_info.endpoint)
+        group = self._group(store, rank_info.rank, rank_info.size)
+        small = None if self._config.batch_invariant else self._small(store, rank_info)
+        made = GroupCommunicator(group, rank_info.rank, rank_info.size, small, met)
         return made.in_rank_order() if self._config.batch_invariant else made
 
     def _group(self, store: Any, rank: int, size: int) -> Any:
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, place: Place) -> SmallSum | None:
+    def _small(self, store: Any, rank_info: RankInfo) -> SmallSum | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
         made: Any
-        if place.endpoint.startswith("inproc://"):
+        if rank_info.endpoint.startswith("inproc://"):
             made = custom_all_reduce.load()
             if not isinstance(made, str):
-                made = custom_all_reduce.join(made, store, place.rank, place.size, self._queue)
+                made = custom_all_reduce.join(made, store, rank_info.rank, rank_info.size, self._queue)
         else:
-            made = self._small_across(store, place)
+            made = self._small_across(store, rank_info)
         if not isinstance(made, str):
             found: SmallSum = made
             return found
-        if place.rank == 0:
+        if rank_info.rank == 0:
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
 
-    def _small_across(self, store: Any, place: Place) -> SmallSum | str:
+    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallSum | str:
         """The same where ranks are processes, or why there is none."""
-        return f"ranks of several processes meet at {place.endpoint!r}"
+        return f"ranks of several processes meet at {rank_info.endpoint!r}"
 
     def _queue(self) -> int:
         """The thread's current stream, as libraries know it."""
@@ -255,20 +258,20 @@ class GPU(Platform):
         self, weight: Weight, parts: Mapping[str, Tensor], into: Mapping[str, Tensor] | None = None
     ) -> Mapping[str, Tensor]:
         device = self._devices[weight.rank]
-        if not weight.form.plain:
+        if not weight.format.plain:
             placed = self._quantized(device, weight, parts)
-        elif weight.shared and len(weight.parts) == 1:
+        elif weight.shared and len(weight.slices) == 1:
             placed = {weight.name: self._once(device, weight, parts)}
         else:
             placed = {weight.name: device.upload(weight.local(parts), weight.dtype)}
         if into is not None:
-            return written(placed, into)
+            return copied_into(placed, into)
         device.tagged.keep("weights", placed.values())
         return placed
 
     def _once(self, device: GPUDevice, weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
         """A tied head and its embedding live on the same memory."""
-        part = weight.parts[0]
+        part = weight.slices[0]
         key = weight.rank, weight.dtype, weight.axis, part.offset, part.ranges[weight.rank], part.transposed
         source = tensors[next(iter(weight.stored))]
         with self._lock:
@@ -280,43 +283,45 @@ class GPU(Platform):
 
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the provider, or for the specification."""
-        packed = self._is_packed(weight.form)
-        if self._config.batch_invariant and weight_layout.uncut(weight.shape[-1], weight.form):
+        packed = self._is_packed(weight.format)
+        if self._config.batch_invariant and weight_layout.uncut(weight.shape[-1], weight.format):
             raise ValueError(
-                f"batch_invariant=True: {weight.parts[0].source} is in {weight.form.kind} with groups of "
-                f"{weight.form.group}, which our kernels do not cut; torch multiplies it, and its bits depend on the "
+                f"batch_invariant=True: {weight.slices[0].source} is in {weight.format.kind} with groups of "
+                f"{weight.format.group}, which our kernels do not cut; torch multiplies it, and its bits depend on the "
                 "batch: leave batch_invariant out, or use a checkpoint with groups of a multiple of 16"
             )
         if weight.reader is not None:
             matrix = canonical(weight, parts)
             there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
-            return weight_layout.laid(there, matrix.form) if packed else there
+            return weight_layout.laid(there, matrix.format) if packed else there
         try:
-            if weight.form.dtype is not None or weight.form.table:  # their scales may be of each part as a whole
-                pieces = [quantize(device.upload(each, each.dtype), weight.form) for each in weight.pieces(parts)]
+            if weight.format.dtype is not None or weight.format.codebook:  # their scales may be of each part as a whole
+                pieces = [
+                    quantize(device.upload(each, each.dtype), weight.format) for each in weight.local_slices(parts)
+                ]
                 placed = attributes(joined(pieces))
-                return weight_layout.laid(placed, weight.form) if packed else placed
+                return weight_layout.laid(placed, weight.format) if packed else placed
             local = weight.local(parts)
             up = device.upload(local, local.dtype)
-            return weight_layout.pack(up, weight.form) if packed else attributes(quantize(up, weight.form))
+            return weight_layout.pack(up, weight.format) if packed else attributes(quantize(up, weight.format))
         except ValueError as error:
-            raise ValueError(f"{weight.parts[0].source} cannot be quantized: {error}") from None
+            raise ValueError(f"{weight.slices[0].source} cannot be quantized: {error}") from None
 
-    def _is_packed(self, form: Form) -> bool:
+    def _is_packed(self, fmt: WeightFormat) -> bool:
         with self._lock:
-            if form.kind not in self._packs:
-                self._packs[form.kind] = providers.packs(form.kind, self.op_priority)
-            return self._packs[form.kind]
+            if fmt.kind not in self._packs:
+                self._packs[fmt.kind] = providers.packs(fmt.kind, self.op_priority)
+            return self._packs[fmt.kind]
 
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
-        variants = self._captured_variants(model, extent.most)
-        placed, attending = sum(map(self._placed_bytes, weights)), self._attending(extent.most.requests)
-        captured = self._captured_bytes(model, variants, extent) + self._other_bytes(variants, extent)
-        attending += self._gathering(weights, extent.most.tokens, extent.hidden)
-        if variants:  # their pool is their own
-            captured += self._attending(max(each.requests for each in variants))
-            captured += self._gathering(weights, max(each.tokens for each in variants), extent.hidden)
-        return Estimate(placed, extent.workspace + attending, captured, variants, not_ahead(self._config, variants))
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
+        buckets = self._captured_buckets(model, max_shape.largest)
+        placed, attending = sum(map(self._placed_bytes, weights)), self._attending(max_shape.largest.requests)
+        captured = self._captured_bytes(model, buckets, max_shape) + self._other_bytes(buckets, max_shape)
+        attending += self._gathering(weights, max_shape.largest.tokens, max_shape.hidden)
+        if buckets:  # their pool is their own
+            captured += self._attending(max(each.requests for each in buckets))
+            captured += self._gathering(weights, max(each.tokens for each in buckets), max_shape.hidden)
+        return Estimate(placed, max_shape.workspace + attending, captured, buckets, not_ahead(self._config, buckets))
 
     def _gathering(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
         """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
@@ -325,7 +330,7 @@ class GPU(Platform):
             return 0
         return tokens * hidden * (ranks * max((each.dtype.itemsize for each in weights), default=4) + 2 * 4)
 
-    def _other_bytes(self, variants: Sequence[Variant], extent: Extent) -> int:
+    def _other_bytes(self, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
         """Returns the bytes of mixers that are made of more than ops, beside their results."""
         return 0
 
@@ -339,7 +344,7 @@ class GPU(Platform):
         device = self._runtime.empty((0,), torch.uint8, min(self._ops)).device
         return max(triton_attention.workspace(spec, requests, device) for spec in served)
 
-    def _captured_variants(self, model: nn.Module, most: Variant) -> tuple[Variant, ...]:
+    def _captured_buckets(self, model: nn.Module, most: ShapeBucket) -> tuple[ShapeBucket, ...]:
         """The largest first; none where something asks the host in the midst of a step."""
         uncaptured = self._uncaptured(model) if self._sizes or self._mixed_sizes else []
         for why in uncaptured:
@@ -351,38 +356,36 @@ class GPU(Platform):
         sizes = self._mixed_sizes if all(planning.mixed for planning in self._planning.values()) else ()
         if any(planning.plans for planning in self._planning.values()):
             sizes = beside_planners(self._config, sizes)
-        mixed = mixed_variants(most, sizes, drafts=self._config.speculative_config is not None)
-        return *mixed, *decode_variants(most, self._sizes)
+        mixed = mixed_buckets(most, sizes, drafts=self._config.speculative_config is not None)
+        return *mixed, *decode_buckets(most, self._sizes)
 
     def _placed_bytes(self, weight: Weight) -> int:
-        form = weight.form
-        if form.plain or not self._is_packed(form):
+        fmt = weight.format
+        if fmt.plain or not self._is_packed(fmt):
             return weight.nbytes
-        if form.dtype is not None or form.table or weight.reader is not None:
-            return weight_layout.laid_bytes(weight.shape, form)
-        return weight_layout.packed_bytes(weight.shape, weight.form)
+        if fmt.dtype is not None or fmt.codebook or weight.reader is not None:
+            return weight_layout.laid_bytes(weight.shape, fmt)
+        return weight_layout.packed_bytes(weight.shape, weight.format)
 
-    def _captured_bytes(self, model: nn.Module, variants: Sequence[Variant], extent: Extent) -> int:
-        if not variants:
+    def _captured_bytes(self, model: nn.Module, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
+        if not buckets:
             return 0
-        late = not_ahead(self._config, variants)
-        ahead = (
-            sum(each.tokens not in late for each in variants) if self._config.capture_ahead else 0
-        )  # none is dropped
-        count = ahead + min(len(variants) - ahead, KEPT)
+        late = not_ahead(self._config, buckets)
+        ahead = sum(each.tokens not in late for each in buckets) if self._config.capture_ahead else 0  # none is dropped
+        count = ahead + min(len(buckets) - ahead, KEPT)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
-        tokens, requests, rows, *_ = (max(each) for each in zip(*variants, strict=True))
+        tokens, requests, rows, *_ = (max(each) for each in zip(*buckets, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to
-        tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in variants})
-        self._pool_bytes = extent._replace(most=Variant(tokens, requests, rows, ())).workspace
+        tables = sum(4 * requests * sum(map(table_width, pages)) for pages in {each.pages for each in buckets})
+        self._pool_bytes = extent._replace(largest=ShapeBucket(tokens, requests, rows, ())).workspace
         return int(count * kernels * NODE) + outputs + tables + self._pool_bytes
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
         bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
         invariant.check(self._config, getattr(model, "recordable", True), bound)
         index = next(model.parameters()).device.index
         device = self._devices[min(self._devices) if index is None else index]  # None: the host stands for a device
-        captured = list(variants)
+        captured = list(buckets)
         if (planning := self._planning.get(device.index)) is not None:
             planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
         how = self._config.capture_ahead, self._pool_bytes, not_ahead(self._config, captured)
@@ -396,5 +399,5 @@ class GPU(Platform):
 
         return step
 
-    def profile(self, tell: Tell) -> Recording:
-        return record(self._config.profiler_config, tell)
+    def profile(self, record: RecordEvent) -> Recording:
+        return profiling.record(self._config.profiler_config, record)

@@ -13,7 +13,7 @@ from quintet.distributed.exchange import Exchange, RankLost
 from quintet.distributed.messages import RankMessages
 from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
 from quintet.interface.platform import Channel
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 
 __all__ = ["TCP", "Met", "met"]
 
@@ -45,10 +45,10 @@ class Met:
     """The channel and files that the ranks have in common once all have come."""
 
     def __init__(
-        self, channel: Channel, notes: _Watched, place: Place, folder: "tempfile.TemporaryDirectory[str] | None"
+        self, channel: Channel, notes: _Watched, rank_info: RankInfo, folder: "tempfile.TemporaryDirectory[str] | None"
     ) -> None:
         """`place`: its endpoint is the file, in rank 0's `folder`, at which torch's process groups meet."""
-        self.channel, self.place, self._notes, self._folder = channel, place, notes, folder
+        self.channel, self.place, self._notes, self._folder = channel, rank_info, notes, folder
 
     def close(self) -> None:
         if self._folder is not None:
@@ -61,15 +61,15 @@ class Met:
             self._notes.call_when_stopped(abort)
 
 
-def met(place: Place, config: EngineConfig) -> Met:
+def met(rank_info: RankInfo, config: EngineConfig) -> Met:
     """Blocks until all ranks have come to tcp://HOST:PORT; ValueError names a missing rank, or settings that differ."""
-    key, terms = key_of(place.endpoint), Terms(config.distributed_timeout_seconds, config.join_timeout_seconds)
-    found = meet(place, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
-    notes = _Watched(found.sockets, place.rank, terms.seconds)
+    key, terms = key_of(rank_info.endpoint), Terms(config.distributed_timeout_seconds, config.join_timeout_seconds)
+    found = meet(rank_info, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
+    notes = _Watched(found.sockets, rank_info.rank, terms.seconds)
     seal = hmac.digest(key, b"notes" + found.session, "sha256")
-    channel = RankMessages(notes, place, found.wires, seal, terms.seconds, RankLost)
+    channel = RankMessages(notes, rank_info, found.wires, seal, terms.seconds, RankLost)
     folder = None
-    if place.rank == 0:  # of this user alone
+    if rank_info.rank == 0:  # of this user alone
         folder = tempfile.TemporaryDirectory(prefix="quintet-ranks-", ignore_cleanup_errors=True)
     path = channel.exchange(b"" if folder is None else f"{folder.name}/store".encode())[0].decode()
-    return Met(channel, notes, place._replace(endpoint=f"file://{path}"), folder)
+    return Met(channel, notes, rank_info._replace(endpoint=f"file://{path}"), folder)

@@ -8,12 +8,12 @@ from typing import Any
 from torch.profiler import profile, supported_activities
 
 from quintet.config.observability import ProfilerConfig
-from quintet.interface.platform import Recording, Tell
+from quintet.interface.platform import RecordEvent, Recording
 
 HOW = "as without a trace, captured steps included, under torch's profiler"
 
 
-def record(config: ProfilerConfig, tell: Tell) -> Recording:
+def record(config: ProfilerConfig, tell: RecordEvent) -> Recording:
     """Begins to record; torch's RuntimeError if its profiler runs already."""
     profiler = profile(
         activities=supported_activities(),
@@ -34,7 +34,7 @@ def record(config: ProfilerConfig, tell: Tell) -> Recording:
     return Recording(HOW, stop)
 
 
-def _tell_all(trace: dict[str, Any], tell: Tell) -> None:
+def _tell_all(trace: dict[str, Any], tell: RecordEvent) -> None:
     """The stretches of a trace in Chrome's form; its times are us after a base in ns."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     for each in trace["traceEvents"]:

@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import (
-    Alone,
     Capabilities,
     Communicator,
     Device,
     Mixer,
     Platform,
+    SingleRank,
     State,
     Step,
     Unavailable,
 )
-from quintet.interface.types import AttentionSpec, Batch, Layout, Memory, Outputs, Place, StateSpec, Variant
+from quintet.interface.types import AttentionSpec, Batch, Layout, Memory, Outputs, RankInfo, ShapeBucket, StateSpec
 from quintet.interface.weights import Weight
 from quintet.ops.mixers import mixer
 from quintet.ops.sampling import greedy
@@ -62,8 +62,8 @@ class Null(Platform):
 
     name = "null"
     op_priority = {"greedy": ("null",)}
-    states = True
-    heeds = frozenset({"chunk"})
+    supports_states = True
+    optional_spec_fields = frozenset({"chunk"})
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -72,7 +72,7 @@ class Null(Platform):
             dtypes=(torch.float32, torch.bfloat16),
             sleep=True,
             batch_invariant=True,
-            automatic=False,
+            auto_select=False,
             detail="does no arithmetic",
         )
 
@@ -85,8 +85,8 @@ class Null(Platform):
     def open(self, rank: int) -> Device:
         return NullDevice()
 
-    def connect(self, place: Place) -> Communicator:
-        return Alone()
+    def connect(self, rank_info: RankInfo) -> Communicator:
+        return SingleRank()
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         return mixer(spec, ops)
@@ -96,11 +96,13 @@ class Null(Platform):
     ) -> Mapping[str, Tensor]:
         return {weight.name: torch.empty(0)} if into is None else into
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
         vocab: int = model.vocab_size  # type: ignore[assignment]  # every model has it; nn.Module hides the type
 
         def step(state: State, batch: Batch) -> tuple[Outputs, State]:
-            rows = batch.rows.numpy()  # NumPy's calls cost a fraction of torch's, and nothing else is done here
+            rows = (
+                batch.logits_indices.numpy()
+            )  # NumPy's calls cost a fraction of torch's, and nothing else is done here
             token_ids, positions = batch.token_ids.numpy()[rows], batch.positions.numpy()[rows]
             logits = np.zeros((len(rows), vocab), np.float32)
             logits[np.arange(len(rows)), following(token_ids, positions, vocab)] = 10

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Mixer
-from quintet.interface.types import AttentionSpec, Books
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.types import AttentionSpec, StepContext
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.attention import PagedAttention
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
@@ -96,17 +96,17 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offse
 
 
 def _try_linear(device: torch.device) -> tuple[Tensor, Tensor]:
-    form = Form("fp8a8", 8, 8, dtype=FN)
-    found = attributes(quantize(trials.drawn(device, 256, 512), form))
+    fmt = WeightFormat("fp8a8", 8, 8, dtype=FN)
+    found = attributes(quantize(trials.drawn(device, 256, 512), fmt))
     found = as_fnuz(found) if getattr(facts(), "fp8", FN) == FNUZ else found
-    weight = Matrix(found["weight"], found["scales"], form=form)
+    weight = Matrix(found["weight"], found["scales"], format=fmt)
     x = trials.drawn(device, 5, 512)
     return _linear(x, weight, None, (256,)), linear.reference(x, weight, None, (256,))
 
 
-@linear.provide("aiter", _probe("gemm_a8w8", _try_linear), forms=("fp8a8",))
+@linear.provide("aiter", _probe("gemm_a8w8", _try_linear), kinds=("fp8a8",))
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    whole = weight.form.group == 0 and weight.order is None and weight.values.dtype in (FN, FNUZ)
+    whole = weight.format.group == 0 and weight.input_order is None and weight.values.dtype in (FN, FNUZ)
     if not whole or x.dtype not in HALVES or x.shape[1] % 128 or sum(outputs) % 128 or not len(x):
         return _ours("linear:fp8a8")(x, weight, bias, outputs)
     from quintet.platforms.gpu.kernels.rows import quantized
@@ -138,7 +138,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     """Everything about the layer that its attention lacks."""
     said = {
         f"queries in {spec.dtype}": spec.dtype not in HALVES,
-        f"a cache in {spec.cached}": spec.cached != spec.dtype,
+        f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
         "slopes (ALiBi)": spec.alibi is not None,
         "V as a part of K": bool(spec.shared),
         "windows (it multiplies by 0 what lies behind one, and that may be NaN)": spec.window is not None,
@@ -154,15 +154,15 @@ def mixer(spec: AttentionSpec, ops: Ops) -> Mixer:
     return PagedAttention(spec, ops, attend=attend)
 
 
-def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """As paged_attention. Sizes that it asks the host for are what a captured step has at most."""
-    (batch, group), out = books, torch.zeros_like(q)  # padding is not written
+    (batch, group), out = context, torch.zeros_like(q)  # padding is not written
     keys, values = (each.transpose(1, 2) for each in kv.unbind(1))  # [P, page_size, Hkv, D]
     part("unified_attention")(
-        q=q.contiguous(), k=keys, v=values, out=out, cu_seqlens_q=batch.starts,
-        max_seqlen_q=1 if single(group) else len(q), seqused_k=group.lengths,
-        max_seqlen_k=group.table.shape[1] * spec.page_size, softmax_scale=spec.scale, causal=True,
-        window_size=((spec.window or 0) - 1, 0 if spec.window else -1), block_table=group.table,
+        q=q.contiguous(), k=keys, v=values, out=out, cu_seqlens_q=batch.query_start_loc,
+        max_seqlen_q=1 if single(group) else len(q), seqused_k=group.seq_lens,
+        max_seqlen_k=group.block_table.shape[1] * spec.page_size, softmax_scale=spec.scale, causal=True,
+        window_size=((spec.window or 0) - 1, 0 if spec.window else -1), block_table=group.block_table,
         softcap=spec.softcap or 0.0, q_descale=None, k_descale=None, v_descale=None, sinks=sinks,
     )  # fmt: skip
     return out

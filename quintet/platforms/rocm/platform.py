@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Mixer, Unavailable
-from quintet.interface.types import AttentionSpec, Place
+from quintet.interface.types import AttentionSpec, RankInfo
 from quintet.interface.weights import Weight
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.attention import Planning
@@ -69,7 +69,7 @@ class ROCm(GPU):
             self._tried[spec] = aiter.trial(spec, self._runtime.empty((0,), torch.uint8, rank).device)
         return self._tried[spec] or aiter.mixer(spec, ops)
 
-    def _small(self, store: Any, place: Place) -> None:
+    def _small(self, store: Any, rank_info: RankInfo) -> None:
         """The kernel of csrc/cuda has no build for HIP."""
-        if place.rank == 0:
+        if rank_info.rank == 0:
             logger.info("all sums are left to RCCL: there is no kernel of our own for small ones under HIP")

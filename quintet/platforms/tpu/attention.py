@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from torch import Tensor
 
 from quintet.interface.platform import Mixer, State
-from quintet.interface.types import Array as HostArray
-from quintet.interface.types import AttentionSpec, Books, HostBatch, HostGroup, Layout
+from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, Layout, StepContext
+from quintet.interface.types import IntArray as HostArray
 from quintet.ops.attention import PlainAttention, paged_attention, write_kv
 from quintet.ops.registry import Ops
 from quintet.platforms.tpu.device import AXIS
@@ -55,7 +55,7 @@ class RaggedAttention(Mixer):
         self._spec = self._lanes.spec(local)
         shape = (1 if spec.shared else 2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
         keeps, chunked = spec.window or spec.chunk, spec.chunk is not None
-        self.layouts = (Layout(stored(spec.dtype, device), shape, keeps=keeps, chunked=chunked, shares=size),)
+        self.layouts = (Layout(stored(spec.dtype, device), shape, window=keeps, chunked=chunked, shards=size),)
 
     @property
     def sharding(self) -> P:
@@ -66,7 +66,7 @@ class RaggedAttention(Mixer):
         return tuple(plan_work(batch, group, self._page_size))
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, books: Books, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor | None, state: State, context: StepContext, sinks: Tensor | None = None
     ) -> tuple[Tensor, State]:
         attend = self._attend
         if self._mesh is not None:
@@ -78,16 +78,16 @@ class RaggedAttention(Mixer):
                 out_specs=(heads, self.sharding),
                 check_vma=False,  # nothing is communicated, and kernels say nothing about it
             )
-        out, kv = torch_view(attend(*jax_view((q, k, v, state[0], books, sinks))))
+        out, kv = torch_view(attend(*jax_view((q, k, v, state[0], context, sinks))))
         return out, (kv,)
 
     def _attend(
-        self, q: Array, k: Array, v: Array | None, kv: Array, books: Any, sinks: Array | None
+        self, q: Array, k: Array, v: Array | None, kv: Array, context: Any, sinks: Array | None
     ) -> tuple[Array, Array]:
         """Writes K and V and attends, on one device."""
         lanes = self._lanes
         rows = lanes.queries(q), lanes.keys(k), None if v is None else lanes.keys(v)
-        wide, keys, values, pages, told, logits = torch_view((*rows, kv, books, sinks))
+        wide, keys, values, pages, told, logits = torch_view((*rows, kv, context, sinks))
         written = self._ops.write_kv(pages, keys, values, told)
         out = self._ops.paged_attention(wide, written, told, self._spec, logits)
         return lanes.outputs(jax_view(out)), jax_view(written)
@@ -95,8 +95,8 @@ class RaggedAttention(Mixer):
 
 def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
     reasons = []
-    if spec.cached != spec.dtype:
-        reasons.append(f"a KV cache in {spec.cached} is not read by its kernels; set kv_cache_dtype to auto")
+    if spec.cache_dtype != spec.dtype:
+        reasons.append(f"a KV cache in {spec.cache_dtype} is not read by its kernels; set kv_cache_dtype to auto")
     if spec.alibi is not None:
         reasons.append("its kernels add no slopes (ALiBi) to scores; run this model on another platform")
     if reasons:
@@ -189,11 +189,11 @@ def _no_tpu() -> str | None:
     return "no TPU here: Pallas would run interpreted" if interpreted() else None
 
 
-def _work(books: Books, page_size: int) -> Work:
+def _work(context: StepContext, page_size: int) -> Work:
     """Returns what RaggedAttention planned; for a batch without a plan, plans it here."""
-    if books.group.plan:
-        return Work(*jax_view(books.group.plan))
-    batch, group = jax.tree.map(np.asarray, jax_view(books))
+    if context.group.plan:
+        return Work(*jax_view(context.group.plan))
+    batch, group = jax.tree.map(np.asarray, jax_view(context))
     return plan_work(batch, group, page_size)
 
 
@@ -204,7 +204,7 @@ def _options() -> dict[str, Any]:
 
 def _writer(
     write: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
-) -> Callable[[Tensor, Tensor, Tensor | None, Books], Tensor]:
+) -> Callable[[Tensor, Tensor, Tensor | None, StepContext], Tensor]:
     def as_kept(x: Array, dtype: Any) -> Array:
         return lax.bitcast_convert_type(x.astype(jnp.bfloat16), dtype) if dtype == jnp.int16 else x.astype(dtype)
 
@@ -212,8 +212,8 @@ def _writer(
     def update(kv: Array, k: Array, v: Array | None, runs: Array, **options: Any) -> Array:
         return write(kv, as_kept(k, kv.dtype), None if v is None else as_kept(v, kv.dtype), runs, **options)
 
-    def provider(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
-        work = _work(books, kv.shape[3])
+    def provider(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> Tensor:
+        work = _work(context, kv.shape[3])
         written: Tensor = torch_view(update(*jax_view((kv, k, v)), work.runs, **options()))
         return written
 
@@ -222,14 +222,14 @@ def _writer(
 
 def _attender(
     attend: Callable[..., Array], options: Callable[[], dict[str, Any]] = dict
-) -> Callable[[Tensor, Tensor, Books, AttentionSpec, Tensor | None], Tensor]:
+) -> Callable[[Tensor, Tensor, StepContext, AttentionSpec, Tensor | None], Tensor]:
     @partial(jax.jit, static_argnames=("spec", "interpret"))
     def compiled(*arrays: Any, **options: Any) -> Array:
         return attend(*arrays, **options)
 
-    def provider(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        work = _work(books, spec.page_size)
-        arrays = jax_view((q, kv, books.group.table, work.pieces, sinks))
+    def provider(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+        work = _work(context, spec.page_size)
+        arrays = jax_view((q, kv, context.group.block_table, work.pieces, sinks))
         attended: Tensor = torch_view(compiled(*arrays, spec=spec, **options()))
         return attended
 

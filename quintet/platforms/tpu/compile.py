@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quintet.interface.platform import CacheLost, Mixer, State, Step
-from quintet.interface.types import Batch, Outputs, Variant, leaves
+from quintet.interface.types import Batch, Outputs, ShapeBucket, leaves
 from quintet.platforms.host import threads
 from quintet.platforms.tpu.device import TPUDevice
 from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view, tracing
@@ -36,14 +36,14 @@ class Program:
     everywhere: NamedSharding
     stateful: bool = False  # the last group keeps a state per request, of which nothing is planned
 
-    def trace(self, variant: Variant) -> Any:
+    def trace(self, bucket: ShapeBucket) -> Any:
         """jax.stages.Traced of one variant's step: (weights, state, batch) -> (outputs, state), the state donated."""
         step = jax.jit(
             self._step,
             donate_argnums=1,
             out_shardings=(self.everywhere, tuple(each.sharding for each in self.state)),
         )
-        return step.trace(self.weights, self.state, self.batch(variant))
+        return step.trace(self.weights, self.state, self.batch(bucket))
 
     def _step(self, weights: dict[str, jax.Array], state: State, batch: Batch) -> Any:
         with tracing():
@@ -52,9 +52,9 @@ class Program:
             result = functional_call(self.model, torch_view(weights), inputs, tie_weights=False)
         return jax_view(result)
 
-    def batch(self, variant: Variant) -> Batch:
+    def batch(self, bucket: ShapeBucket) -> Batch:
         """The shapes of a step's batch, the groups' plans included."""
-        host = variant.batch
+        host = bucket.batch
         if self.planner is not None:
             paged = len(host.groups) - self.stateful
             groups = [group._replace(plan=self.planner.plan(host, group)) for group in host.groups[:paged]]
@@ -77,15 +77,15 @@ class Weights:
         return self._arrays
 
 
-def compile_step(program: Program, weights: Weights, variants: Iterable[Variant], device: TPUDevice) -> Step:
+def compile_step(program: Program, weights: Weights, buckets: Iterable[ShapeBucket], device: TPUDevice) -> Step:
     """Compiles every variant. The step that comes back knows these and no others."""
     pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
     compiling: dict[Sizes, Any] = {}
     try:
-        for variant in variants:
-            sizes = _sizes(program.batch(variant))
+        for bucket in buckets:
+            sizes = _sizes(program.batch(bucket))
             if sizes not in compiling:
-                compiling[sizes] = pool.submit(_compile, variant, program.trace(variant).lower())
+                compiling[sizes] = pool.submit(_compile, bucket, program.trace(bucket).lower())
         executables = {sizes: each.result() for sizes, each in compiling.items()}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C, does not wait for programs that are not needed
@@ -143,11 +143,11 @@ def abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
-def _compile(variant: Variant, lowered: Any) -> Any:
+def _compile(bucket: ShapeBucket, lowered: Any) -> Any:
     start = time.perf_counter()
     executable = lowered.compile()
     memory = executable.memory_analysis()
     size = f", {memory.temp_size_in_bytes / MIB:.1f} MiB of workspace" if memory is not None else ""
-    what = f"{variant.tokens} tokens{''.join(f', {each}' for each in variant.inputs)}"
+    what = f"{bucket.tokens} tokens{''.join(f', {each}' for each in bucket.inputs)}"
     logger.info("compiled a step of %s in %.1f s%s", what, time.perf_counter() - start, size)
     return executable

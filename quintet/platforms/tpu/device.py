@@ -72,7 +72,7 @@ class TPUDevice(Device):
 
     def described(self, layout: Layout, units: int) -> jax.ShapeDtypeStruct:
         """One tensor of the state: cut by KV heads where they divide, else whole on each device."""
-        cut = layout.shares == self.mesh.size
+        cut = layout.shards == self.mesh.size
         sharding = NamedSharding(self.mesh, PartitionSpec(None, None, AXIS)) if cut else self.everywhere
         return jax.ShapeDtypeStruct((units, *layout.shape), dtype_of(layout.dtype), sharding=sharding)
 

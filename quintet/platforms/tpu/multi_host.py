@@ -19,8 +19,8 @@ from quintet import __version__
 from quintet.distributed.exchange import Exchange, RankLost
 from quintet.distributed.messages import RankMessages
 from quintet.distributed.rendezvous import Terms, key_of, meet, where
-from quintet.interface.platform import Alone, Device, DeviceLost, State
-from quintet.interface.types import Layout, Memory, Place
+from quintet.interface.platform import Device, DeviceLost, SingleRank, State
+from quintet.interface.types import Layout, Memory, RankInfo
 from quintet.platforms.tpu.facts import Facts
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Awaited(Device):
         return self._there.to_host(x)
 
 
-class OverMachines(Alone):
+class OverMachines(SingleRank):
     """Size 1: the compiler adds the collectives. The channel is to the other machines' processes."""
 
     def __init__(self, notes: Exchange, channel: RankMessages) -> None:
@@ -77,33 +77,33 @@ class OverMachines(Alone):
 
         threading.Thread(target=run, name="quintet-wait", daemon=True).start()
         while not done.wait(LOOK):
-            if self.channel.stopped:
-                raise DeviceLost(self.channel.stopped)
+            if self.channel.aborted:
+                raise DeviceLost(self.channel.aborted)
         (result,) = found
         if not isinstance(result, BaseException):
             return result
         if not isinstance(result, RuntimeError):
             raise result
-        self.channel.stop(f"a step failed on one of several machines: {type(result).__name__}: {result}")
-        raise DeviceLost(self.channel.stopped) from result
+        self.channel.abort(f"a step failed on one of several machines: {type(result).__name__}: {result}")
+        raise DeviceLost(self.channel.aborted) from result
 
     def leave(self) -> None:
         """For the end of this process. JAX ends processes that lose its coordinator, with code 134: those go first."""
-        self.channel.stop("a rank's process ends")
+        self.channel.abort("a rank's process ends")
         self._notes.wait_until_gone(LEAVE)
 
 
-def together(place: Place, found: Facts, terms: Terms) -> OverMachines:
+def together(rank_info: RankInfo, found: Facts, terms: Terms) -> OverMachines:
     """Meets the others, and starts JAX's runtime of all; blocks until all have come. ValueError if it fails."""
     _check_unused()
-    key = key_of(place.endpoint)
+    key = key_of(rank_info.endpoint)
     alike = {"quintet": __version__, "accelerator": found.detail}
-    met, seconds = meet(place, key, alike, terms), terms.seconds
-    notes, seal = Exchange(met.sockets, place.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
-    channel = RankMessages(notes, place, met.wires, seal, seconds, RankLost)
-    _start(place, channel, terms)
+    met, seconds = meet(rank_info, key, alike, terms), terms.seconds
+    notes, seal = Exchange(met.sockets, rank_info.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
+    channel = RankMessages(notes, rank_info, met.wires, seal, seconds, RankLost)
+    _start(rank_info, channel, terms)
     made = OverMachines(notes, channel)
-    if place.rank == 0:
+    if rank_info.rank == 0:
         atexit.register(made.leave)  # before what JAX has registered
     return made
 
@@ -115,25 +115,30 @@ def _check_unused() -> None:
         raise ValueError("nnodes: this process has run a model on several machines already; start another for this one")
 
 
-def _start(place: Place, channel: RankMessages, terms: Terms) -> None:
+def _start(rank_info: RankInfo, channel: RankMessages, terms: Terms) -> None:
     """JAX's coordinator is where rank 0 is, on a port that is free there; the channel tells the others which."""
     import jax
 
-    host, _, _ = where(place.endpoint)
-    port = channel.exchange(_free_port(host).to_bytes(2, "big") if place.rank == 0 else b"")[0]
+    host, _, _ = where(rank_info.endpoint)
+    port = channel.exchange(_free_port(host).to_bytes(2, "big") if rank_info.rank == 0 else b"")[0]
     address = f"{f'[{host}]' if ':' in host else host}:{int.from_bytes(port, 'big')}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would heed SIGTERM in the place of the server
     jax.config.update("jax_enable_recoverability", True)  # or a rank that is lost ends this process, before it says so
     try:
         jax.distributed.initialize(
-            address, place.size, place.rank, cluster_detection_method="deactivate", coordinator_bind_address=address,
-            initialization_timeout=int(terms.start), heartbeat_timeout_seconds=NEVER,
+            address,
+            rank_info.size,
+            rank_info.rank,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address,
+            initialization_timeout=int(terms.start),
+            heartbeat_timeout_seconds=NEVER,
             shutdown_timeout_seconds=int(LEAVE),
-        )  # fmt: skip
+        )
     except RuntimeError as error:
-        why = f"rank {place.rank} of {place.size}: JAX's runtime of all machines does not start: {error}"
-        channel.stop(why)
+        why = f"rank {rank_info.rank} of {rank_info.size}: JAX's runtime of all machines does not start: {error}"
+        channel.abort(why)
         raise ValueError(why) from None
 
 

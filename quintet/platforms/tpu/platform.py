@@ -11,8 +11,17 @@ from torch import Tensor, nn
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import kept_folder, trouble
 from quintet.distributed.rendezvous import Terms
-from quintet.interface.platform import Alone, Capabilities, Communicator, Device, Mixer, Platform, Step, Unavailable
-from quintet.interface.types import AttentionSpec, Estimate, Extent, Place, StateSpec, Variant
+from quintet.interface.platform import (
+    Capabilities,
+    Communicator,
+    Device,
+    Mixer,
+    Platform,
+    SingleRank,
+    Step,
+    Unavailable,
+)
+from quintet.interface.types import AttentionSpec, Estimate, MaxShape, RankInfo, ShapeBucket, StateSpec
 from quintet.interface.weights import Weight
 from quintet.ops.linear import KINDS
 from quintet.platforms.host import host_memory
@@ -31,7 +40,7 @@ class TPU(Platform):
     """One worker drives all devices: place() shards, XLA adds the collectives. Steps are compiled, shapes are fixed."""
 
     name = "tpu"
-    heeds = frozenset({"chunk"})
+    optional_spec_fields = frozenset({"chunk"})
     op_priority = dict.fromkeys(PAGED, ("pallas", "jax")) | dict.fromkeys(
         (
             *("attention", "take_rows", "place_rows", "beside", "by_heads"),
@@ -53,7 +62,7 @@ class TPU(Platform):
         ),
         ("jax",),
     )
-    states = True
+    supports_states = True
 
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
@@ -63,13 +72,13 @@ class TPU(Platform):
         return Capabilities(
             devices=found.devices,
             dtypes=(torch.bfloat16, torch.float32),
-            quant=frozenset({*KINDS, "mins", "grouped"}),
+            weight_formats=frozenset({*KINDS, "mins", "grouped"}),
             static_shapes=True,
-            opaque=True,
+            ops_only=True,
             spmd=True,
             overlap=True,
-            machines=True,
-            automatic=found.chips > 0,
+            multi_host=True,
+            auto_select=found.chips > 0,
             detail=found.detail,
         )
 
@@ -126,20 +135,20 @@ class TPU(Platform):
         self._weights = Weights({})  # of the model that was compiled last
         return self._device
 
-    def connect(self, place: Place) -> Communicator:
+    def connect(self, rank_info: RankInfo) -> Communicator:
         if self._config.nnodes == 1:
-            return Alone()
+            return SingleRank()
         import jax
 
         here = self._config.tensor_parallel_size // self._config.nnodes
-        if not place.endpoint:  # nothing will run: a machine's own devices show what each has
+        if not rank_info.endpoint:  # nothing will run: a machine's own devices show what each has
             self._awaited.opened = self._opened(jax.devices(self._kind)[:here])
-            return Alone()
+            return SingleRank()
         found = facts()
         assert isinstance(found, Facts), "connected, though it is not available"
         config = self._config
         terms = Terms(config.distributed_timeout_seconds, config.join_timeout_seconds, config.nnodes)
-        machines = together(place, found, terms)
+        machines = together(rank_info, found, terms)
         devices = of_all(jax.devices(self._kind), here)
         self._awaited.opened = self._opened(devices, machines)
         return machines
@@ -172,21 +181,21 @@ class TPU(Platform):
         self._weights.replaced = True
         return {name: into[name] for name in placed}
 
-    def estimate(self, model: nn.Module, weights: Sequence[Weight], extent: Extent) -> Estimate:
+    def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
         from quintet.platforms.tpu.device import shard_bytes
         from quintet.platforms.tpu.sharding import placements
 
         placed = (shard_bytes(p.shape) for w in weights for p in placements(w, self._device.mesh).values())
-        return Estimate(sum(placed), extent.workspace)
+        return Estimate(sum(placed), max_shape.workspace)
 
-    def compile(self, model: nn.Module, variants: Iterable[Variant]) -> Step:
+    def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
         from quintet.platforms.tpu.compile import Program, Weights, abstract, compile_step
 
         self._weights = Weights(dict(model.named_parameters()))
         shapes = {name: abstract(array) for name, array in self._weights.now().items()}
         device = self._device
         program = Program(model, shapes, device.state, self._planner, device.everywhere, device.stateful)
-        return compile_step(program, self._weights, variants, device)
+        return compile_step(program, self._weights, buckets, device)
 
 
 def _cache_folder() -> tuple[str, str]:

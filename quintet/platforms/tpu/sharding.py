@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quintet.interface.weights import Form, Weight
+from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops.quantize import attributes, canonicals
 from quintet.platforms.tpu.device import AXIS
 from quintet.platforms.tpu.torchax_bridge import dtype_of, host_array, torch_dtype
@@ -40,23 +40,23 @@ class Piece(NamedTuple):
 
 def placements(weight: Weight, mesh: Mesh) -> dict[str, Placement]:
     """Returns the placement of each tensor that the weight becomes, by its attribute's name."""
-    if weight.form.plain:
+    if weight.format.plain:
         return {weight.name: _placement(weight, mesh, weight.shape, dtype_of(weight.dtype))}
     return {
         name: _placement(weight, mesh, (weight.shape[0], piece.width), piece.dtype)
-        for name, piece in _pieces(weight.form, weight.shape[1]).items()
+        for name, piece in _pieces(weight.format, weight.shape[1]).items()
     }
 
 
-def _pieces(form: Form, inputs: int) -> dict[str, Piece]:
+def _pieces(fmt: WeightFormat, inputs: int) -> dict[str, Piece]:
     """Returns the tensors of a canonical matrix of so many inputs, with their width for each output."""
-    assert not form.ordered, "products here take inputs as they come"
-    values = torch.int8 if form.bits == 8 and not form.table else torch.uint8
-    pieces = {"weight": Piece(inputs * form.bits // 8, dtype_of(form.dtype or values))}
-    pieces["scales"] = Piece(form.groups(inputs), dtype_of(torch.float32))
-    if form.mins:
+    assert not fmt.act_order, "products here take inputs as they come"
+    values = torch.int8 if fmt.bits == 8 and not fmt.codebook else torch.uint8
+    pieces = {"weight": Piece(inputs * fmt.bits // 8, dtype_of(fmt.dtype or values))}
+    pieces["scales"] = Piece(fmt.groups(inputs), dtype_of(torch.float32))
+    if fmt.mins:
         pieces["mins"] = pieces["scales"]
-    return pieces | ({"zeros": Piece(form.groups(inputs), dtype_of(torch.uint8))} if form.zeros else {})
+    return pieces | ({"zeros": Piece(fmt.groups(inputs), dtype_of(torch.uint8))} if fmt.zeros else {})
 
 
 def _placement(weight: Weight, mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> Placement:
@@ -65,7 +65,7 @@ def _placement(weight: Weight, mesh: Mesh, shape: tuple[int, ...], dtype: Any) -
         dealt = weight.use.endswith("heads") and shape[0] % mesh.size == 0
         spec = PartitionSpec(AXIS if dealt else None, *[None] * (len(shape) - 1))
         return Placement(jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec)), False)
-    sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.parts)]
+    sizes = [stop - start for start, stop in (part.ranges[weight.rank] for part in weight.slices)]
     divides = mesh.size > 1 and all(size % mesh.size == 0 for size in sizes)
     stacked = bool(weight.stack)
     packed = divides and (stacked or (weight.axis == 0 and len(sizes) > 1 and weight.use != "channels"))
@@ -92,18 +92,18 @@ class Placer:
     def __call__(self, weight: Weight, tensors: Mapping[str, Tensor]) -> dict[str, jax.Array]:
         """As placements() says. Each device's shard is the only copy that is made for it."""
         places = placements(weight, self._mesh)
-        if not weight.form.plain:
+        if not weight.format.plain:
             pieces = [attributes(each) for each in canonicals(weight, tensors)]
             return {name: self._joined(place, [each[name] for each in pieces], 0) for name, place in places.items()}
         (place,) = places.values()
         if weight.stack:
             return {weight.name: self._stack(place, weight, tensors)}
-        if len(weight.parts) > 1 or weight.reader is not None:
-            return {weight.name: self._joined(place, weight.pieces(tensors), weight.axis)}
-        known: dict[Any, jax.Array] = self._placed.setdefault(tensors[weight.parts[0].source], {})
-        key = weight.parts[0], weight.dtype, place.shape.sharding
+        if len(weight.slices) > 1 or weight.reader is not None:
+            return {weight.name: self._joined(place, weight.local_slices(tensors), weight.axis)}
+        known: dict[Any, jax.Array] = self._placed.setdefault(tensors[weight.slices[0].source], {})
+        key = weight.slices[0], weight.dtype, place.shape.sharding
         if key not in known:
-            known[key] = self._joined(place, weight.pieces(tensors), weight.axis)
+            known[key] = self._joined(place, weight.local_slices(tensors), weight.axis)
         return {weight.name: known[key]}
 
     def _joined(self, place: Placement, pieces: list[Tensor], axis: int) -> jax.Array:
@@ -114,7 +114,7 @@ class Placer:
 
     def _stack(self, place: Placement, weight: Weight, tensors: Mapping[str, Tensor]) -> jax.Array:
         if place.packed:
-            pieces = weight.pieces(tensors)
+            pieces = weight.local_slices(tensors)
             return self._put(place, lambda index: _stacked(weight, pieces, self._mesh.size, index))
         whole = weight.local(tensors)
         return self._put(place, lambda index: whole[index])

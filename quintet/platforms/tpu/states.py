@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from quintet.interface.types import Array, HostBatch, HostGroup, StateSpec
+from quintet.interface.types import HostBatch, HostGroup, IntArray, StateSpec
 from quintet.ops.registry import Ops
 from quintet.ops.states import StateMixer
 from quintet.platforms.tpu.attention import stored
@@ -15,5 +15,5 @@ class JaxStates(StateMixer):
         super().__init__(spec, ops)
         self.layouts = tuple(replace(layout, dtype=stored(layout.dtype, device)) for layout in self.layouts)
 
-    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[Array, ...]:
+    def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
         return ()

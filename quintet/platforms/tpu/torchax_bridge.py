@@ -1,7 +1,7 @@
 """Between torch and JAX: loads torchax, shows arrays of one as tensors of the other, makes JAX functions providers.
 
 torch_view() and jax_view() copy nothing. Tensors of the bridge can be computed with inside `tracing()` alone; outside
-of it only ops take them (Capabilities.opaque).
+of it only ops take them (Capabilities.ops_only).
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverloadPacket
 
 from quintet.config import unchanged_environment
-from quintet.interface.weights import Form
+from quintet.interface.weights import WeightFormat
 from quintet.ops.registry import Op
 
 Function = Callable[..., Any]
@@ -142,7 +142,7 @@ def torch_dtype(dtype: Any) -> torch.dtype:
     return next(own for own, other in _DTYPES.items() if jnp.dtype(other) == dtype)
 
 
-jax.tree_util.register_static(Form)  # a matrix in a trace: its form is compiled in, its tensors are leaves
+jax.tree_util.register_static(WeightFormat)  # a matrix in a trace: its form is compiled in, its tensors are leaves
 
 
 def serve(

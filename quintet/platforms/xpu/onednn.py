@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.quantized import MIDDLE
@@ -23,11 +23,11 @@ LEAST = 32  # inputs that share a scale: groups are a multiple of it
 NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 
 
-def takes(form: Form) -> bool:
+def takes(fmt: WeightFormat) -> bool:
     """True if products by weights of this form are oneDNN's."""
-    plain = form.dtype is None and not (form.table or form.mins or form.ordered)
-    grouped = form.group > 0 and form.group % LEAST == 0
-    return plain and (grouped if form.kind == "int4" else form.kind == "w8a8" and not form.group)
+    plain = fmt.dtype is None and not (fmt.codebook or fmt.mins or fmt.act_order)
+    grouped = fmt.group > 0 and fmt.group % LEAST == 0
+    return plain and (grouped if fmt.kind == "int4" else fmt.kind == "w8a8" and not fmt.group)
 
 
 def laid(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -38,19 +38,19 @@ def laid(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """(value - zero) * scale are attributes of oneDNN's weights; the sums are rounded once before a bias is added."""
-    if not takes(weight.form) or x.shape[1] % weight.form.group:
+    if not takes(weight.format) or x.shape[1] % weight.format.group:
         return _otherwise("int4")(x, weight, bias, outputs)
     placed = laid(attributes(weight), x.dtype)
     scales = placed["scales"].t()
     zeros = placed["zeros"].t() if "zeros" in placed else _middle(scales.shape, x.device)
     fours = weight.values.view(torch.int32)  # eight in each, the first in its lowest bits
-    y: Tensor = getattr(torch.ops.aten, NAME)(x.contiguous(), fours, weight.form.group, scales, zeros)
+    y: Tensor = getattr(torch.ops.aten, NAME)(x.contiguous(), fours, weight.format.group, scales, zeros)
     return y if bias is None else y + bias
 
 
 def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """Each token to eight bits; the sums are whole."""
-    if not takes(weight.form) or weight.zeros is not None:
+    if not takes(weight.format) or weight.zeros is not None:
         return _otherwise("w8a8")(x, weight, bias, outputs)
     from quintet.platforms.gpu.kernels.rows import quantized
 
@@ -60,12 +60,12 @@ def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def _off(device: torch.device, product: Callable[..., Tensor], form: Form) -> str | None:
+def _off(device: torch.device, product: Callable[..., Tensor], fmt: WeightFormat) -> str | None:
     """Returns how the product of one token, or of three, differs from the specification's."""
     made = torch.Generator().manual_seed(0)
-    matrix = quantize(torch.randn(48, 96, generator=made), form)
+    matrix = quantize(torch.randn(48, 96, generator=made), fmt)
     assert matrix.scales is not None, "what is quantized has scales"
-    there = Matrix(matrix.values.to(device), matrix.scales.to(device), form=form)
+    there = Matrix(matrix.values.to(device), matrix.scales.to(device), format=fmt)
     for tokens in (1, 3):
         x = torch.randn(tokens, 96, generator=made).half()
         got, want = product(x.to(device), there, None, (48,)), linear.reference(x, matrix, None, (48,))
@@ -75,8 +75,8 @@ def _off(device: torch.device, product: Callable[..., Tensor], form: Form) -> st
     return None
 
 
-probe_int4 = functools.cache(probing(lambda device: _off(device, int4, Form("int4", 4, 16, LEAST))))
-probe_w8a8 = functools.cache(probing(lambda device: _off(device, w8a8, Form("w8a8", 8, 8))))
+probe_int4 = functools.cache(probing(lambda device: _off(device, int4, WeightFormat("int4", 4, 16, LEAST))))
+probe_w8a8 = functools.cache(probing(lambda device: _off(device, w8a8, WeightFormat("w8a8", 8, 8))))
 
 
 def _otherwise(kind: str) -> Callable[..., Tensor]:
@@ -94,5 +94,5 @@ def _middle(shape: torch.Size, device: torch.device) -> Tensor:
 
 def register() -> None:
     """Registers the providers when a device is opened, not before."""
-    linear.provide("onednn", probe_int4, forms=("int4",))(int4)
-    linear.provide("onednn", probe_w8a8, forms=("w8a8",))(w8a8)
+    linear.provide("onednn", probe_int4, kinds=("int4",))(int4)
+    linear.provide("onednn", probe_w8a8, kinds=("w8a8",))(w8a8)

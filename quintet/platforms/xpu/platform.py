@@ -8,8 +8,8 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Device, Unavailable
-from quintet.interface.types import Place
-from quintet.interface.weights import Form, Weight
+from quintet.interface.types import RankInfo
+from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops.registry import of_kind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.device import GPUDevice
@@ -52,17 +52,17 @@ class XPU(GPU):
         onednn.register()
         return super().open(rank)
 
-    def _small(self, store: Any, place: Place) -> None:
+    def _small(self, store: Any, rank_info: RankInfo) -> None:
         """There is no kernel for them."""
 
-    def _is_packed(self, form: Form) -> bool:
+    def _is_packed(self, fmt: WeightFormat) -> bool:
         """As Triton's kernels want four bits; oneDNN reads them as the specification has them."""
-        return super()._is_packed(form) and not self._by_library(form)
+        return super()._is_packed(fmt) and not self._by_library(fmt)
 
-    def _by_library(self, form: Form) -> bool:
-        first = self.op_priority.get(of_kind("linear", form.kind), ("",))[0]
-        return first == "onednn" and form.kind == "int4" and onednn.takes(form) and onednn.probe_int4() is None
+    def _by_library(self, fmt: WeightFormat) -> bool:
+        first = self.op_priority.get(of_kind("linear", fmt.kind), ("",))[0]
+        return first == "onednn" and fmt.kind == "int4" and onednn.takes(fmt) and onednn.probe_int4() is None
 
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         placed = super()._quantized(device, weight, parts)
-        return onednn.laid(placed, weight.dtype) if self._by_library(weight.form) else placed
+        return onednn.laid(placed, weight.dtype) if self._by_library(weight.format) else placed

@@ -195,7 +195,7 @@ def test_no_more_requests_run_than_have_states() -> None:
 
 def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:
     platform: Platform = PLATFORM()
-    platform.states = False  # type: ignore[misc]  # as one that was written before
+    platform.supports_states = False  # type: ignore[misc]  # as one that was written before
     with pytest.raises(
         ValueError, match=r"keeps pages alone, and layers of lfm2 keep a state per request \(short_conv\)"
     ):

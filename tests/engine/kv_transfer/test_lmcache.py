@@ -113,7 +113,7 @@ class Manager:
             block.holders += 1
         return block
 
-    def allocate(self, shape: Any, dtype: Any, form: Any, eviction: bool, busy_loop: bool) -> Block | None:
+    def allocate(self, shape: Any, dtype: Any, fmt: Any, eviction: bool, busy_loop: bool) -> Block | None:
         assert not busy_loop, "it would wait for room for ever"
         return None if self.full else Block(int(np.prod(shape)))
 

@@ -34,25 +34,25 @@ class Table(Channel):
         self._rank, self._notes, self._barrier = rank, notes, barrier
         self.exchanges = 0
 
-    def exchange(self, note: bytes) -> list[bytes]:
-        assert len(note) <= 1000
+    def exchange(self, message: bytes) -> list[bytes]:
+        assert len(message) <= 1000
         self.exchanges += 1
-        self._notes[self._rank] = note
+        self._notes[self._rank] = message
         self._barrier.wait(30)
         found = list(self._notes)
         self._barrier.wait(30)
         return found
 
-    def tell(self, letter: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         raise AssertionError
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         raise AssertionError
 
-    def stop(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         raise AssertionError
 
-    stopped = ""
+    aborted = ""
 
 
 class Shuffled(Load):

@@ -106,7 +106,7 @@ class Two:
         self.giving.loans = self.loans
         self.places = Odd(seed)
         self.places.keeps = False  # type: ignore[misc]
-        self.taking, self.books = _connect(self.second, self.places, fails)
+        self.taking, self.context = _connect(self.second, self.places, fails)
         self.taker = PageClient(Route(self.net.connect, lambda: FACTS, KEY, WORDS), self.places.changed)
         self.taking.taker, self.taking.close = self.taker, self.taker.close
 
@@ -120,7 +120,7 @@ class Two:
         return self.second.run(*handed)
 
     def close(self) -> None:
-        self.books.close()
+        self.context.close()
 
 
 def _connect(served: Served, places: Any, fails: bool) -> tuple[Transfer, KVTransferManager]:
@@ -165,7 +165,7 @@ def test_random_traffic_says_what_one_engine_says(how: str, kind: str, overlap: 
         asks = traffic(seed)
         assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
     counts = two.taker.counts()
-    assert two.giving.lent > 0 and two.books.counts.loaded > 0
+    assert two.giving.lent > 0 and two.context.counts.loaded > 0
     assert (counts["failed"] > 0) == (kind not in ("whole", "late"))
     two.close()
 

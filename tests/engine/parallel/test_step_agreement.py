@@ -32,25 +32,25 @@ class Threads(Channel):
     def __init__(self, desk: Desk, rank: int) -> None:
         self._desk, self._rank = desk, rank
 
-    def tell(self, letter: bytes) -> None:
+    def broadcast(self, message: bytes) -> None:
         raise NotImplementedError
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         raise NotImplementedError
 
-    def exchange(self, note: bytes) -> list[bytes]:
-        assert len(note) <= 1000
-        self._desk.notes[self._rank] = note
+    def exchange(self, message: bytes) -> list[bytes]:
+        assert len(message) <= 1000
+        self._desk.notes[self._rank] = message
         self._desk.barrier.wait()
         notes = list(self._desk.notes)
         self._desk.barrier.wait()
         return notes
 
-    def stop(self, why: str) -> None:
-        self._desk.why = self._desk.why or why
+    def abort(self, reason: str) -> None:
+        self._desk.why = self._desk.why or reason
 
     @property
-    def stopped(self) -> str:
+    def aborted(self) -> str:
         return self._desk.why
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import PLAIN, Cut
+from quintet.interface.weights import PLAIN, ShardRange
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.module_patterns import expression, regular, wildcards
 from tests.helpers.quantized_files import plan_of, read_out
@@ -16,9 +16,9 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "sy
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 
 
-def said(weights: Any, form: str = "pack-quantized", targets: Any = ("Linear",), **more: Any) -> dict[str, Any]:
+def said(weights: Any, fmt: str = "pack-quantized", targets: Any = ("Linear",), **more: Any) -> dict[str, Any]:
     group = {"targets": list(targets), "weights": weights, **more.pop("group", {})}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
+    return {"quant_method": "compressed-tensors", "format": fmt, "config_groups": {"group_0": group}, **more}
 
 
 def loosely(values: Tensor, bits: int) -> Tensor:
@@ -38,7 +38,7 @@ def test_words_that_no_number_crosses_are_read_too(bits: int) -> None:
     tensors = {"a.0.b.weight_packed": loosely(values, bits), "a.0.b.weight_scale": torch.rand(OUTPUTS, 3)}
     found = plan_of(said({**INT4, "num_bits": bits}), tensors)
     want = (values - 2 ** (bits - 1)) * tensors["a.0.b.weight_scale"].repeat_interleave(32, 1)
-    for cut in [Cut((0, OUTPUTS), (0, INPUTS)), Cut((3, 9), (16, 80)), Cut((1, 2), (5, 64))]:
+    for cut in [ShardRange((0, OUTPUTS), (0, INPUTS)), ShardRange((3, 9), (16, 80)), ShardRange((1, 2), (5, 64))]:
         share = read_out(found, "a.0.b", SIZES, tensors, cut)
         assert torch.equal(share, want[slice(*cut.outputs), slice(*cut.inputs)])
 
@@ -68,9 +68,9 @@ def test_groups_may_have_an_order_of_their_own() -> None:
     found = plan_of(said({**INT4, "actorder": "group"}), tensors)
     assert torch.equal(read_out(found, "a.0.b", SIZES, tensors), want)
     reader = found.plan.reader("a.0.b")
-    assert reader is not None and reader.form(Cut((0, 8), (0, INPUTS))).ordered
-    assert reader.form(Cut((0, 8), (0, 48))) == PLAIN
-    assert torch.equal(read_out(found, "a.0.b", SIZES, tensors, Cut((0, 8), (20, 48))), want[:8, 20:48])
+    assert reader is not None and reader.format(ShardRange((0, 8), (0, INPUTS))).act_order
+    assert reader.format(ShardRange((0, 8), (0, 48))) == PLAIN
+    assert torch.equal(read_out(found, "a.0.b", SIZES, tensors, ShardRange((0, 8), (20, 48))), want[:8, 20:48])
 
 
 @pytest.mark.parametrize("wrong", [-1, 3, 2**31 - 1])
@@ -123,14 +123,14 @@ def test_a_modules_own_name_goes_before_patterns_and_these_before_its_class() ->
     }
     plan = plan_of({**said(INT4), "config_groups": groups}, {}).plan
     readers = [plan.reader(module) for module in (Q, "model.layers.7.q_proj", GATE, LAST)]
-    whole = Cut((0, 8), (0, 128))
-    assert [each and each.form(whole).kind for each in readers] == ["int8", "int4", "fp8", None]
+    whole = ShardRange((0, 8), (0, 128))
+    assert [each and each.format(whole).kind for each in readers] == ["int8", "int4", "fp8", None]
 
 
 def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others() -> None:
     inputs = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
     config = said({"num_bits": 8, "strategy": "channel"}, "int-quantized", group={"input_activations": inputs})
-    found, cut = plan_of(config, {}), Cut((0, 8), (0, 64))
+    found, cut = plan_of(config, {}), ShardRange((0, 8), (0, 64))
     kinds = {"w8a8": {"w8a8", "int8"}, "int8": {"int8"}, "plain": {"int4"}}
     for kind, kept in kinds.items():
         assert QuantizationPlan(None, found, frozenset(kept)).of(Q, cut)[0].kind == kind

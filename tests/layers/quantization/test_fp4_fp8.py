@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Cut
+from quintet.interface.weights import ShardRange
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3, E3M2
 from tests.helpers.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 24, 96
-CUTS = [Cut((0, OUTPUTS), (0, INPUTS)), Cut((3, 9), (16, 80)), Cut((1, 2), (5, 64))]
+CUTS = [ShardRange((0, OUTPUTS), (0, INPUTS)), ShardRange((3, 9), (16, 80)), ShardRange((1, 2), (5, 64))]
 FP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "ch_axis": -1}
 FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
 

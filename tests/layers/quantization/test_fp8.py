@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Cut
+from quintet.interface.weights import ShardRange
 from tests.helpers.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 48, 96
@@ -51,7 +51,7 @@ def test_weights_are_their_numbers_by_their_scales(
     elif scales.numel() == OUTPUTS:
         wide = wide.reshape(OUTPUTS, 1)
     want, tensors = (weight.float() * wide).float(), {"a.0.b.weight": weight, f"a.0.b.{name}": scales}
-    for cut in [Cut((0, OUTPUTS), (0, INPUTS)), Cut((5, 40), (16, 64)), Cut((0, 3), (7, 50))]:
+    for cut in [ShardRange((0, OUTPUTS), (0, INPUTS)), ShardRange((5, 40), (16, 64)), ShardRange((0, 3), (7, 50))]:
         share = read_out(plan_of(said, tensors), "a.0.b", SIZES, tensors, cut)
         assert torch.equal(share, want[slice(*cut.outputs), slice(*cut.inputs)])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, ShardRange, StoredTensor
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.layers.quantization.formats.gptq import Gptq
 from quintet.layers.quantization.formats.marlin import Marlin
@@ -16,17 +16,18 @@ from tests.helpers.packed import Numbers, gptq_tensors, marlin_tensors, numbers
 
 OUTPUTS, INPUTS = 64, 192
 NAME = "model.layers.0.mlp.up_proj"
-WHOLE = Cut((0, OUTPUTS), (0, INPUTS))
-PART = Part(f"{NAME}.weight", (OUTPUTS, INPUTS), ((0, OUTPUTS),))
+WHOLE = ShardRange((0, OUTPUTS), (0, INPUTS))
+PART = CheckpointSlice(f"{NAME}.weight", (OUTPUTS, INPUTS), ((0, OUTPUTS),))
 
 
 def weight(seed: int = 0, outputs: int = OUTPUTS, inputs: int = INPUTS) -> Tensor:
     return torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) + 0.3
 
 
-def there(tensors: dict[str, Tensor]) -> dict[str, OnFile]:
+def there(tensors: dict[str, Tensor]) -> dict[str, StoredTensor]:
     return {
-        name: OnFile(tuple(each.shape), (each.dtype,), read=lambda each=each: each) for name, each in tensors.items()
+        name: StoredTensor(tuple(each.shape), (each.dtype,), read=lambda each=each: each)
+        for name, each in tensors.items()
     }
 
 
@@ -63,28 +64,33 @@ def test_a_matrix_stands_for_what_was_packed(how: Any) -> None:
     assert {name: tuple(tensors[name].shape) for name in wanted} == {name: on.shape for name, on in wanted.items()}
     assert torch.equal(read.floats(PART, WHOLE, tensors), x.known)
     matrix = read.matrix(PART, WHOLE, tensors)
-    assert not matrix.form.plain and matrix.form.ordered == (how[3] and how[1] != -1)
+    assert not matrix.format.plain and matrix.format.act_order == (how[3] and how[1] != -1)
     torch.testing.assert_close(dequantized(matrix), x.known, rtol=1e-6, atol=1e-6)
 
 
-CUTS = [Cut((16, 48), (0, INPUTS)), Cut((0, OUTPUTS), (64, 192)), Cut((0, OUTPUTS), (32, 96)), Cut((3, 50), (7, 90))]
+CUTS = [
+    ShardRange((16, 48), (0, INPUTS)),
+    ShardRange((0, OUTPUTS), (64, 192)),
+    ShardRange((0, OUTPUTS), (32, 96)),
+    ShardRange((3, 50), (7, 90)),
+]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize("how", [each for each in ALL if each[1] in (-1, 64)], ids=str)
-def test_a_share_is_the_wholes(how: Any, cut: Cut) -> None:
+def test_a_share_is_the_wholes(how: Any, shard: ShardRange) -> None:
     read, x, tensors = packed(*how)
-    want = x.known[slice(*cut.outputs), slice(*cut.inputs)]
-    assert torch.equal(read.floats(PART, cut, tensors), want)
-    if not read.form(cut).plain:
-        torch.testing.assert_close(dequantized(read.matrix(PART, cut, tensors)), want, rtol=1e-6, atol=1e-6)
+    want = x.known[slice(*shard.outputs), slice(*shard.inputs)]
+    assert torch.equal(read.floats(PART, shard, tensors), want)
+    if not read.format(shard).plain:
+        torch.testing.assert_close(dequantized(read.matrix(PART, shard, tensors)), want, rtol=1e-6, atol=1e-6)
 
 
 def test_shares_of_inputs_stay_quantized_unless_groups_are_scattered() -> None:
     neighbours, scattered = (packed(4, 64, True, ordered, "gptq")[0] for ordered in (False, True))
-    half = Cut((0, OUTPUTS), (64, 128))
-    assert neighbours.form(half).group == 64 and scattered.form(half).plain
-    assert scattered.form(Cut((0, 8), (0, INPUTS))).ordered
+    half = ShardRange((0, OUTPUTS), (64, 128))
+    assert neighbours.format(half).group == 64 and scattered.format(half).plain
+    assert scattered.format(ShardRange((0, 8), (0, INPUTS))).act_order
 
 
 def test_scattered_groups_of_uneven_sizes_are_dequantized() -> None:
@@ -92,7 +98,7 @@ def test_scattered_groups_of_uneven_sizes_are_dequantized() -> None:
     x.groups[:3] = 0
     tensors[f"{NAME}.g_idx"] = x.groups.int()
     read = reader(tensors, checkpoint_format="gptq_v2")
-    assert read.form(WHOLE).plain
+    assert read.format(WHOLE).plain
     assert torch.equal(read.floats(PART, WHOLE, tensors), x.known)
 
 
@@ -101,7 +107,7 @@ def test_an_order_that_says_nothing_is_none(said: dict[str, Any]) -> None:
     """Static groups are of neighbours, whatever desc_act says; so may others be."""
     _, _, tensors = packed(4, 64, True, False, "gptq")
     read = reader(tensors, desc_act=True, sym=True, **said)
-    assert not read.form(WHOLE).ordered and f"{NAME}.g_idx" not in read.stored(PART)
+    assert not read.format(WHOLE).act_order and f"{NAME}.g_idx" not in read.stored(PART)
 
 
 def test_files_without_an_order_are_of_neighbours() -> None:
@@ -121,11 +127,11 @@ def test_zero_points_of_zero_borrowed_from_their_neighbours_in_the_first_version
 
 
 def test_a_group_that_is_the_last_and_smaller() -> None:
-    part = Part(f"{NAME}.weight", (32, 160), ((0, 32),))
+    part = CheckpointSlice(f"{NAME}.weight", (32, 160), ((0, 32),))
     x = numbers(weight(0, 32, 160), 4, 128, False)
     tensors = gptq_tensors(NAME, x, 4)
-    read, cut = reader(tensors, group_size=128), Cut((0, 32), (0, 160))
-    assert read.form(cut).group == 32
+    read, cut = reader(tensors, group_size=128), ShardRange((0, 32), (0, 160))
+    assert read.format(cut).group == 32
     torch.testing.assert_close(dequantized(read.matrix(part, cut, tensors)), x.known, rtol=1e-6, atol=1e-6)
 
 
@@ -134,7 +140,7 @@ def test_groups_that_no_kernel_has_are_dequantized(group: int) -> None:
     x = numbers(weight(), 4, group, False)
     tensors = gptq_tensors(NAME, x, 4)
     read = reader(tensors, group_size=group)
-    assert read.form(WHOLE).plain and torch.equal(read.floats(PART, WHOLE, tensors), x.known)
+    assert read.format(WHOLE).plain and torch.equal(read.floats(PART, WHOLE, tensors), x.known)
 
 
 def test_symmetric_ones_are_held_to_it() -> None:
@@ -145,17 +151,22 @@ def test_symmetric_ones_are_held_to_it() -> None:
 
 @pytest.mark.parametrize("group", [-1, 128])
 def test_marlins_layout(group: int) -> None:
-    part, x = Part(f"{NAME}.weight", (128, 256), ((0, 128),)), numbers(weight(2, 128, 256), 4, group, True)
+    part, x = CheckpointSlice(f"{NAME}.weight", (128, 256), ((0, 128),)), numbers(weight(2, 128, 256), 4, group, True)
     tensors = marlin_tensors(NAME, x)
     found = quantized({**GPTQ, "group_size": group, "is_marlin_format": True, "sym": True}, lambda: there(tensors))
     assert found is not None
     read = found.plan.reader(NAME)
     assert read is not None
     assert {name: tuple(tensors[name].shape) for name in tensors} == {k: v.shape for k, v in read.stored(part).items()}
-    for cut in (Cut((0, 128), (0, 256)), Cut((30, 70), (0, 256)), Cut((0, 128), (128, 256)), Cut((0, 128), (24, 90))):
+    for cut in (
+        ShardRange((0, 128), (0, 256)),
+        ShardRange((30, 70), (0, 256)),
+        ShardRange((0, 128), (128, 256)),
+        ShardRange((0, 128), (24, 90)),
+    ):
         want = x.known[slice(*cut.outputs), slice(*cut.inputs)]
         assert torch.equal(read.floats(part, cut, tensors), want)
-        if not read.form(cut).plain:
+        if not read.format(cut).plain:
             assert torch.equal(dequantized(read.matrix(part, cut, tensors)), want)
 
 
@@ -185,7 +196,7 @@ def test_a_head_is_packed_if_that_is_said(said: dict[str, Any], heads: bool) -> 
 
 def test_modules_that_the_files_hold_in_floats_are_read_as_they_are() -> None:
     _, _, tensors = packed(4, 64, True, False, "gptq")
-    files = {**there(tensors), "model.layers.0.odd.weight": OnFile((4, 4), FLOATS[:1])}
+    files = {**there(tensors), "model.layers.0.odd.weight": StoredTensor((4, 4), FLOATS[:1])}
     found = quantized({"quant_method": "gptq", "bits": 4, "group_size": 64}, lambda: files)
     assert found is not None and found.plan.reader("model.layers.0.odd") is None
 

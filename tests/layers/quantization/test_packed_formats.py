@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.interface.weights import Cut, OnFile, Part
+from quintet.interface.weights import CheckpointSlice, ShardRange, StoredTensor
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.layers.quantization.formats.awq import Awq
 from quintet.layers.quantization.formats.awq_gemv import Gemv, GemvFast, width
@@ -133,20 +133,25 @@ def test_sizes_that_a_layout_does_not_have(read: Any, shape: tuple[int, int]) ->
     if isinstance(read, Gemv) and shape[0] == 63:
         return
     with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.up_proj \[\d+, \d+\] does not divide"):
-        read.stored(Part(f"{NAME}.weight", shape, ((0, shape[0]),)))
+        read.stored(CheckpointSlice(f"{NAME}.weight", shape, ((0, shape[0]),)))
 
 
 @pytest.mark.parametrize("read", [Gemv(32), GemvFast(64)], ids=str)
 def test_a_share_is_the_wholes(read: Any) -> None:
-    part = Part(f"{NAME}.weight", (64, 192), ((0, 64),))
+    part = CheckpointSlice(f"{NAME}.weight", (64, 192), ((0, 64),))
     tensors = {name: made(on) for name, on in read.stored(part).items()}
-    whole = read.floats(part, Cut((0, 64), (0, 192)), tensors)
-    for cut in (Cut((5, 23), (0, 192)), Cut((0, 64), (64, 128)), Cut((8, 32), (16, 80)), Cut((1, 9), (3, 50))):
+    whole = read.floats(part, ShardRange((0, 64), (0, 192)), tensors)
+    for cut in (
+        ShardRange((5, 23), (0, 192)),
+        ShardRange((0, 64), (64, 128)),
+        ShardRange((8, 32), (16, 80)),
+        ShardRange((1, 9), (3, 50)),
+    ):
         want = whole[slice(*cut.outputs), slice(*cut.inputs)]
         torch.testing.assert_close(read.floats(part, cut, tensors), want, rtol=0, atol=0)
 
 
-def made(on: OnFile) -> torch.Tensor:
+def made(on: StoredTensor) -> torch.Tensor:
     generator, dtype, shape = torch.Generator().manual_seed(0), on.dtypes[0], on.shape
     assert shape is not None
     if dtype.is_floating_point:

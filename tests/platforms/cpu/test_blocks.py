@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet.interface.weights import Cut, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight
 from quintet.layers.quantization.formats.gguf import Blocks
 from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
@@ -42,19 +42,19 @@ def rows_of(name: str, outputs: int = OUTPUTS) -> Tensor:
 
 def weight_of(name: str, activations: int = 16, parts: int = 1, stack: int = 0) -> Weight:
     reader, each = Blocks(name), OUTPUTS // parts
-    made = tuple(Part(f"{i}", (each, INPUTS), ((0, each),)) for i in range(parts * (stack or 1)))
-    form = reader.form(Cut((0, each), (0, INPUTS))).taking(activations)
-    return Weight("weight", made, 0, 0, torch.bfloat16, "linear", form, reader, stack=stack)
+    made = tuple(CheckpointSlice(f"{i}", (each, INPUTS), ((0, each),)) for i in range(parts * (stack or 1)))
+    fmt = reader.format(ShardRange((0, each), (0, INPUTS))).with_activations(activations)
+    return Weight("weight", made, 0, 0, torch.bfloat16, "linear", fmt, reader, stack=stack)
 
 
 def tensors_of(weight: Weight, name: str) -> dict[str, Tensor]:
-    each = weight.parts[0].shape[0]
-    whole = rows_of(name, each * len(weight.parts))
-    return {part.source: whole[i * each : (i + 1) * each] for i, part in enumerate(weight.parts)}
+    each = weight.slices[0].shape[0]
+    whole = rows_of(name, each * len(weight.slices))
+    return {part.source: whole[i * each : (i + 1) * each] for i, part in enumerate(weight.slices)}
 
 
 def as_held(weight: Weight, found: dict[str, Tensor]) -> Matrix:
-    return Matrix(found["weight"], found["scales"], found.get("zeros"), None, weight.form, found.get("mins"))
+    return Matrix(found["weight"], found["scales"], found.get("zeros"), None, weight.format, found.get("mins"))
 
 
 @each_type
@@ -62,7 +62,7 @@ def test_unpacked_is_what_the_reader_makes_of_them(name: str) -> None:
     weight = weight_of(name, parts=2)
     got = blocks.canonical(weight, tensors_of(weight, name))
     want = canonical(weight, tensors_of(weight, name))
-    assert got.form == want.form and got.order is None
+    assert got.format == want.format and got.input_order is None
     for mine, readers in ((got.values, want.values), (got.scales, want.scales), (got.mins, want.mins)):
         assert (mine is None) == (readers is None)
         assert mine is None or readers is None or (mine.dtype == readers.dtype and torch.equal(mine, readers))
@@ -74,9 +74,9 @@ def test_laid_stands_for_what_the_file_says(name: str) -> None:
     weight = weight_of(name, parts=3)
     found = blocks.laid(weight, tensors_of(weight, name))
     want = dequantized(canonical(weight, tensors_of(weight, name)))
-    got = tiles.unpack(found, OUTPUTS, INPUTS, weight.form)
+    got = tiles.unpack(found, OUTPUTS, INPUTS, weight.format)
     assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * 2**-22)  # minima are added in one rounding
-    assert sum(each.nbytes for each in found.values()) == tiles.packed_bytes((OUTPUTS, INPUTS), weight.form)
+    assert sum(each.nbytes for each in found.values()) == tiles.packed_bytes((OUTPUTS, INPUTS), weight.format)
 
 
 @each_leveled
@@ -86,14 +86,14 @@ def test_rows_are_looked_up_where_products_read(name: str) -> None:
     for activations in BOTH:
         weight = weight_of(name, activations)
         found = blocks.laid(weight, tensors_of(weight, name))
-        known = tiles.unpack(found, *shape, weight.form)[ids[:5].long()]
+        known = tiles.unpack(found, *shape, weight.format)[ids[:5].long()]
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             got = quantized_embedding.providers["native"](ids, as_held(weight, found), 0, shape, dtype)
             assert torch.equal(got[:5], known.to(dtype)) and not got[5].any()
 
 
 def test_a_k_quants_bits_are_its_own_and_few_more() -> None:
-    bits = {name: tiles.packed_bytes((192, 2048), weight_of(name).form) * 8 / (192 * 2048) for name in tiles.LEVELS}
+    bits = {name: tiles.packed_bytes((192, 2048), weight_of(name).format) * 8 / (192 * 2048) for name in tiles.LEVELS}
     assert bits == {"Q2_K": 5.125, "Q3_K": 4.5625, "Q4_K": 4.625, "Q5_K": 6.625, "Q6_K": 6.5625}
 
 
@@ -105,7 +105,7 @@ def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: st
     held, matrix = as_held(weight, blocks.laid(weight, tensors)), canonical(weight, tensors)
     x = torch.randn(70, INPUTS, generator=torch.Generator().manual_seed(7))
     known = rounded(x, matrix) if activations == 8 else x
-    native = linear.kinds[weight.form.kind].providers["native"]
+    native = linear.kinds[weight.format.kind].providers["native"]
     got, want = native(x, held, None, (OUTPUTS,)), known @ dequantized(matrix).T
     assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * (1e-5 if activations == 8 else 2e-4))
     for count in (*range(1, 9), 19):
@@ -117,7 +117,7 @@ def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> 
     weight = weight_of(name, 8)
     held = as_held(weight, blocks.laid(weight, tensors_of(weight, name)))
     x = torch.randn(9, INPUTS, generator=torch.Generator().manual_seed(4)).bfloat16()
-    native = linear.kinds[weight.form.kind].providers["native"]
+    native = linear.kinds[weight.format.kind].providers["native"]
     first, *others = (native(x, held, None, (OUTPUTS,)) for _ in isas)
     assert all(torch.equal(each, first) for each in others) and bool(first.any())
 
@@ -145,19 +145,19 @@ def test_tensors_of_fewer_rows_or_blocks_than_the_weight_has_are_refused(name: s
 def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, Matrix]:
     """Of EXPERTS, as placed, and canonical."""
     each, reader = outputs // parts, Blocks(name)
-    made = tuple(Part(f"{i}", (each, inputs), ((0, each),)) for i in range(parts * EXPERTS))
-    form = reader.form(Cut((0, each), (0, inputs))).taking(8)
-    weight = Weight("it", made, 0, 0, torch.bfloat16, "experts", form, reader, stack=EXPERTS)
+    made = tuple(CheckpointSlice(f"{i}", (each, inputs), ((0, each),)) for i in range(parts * EXPERTS))
+    fmt = reader.format(ShardRange((0, each), (0, inputs))).with_activations(8)
+    weight = Weight("it", made, 0, 0, torch.bfloat16, "experts", fmt, reader, stack=EXPERTS)
     rows = rows_of(name, outputs * EXPERTS)[:, : FILE[name].shape[1] * inputs // INPUTS]
     tensors = {part.source: rows[i * each : (i + 1) * each] for i, part in enumerate(made)}
     found, whole = quantized_moe.placed(weight, tensors), canonical(weight, tensors)
-    held = Matrix(found["it"], found["it_scales"], found.get("it_zeros"), None, form, found.get("it_mins"))
+    held = Matrix(found["it"], found["it_scales"], found.get("it_zeros"), None, fmt, found.get("it_mins"))
     values, scales, zeros, mins = (
         None if x is None else x.view(EXPERTS, outputs, -1)
         for x in (whole.values, whole.scales, whole.zeros, whole.mins)
     )
     assert values is not None
-    return held, Matrix(values, scales, zeros, None, form, mins)
+    return held, Matrix(values, scales, zeros, None, fmt, mins)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q4_0"])

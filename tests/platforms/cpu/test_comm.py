@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu import shared_memory as comms
 from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
 from quintet.platforms.host import nameless_file
@@ -29,7 +29,7 @@ def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(joined(Place(rank, size, "inproc://here"), rooms, seconds))
+            found[rank] = work(joined(RankInfo(rank, size, "inproc://here"), rooms, seconds))
         except BaseException as error:
             found[rank] = error
 
@@ -196,16 +196,16 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 
 def test_wrong_places_are_refused() -> None:
     rooms = Groups()
-    assert isinstance(joined(Place(0, 2, "inproc://x"), rooms, 1.0), SharedMemory)
+    assert isinstance(joined(RankInfo(0, 2, "inproc://x"), rooms, 1.0), SharedMemory)
     for place, says in [
-        (Place(0, 3, "inproc://x"), "where 2 ranks meet"),
-        (Place(2, 2, "inproc://y"), "ranks count from 0"),
-        (Place(0, 2, "tcp://here:1"), "is neither"),
+        (RankInfo(0, 3, "inproc://x"), "where 2 ranks meet"),
+        (RankInfo(2, 2, "inproc://y"), "ranks count from 0"),
+        (RankInfo(0, 2, "tcp://here:1"), "is neither"),
     ]:
         with pytest.raises(ValueError, match=says):
             joined(place, rooms, 1.0)
     with pytest.raises(RuntimeError, match="has met no other"):
-        joined(Place(1, 2), rooms, 1.0).all_reduce(torch.ones(1))
+        joined(RankInfo(1, 2), rooms, 1.0).all_reduce(torch.ones(1))
 
 
 RANK = """

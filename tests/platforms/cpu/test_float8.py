@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear as product
 from quintet.platforms.cpu.ops import float8
 
@@ -44,13 +44,13 @@ def finite(kind: torch.dtype) -> Tensor:
 
 def made(kind: torch.dtype, outputs: int, inputs: int, group: int) -> Matrix:
     generator = torch.Generator().manual_seed(outputs * 10_000 + inputs)
-    form = Form("fp8", 8, 16, group, dtype=kind)
+    fmt = WeightFormat("fp8", 8, 16, group, dtype=kind)
     values = torch.randn(outputs, inputs, generator=generator) * torch.tensor([0.01, 1.0])[torch.arange(inputs) % 2]
-    return Matrix(values.to(kind), torch.rand(outputs, form.groups(inputs), generator=generator) + 0.1, form=form)
+    return Matrix(values.to(kind), torch.rand(outputs, fmt.groups(inputs), generator=generator) + 0.1, format=fmt)
 
 
 def native(x: Tensor, matrix: Matrix, packed: dict[str, Tensor], bias: Tensor | None) -> Tensor:
-    weight = Matrix(packed["weight"], packed["scales"], form=matrix.form)
+    weight = Matrix(packed["weight"], packed["scales"], format=matrix.format)
     got: Tensor = served()(x, weight, bias, (len(matrix.values),))
     return got
 
@@ -65,7 +65,7 @@ def test_every_number_is_widened_exactly(isa: str, dtype: torch.dtype, kind: tor
     """In each place of a block's columns; what float16 cannot hold is rounded as torch does it."""
     known = finite(kind).view(torch.uint8)
     values = known.repeat(40)[: 130 * 66].reshape(130, 66).view(kind)
-    matrix = Matrix(values, torch.ones(130, 1), form=Form("fp8", 8, 16, dtype=kind))
+    matrix = Matrix(values, torch.ones(130, 1), format=WeightFormat("fp8", 8, 16, dtype=kind))
     packed = float8.laid(matrix)
     for rows in (torch.eye(66, dtype=dtype), torch.eye(66, dtype=dtype)[:1], torch.eye(66, dtype=dtype)[63:66]):
         got = native(rows, matrix, packed, None)
@@ -112,7 +112,7 @@ def test_packing_keeps_every_bit_in_as_many_bytes_as_were_promised(kind: torch.d
             packed = float8.laid(matrix._replace(values=values))
             back = float8.unpack(packed["weight"], outputs, inputs, kind)
             assert torch.equal(back.view(torch.uint8), matrix.values.view(torch.uint8))
-        assert float8.packed_bytes((outputs, inputs), matrix.form) == sum(each.nbytes for each in packed.values())
+        assert float8.packed_bytes((outputs, inputs), matrix.format) == sum(each.nbytes for each in packed.values())
 
 
 def test_strided_rows_are_as_good_as_contiguous_ones() -> None:
@@ -132,7 +132,7 @@ def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     matrix, x = made(torch.float8_e4m3fn, 70, 128, 32), torch.randn(3, 128)
     packed = float8.laid(matrix)
-    weight = Matrix(packed["weight"], packed["scales"], form=matrix.form)
+    weight = Matrix(packed["weight"], packed["scales"], format=matrix.format)
     for rows, outputs in ((x[:, :64], 70), (x, 200), (x, 64)):
         with pytest.raises(ValueError, match="do not fit"):
             served()(rows, weight, None, (outputs,))

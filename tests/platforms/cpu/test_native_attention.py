@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.model_ops import MIXES
 from quintet.conformance.harness.batches import Cache, Request, spec
-from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.types import AttentionSpec, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import row_width, stored
 from quintet.platforms.cpu.ops import attention as native_attention
@@ -60,32 +60,32 @@ def threads() -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def native(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
+def native(q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Tensor:
     sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
-    return Op.registry["paged_attention"].providers["native"](q, kv, books, of, sinks)
+    return Op.registry["paged_attention"].providers["native"](q, kv, context, of, sinks)
 
 
-def specified(q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
+def specified(q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Tensor:
     sinks = torch.linspace(-1, 2, of.heads) if of.sinks else None
     kv = kv if of.kv_dtype else kv.float()
-    return Op.registry["paged_attention"].reference(q.float(), kv, books, of, sinks)
+    return Op.registry["paged_attention"].reference(q.float(), kv, context, of, sinks)
 
 
-def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Books]:
+def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, StepContext]:
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, books = cache.batch(dict(enumerate(requests)))
-    return q, cache.kv, books
+    q, context = cache.batch(dict(enumerate(requests)))
+    return q, cache.kv, context
 
 
 def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
     """A row of the cache that holds no numbers."""
-    return stored(torch.full((of.head_dim,), x), of.cached)
+    return stored(torch.full((of.head_dim,), x), of.cache_dtype)
 
 
 @functools.cache
 def cases(
     dtype: torch.dtype, cached: torch.dtype | None
-) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, Books], Tensor]]:
+) -> list[tuple[str, AttentionSpec, tuple[Tensor, Tensor, StepContext], Tensor]]:
     """What it is, the layer, its arguments, and what the specification makes of them in float32."""
     made = []
     for n, ((what, settings), shape) in enumerate(itertools.product(SPECS.items(), SHAPES)):
@@ -112,8 +112,8 @@ def test_every_instruction_set_equals_the_specification(isa: str, types: Types) 
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 def test_extreme_scores_give_finite_results(isa: str, dtype: torch.dtype) -> None:
     of = spec(4, 2, 32, dtype=dtype, scale=300.0)
-    q, kv, books = batched(of, [Request(0, 130)])
-    assert native(q, kv, books, of).isfinite().all()
+    q, kv, context = batched(of, [Request(0, 130)])
+    assert native(q, kv, context, of).isfinite().all()
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -122,13 +122,13 @@ def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, types: Types, le
     for heads, kv_heads, dim, page_size in SHAPES:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size)
         lengths = [37, 129, 3]
-        q, kv, books = batched(of, [Request(length - 1, 1) for length in lengths])
-        want = native(q, kv, books, of)
+        q, kv, context = batched(of, [Request(length - 1, 1) for length in lengths])
+        want = native(q, kv, context, of)
         for row, length in enumerate(lengths):
-            last = int(books.group.table[row, (length - 1) // page_size])
+            last = int(context.group.block_table[row, (length - 1) // page_size])
             kv[last, :, :, (length - 1) % page_size + 1 :] = broken(of, left)
         kv[0] = broken(of, left)
-        assert torch.equal(native(q, kv, books, of), want)
+        assert torch.equal(native(q, kv, context, of), want)
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -138,12 +138,12 @@ def test_pages_that_were_given_back_do_not_leak(isa: str, types: Types, left: fl
     for heads, kv_heads, dim, page_size in SHAPES:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, window=50)
         for length in (130, 63, 64, 65, 66):
-            q, kv, books = batched(of, [Request(length - 3, 3), Request(20, 1)])
-            want = native(q, kv, books, of)
-            table = books.group.table.clone()
+            q, kv, context = batched(of, [Request(length - 3, 3), Request(20, 1)])
+            want = native(q, kv, context, of)
+            table = context.group.block_table.clone()
             table[0, : (length - 3 - 50 + 1) // page_size] = 0
             kv[0] = broken(of, left)
-            got = native(q, kv, books._replace(group=books.group._replace(table=table)), of)
+            got = native(q, kv, context._replace(group=context.group._replace(block_table=table)), of)
             assert torch.equal(got, want), length
 
 
@@ -152,12 +152,12 @@ def test_pages_of_earlier_chunks_do_not_leak(isa: str, types: Types) -> None:
     """The step's tokens are in the chunk from 50 on, whose first page holds the end of the one before."""
     for heads, kv_heads, dim, page_size in SHAPES[:3]:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, chunk=50)
-        q, kv, books = batched(of, [Request(60, 30), Request(20, 1)])
-        want = native(q, kv, books, of)
-        table = books.group.table.clone()
+        q, kv, context = batched(of, [Request(60, 30), Request(20, 1)])
+        want = native(q, kv, context, of)
+        table = context.group.block_table.clone()
         table[0, : 50 // page_size] = 0
         kv[0] = broken(of, float("nan"))
-        got = native(q, kv, books._replace(group=books.group._replace(table=table)), of)
+        got = native(q, kv, context._replace(group=context.group._replace(block_table=table)), of)
         assert torch.equal(got, want)
 
 
@@ -165,12 +165,12 @@ def test_pages_of_earlier_chunks_do_not_leak(isa: str, types: Types) -> None:
 def test_keys_alone_are_written_where_values_are_part_of_them(isa: str, types: Types) -> None:
     op, (dtype, cached) = Op.registry["write_kv"], types
     of = spec(4, 2, 24, dtype=dtype, kv_dtype=cached, shared=16)
-    _, kv, books = batched(of, [Request(37, 20), Request(8, 1)])
+    _, kv, context = batched(of, [Request(37, 20), Request(8, 1)])
     k = torch.randn(21, 2, 24).to(dtype)
-    want = op.reference(kv.clone(), k, None, books)
-    assert kv.shape[1] == 1 and torch.equal(bits(op.providers["native"](kv, k, None, books)), bits(want))
+    want = op.reference(kv.clone(), k, None, context)
+    assert kv.shape[1] == 1 and torch.equal(bits(op.providers["native"](kv, k, None, context)), bits(want))
     with pytest.raises(ValueError, match="do not fit a cache"):
-        op.providers["native"](kv, k, k, books)
+        op.providers["native"](kv, k, k, context)
 
 
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
@@ -182,9 +182,9 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
         of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, source="none", **settings)
         lengths = (33, 1, 64, 17, 150)
         q, k, v = (torch.randn(sum(lengths), count, dim).to(dtype) for count in (heads, kv_heads, kv_heads))
-        _, _, books = batched(replace(of, source="self"), [Request(0, length) for length in lengths])
-        got = op.providers["native"](q, k, v, books.batch, of, None)
-        want = op.reference(q.float(), k.float(), v.float(), books.batch, of, None)
+        _, _, context = batched(replace(of, source="self"), [Request(0, length) for length in lengths])
+        got = op.providers["native"](q, k, v, context.batch, of, None)
+        want = op.reference(q.float(), k.float(), v.float(), context.batch, of, None)
         limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
         assert float((got.float() - want).abs().max()) <= limit
         first = 0
@@ -207,8 +207,8 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
         cache = Cache(of, [300, 90, 211])
 
         def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
-            q, books = cache.batch(requests)
-            return native(q, cache.kv, books, of)
+            q, context = cache.batch(requests)
+            return native(q, cache.kv, context, of)
 
         whole = run({0: Request(0, 300)})
         for size in (7, 64, 100):
@@ -225,21 +225,21 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
 def test_a_broken_token_does_not_reach_those_before_it(isa: str, types: Types) -> None:
     """In a prefill the values of later tokens are there already; in a decode they are not."""
     of = spec(6, 3, 16, dtype=types[0], kv_dtype=types[1])
-    q, kv, books = batched(of, [Request(0, 100)])
-    want = native(q, kv, books, of)
-    kv[books.group.table[0, 50 // 16], :, :, 50 % 16] = broken(of)
-    got = native(q, kv, books, of)
+    q, kv, context = batched(of, [Request(0, 100)])
+    want = native(q, kv, context, of)
+    kv[context.group.block_table[0, 50 // 16], :, :, 50 % 16] = broken(of)
+    got = native(q, kv, context, of)
     assert torch.equal(got[:50], want[:50]) and got[50:].isnan().all()
 
 
 def test_the_number_of_threads_changes_no_bit(isa: str, threads: None) -> None:
     for (dtype, cached), requests in itertools.product(TYPES, MIXES.values()):
         of = spec(6, 3, 32, dtype=dtype, kv_dtype=cached, window=77)
-        q, kv, books = batched(of, requests)
+        q, kv, context = batched(of, requests)
         results = []
         for count in (1, 2, 5):
             _cpu.set_threads(count)
-            results.append(native(q, kv, books, of))
+            results.append(native(q, kv, context, of))
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
@@ -250,15 +250,15 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
         of = spec(heads, 1, dim, dtype=dtype, kv_dtype=cached, **settings)
         cache = Cache(of, [2300, 1024])
         _cpu.set_threads(1)
-        q, books = cache.batch({0: Request(0, 2300)})
-        whole = native(q, cache.kv, books, of)
+        q, context = cache.batch({0: Request(0, 2300)})
+        whole = native(q, cache.kv, context, of)
         for count, first in itertools.product((1, 4), (2299, 2047, 2048, 1023, 1200)):
             _cpu.set_threads(count)
-            q, books = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
-            got = native(q, cache.kv, books, of)
+            q, context = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
+            got = native(q, cache.kv, context, of)
             assert torch.equal(got[4], whole[first]), (count, first)
             limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps
-            torch.testing.assert_close(got.float(), specified(q, cache.kv, books, of), atol=limit, rtol=limit)
+            torch.testing.assert_close(got.float(), specified(q, cache.kv, context, of), atol=limit, rtol=limit)
 
 
 @pytest.mark.parametrize("settings", [{}, {"sinks": True, "window": 70}, {"alibi": True}, {"shared": 64}], ids=str)
@@ -268,56 +268,64 @@ def test_heads_shared_out_over_threads_give_the_same_bits(isa: str, threads: Non
         of = spec(heads, 1, 96, dtype=dtype, kv_dtype=cached, **settings)
         cache = Cache(of, [200])
         _cpu.set_threads(1)
-        q, books = cache.batch({0: Request(0, 200)})
-        whole = native(q, cache.kv, books, of)
+        q, context = cache.batch({0: Request(0, 200)})
+        whole = native(q, cache.kv, context, of)
         for count, first in itertools.product((1, 2, 3, 5), (199, 63)):
             _cpu.set_threads(count)
-            q, books = cache.batch({0: Request(first, 1)})
-            assert torch.equal(native(q, cache.kv, books, of)[0], whole[first]), (dtype, cached, heads, count, first)
+            q, context = cache.batch({0: Request(first, 1)})
+            assert torch.equal(native(q, cache.kv, context, of)[0], whole[first]), (dtype, cached, heads, count, first)
 
 
 def test_tokens_of_a_product_may_stand_apart() -> None:
     of = spec(4, 2, 16)
-    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
     apart = torch.zeros(len(q), 3, *q.shape[1:])
     apart[:, 1] = q
-    assert torch.equal(native(apart[:, 1], kv, books, of), native(q, kv, books, of))
+    assert torch.equal(native(apart[:, 1], kv, context, of), native(q, kv, context, of))
 
 
 def test_padding_gets_zeros() -> None:
     of = spec(4, 2, 16)
-    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
     none = torch.zeros(6, dtype=torch.int32)
-    batch, group = books
-    padded = Books(
+    batch, group = context
+    padded = StepContext(
         batch._replace(
-            positions=torch.cat([batch.positions, none]), starts=torch.cat([batch.starts, batch.starts[-1:]])
+            positions=torch.cat([batch.positions, none]),
+            query_start_loc=torch.cat([batch.query_start_loc, batch.query_start_loc[-1:]]),
         ),
         group._replace(
-            lengths=torch.cat([group.lengths, none[:1]]),
-            table=torch.cat([group.table, torch.zeros_like(group.table[:1])]),
+            seq_lens=torch.cat([group.seq_lens, none[:1]]),
+            block_table=torch.cat([group.block_table, torch.zeros_like(group.block_table[:1])]),
         ),
     )
     out = native(torch.cat([q, q[:6]]), kv, padded, of)
-    assert torch.equal(out[:10], native(q, kv, books, of)) and not out[10:].any()
+    assert torch.equal(out[:10], native(q, kv, context, of)) and not out[10:].any()
 
 
 def test_a_batch_that_points_outside_is_refused() -> None:
     of = spec(4, 2, 16)
-    q, kv, books = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
     for field, value in (("table", 99), ("positions", 50), ("lengths", 2000), ("starts", 77), ("positions", -1)):
-        of_group = field in books.group._fields
-        part: Any = books.group if of_group else books.batch
+        of_group = field in context.group._fields
+        part: Any = context.group if of_group else context.batch
         broken = getattr(part, field).clone()
         broken.view(-1)[-1] = value
         spoilt = part._replace(**{field: broken})
         with pytest.raises(ValueError, match=field):
-            native(q, kv, books._replace(**{"group" if of_group else "batch": spoilt}), of)
+            native(q, kv, context._replace(**{"group" if of_group else "batch": spoilt}), of)
     write = Op.registry["write_kv"].providers["native"]
     k = torch.zeros(10, 2, 16)
     for slot in (-1, kv.shape[0] * 16):
         with pytest.raises(ValueError, match="slots"):
-            write(kv, k, k, books._replace(group=books.group._replace(slots=torch.full_like(books.group.slots, slot))))
+            write(
+                kv,
+                k,
+                k,
+                context._replace(
+                    group=context.group._replace(slot_mapping=torch.full_like(context.group.slot_mapping, slot))
+                ),
+            )
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -327,16 +335,16 @@ def test_written_keys_and_values_are_the_specifications(isa: str, types: Types, 
     for page_size, count, (kv_heads, dim) in itertools.product((8, 16, 32), (1, 2), ((1, 24), (3, 8), (8, 128))):
         _cpu.set_threads(count)
         of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        _, kv, books = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
-        qkv = (torch.randn(len(books.group.slots), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))).to(
-            dtype
-        )
+        _, kv, context = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
+        qkv = (
+            torch.randn(len(context.group.slot_mapping), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))
+        ).to(dtype)
         qkv[3] = 0.0
         qkv[4] *= torch.finfo(dtype).tiny
         qkv[5] = torch.inf
         k, v = qkv[:, 1], qkv[:, 2]  # slices of one product
-        want = op.reference(kv.clone(), k, v, books)
-        assert torch.equal(bits(op.providers["native"](kv, k, v, books)), bits(want))
+        want = op.reference(kv.clone(), k, v, context)
+        assert torch.equal(bits(op.providers["native"](kv, k, v, context)), bits(want))
 
 
 def bits(x: Tensor) -> Tensor:
@@ -349,19 +357,19 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(isa: str, cache
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(4096, 1, 16)
         k = torch.where(k.isnan(), 1.0, k)
-        books = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
+        context = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
         got, want = torch.zeros(2, 257, 2, 1, 16, row_width(16, cached), dtype=torch.int8).view(cached)
-        Op.registry["write_kv"].providers["native"](got, k, k, books)
-        Op.registry["write_kv"].reference(want, k, k, books)
+        Op.registry["write_kv"].providers["native"](got, k, k, context)
+        Op.registry["write_kv"].reference(want, k, k, context)
         assert torch.equal(bits(got), bits(want))
 
 
 def test_a_cache_of_another_type_is_refused() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, books = batched(of, [Request(3, 9)])
+    q, kv, context = batched(of, [Request(3, 9)])
     for cached in (torch.int8, torch.float32):
         with pytest.raises(ValueError, match="and must be"):
-            native(q, kv, books, replace(of, kv_dtype=cached))
+            native(q, kv, context, replace(of, kv_dtype=cached))
     k = torch.zeros(9, 2, 16)
     with pytest.raises(ValueError, match="do not fit a cache"):
-        Op.registry["write_kv"].providers["native"](kv.view(torch.int8), k, k, books)
+        Op.registry["write_kv"].providers["native"](kv.view(torch.int8), k, k, context)

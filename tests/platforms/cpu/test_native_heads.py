@@ -7,7 +7,7 @@ import torch
 
 from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.cases.random_arguments import randn
-from quintet.interface.weights import Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight
 from quintet.ops import Op
 from quintet.platforms.cpu.ops import heads as native_heads
 from quintet.platforms.cpu.ops import linear
@@ -57,12 +57,12 @@ def test_a_token_is_its_own_and_each_head_a_product_by_itself(isa: str, dtype: t
 @pytest.mark.parametrize("use", native_heads.USES)
 def test_a_stack_is_packed_from_slices_of_one_tensor(use: str) -> None:
     """Heads 1 and 2 of three, of which each has 6 and 4 rows one under the other: the last 4."""
-    parts = tuple(Part("kv_b.weight", (4, 8), ((0, 4),), 10 * head + 6, total=30) for head in (1, 2))
+    parts = tuple(CheckpointSlice("kv_b.weight", (4, 8), ((0, 4),), 10 * head + 6, total=30) for head in (1, 2))
     weight = Weight("of_values", parts, 0, 0, torch.bfloat16, use, stack=2)
     whole = torch.randn(30, 8)
     packed = native_heads.pack(weight, {"kv_b.weight": whole})
-    outputs, inputs = (8, 4) if use == "turned heads" else (4, 8)
+    outputs, inputs = (8, 4) if use == "transposed heads" else (4, 8)
     heads = torch.stack([whole[16:20], whole[26:30]]).bfloat16()
     got = torch.stack([linear.unpack(each, outputs, inputs) for each in packed])
-    assert torch.equal(got, heads.mT if use == "turned heads" else heads)
+    assert torch.equal(got, heads.mT if use == "transposed heads" else heads)
     assert packed.nbytes == native_heads.packed_bytes(weight)

@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.checkpoints.tiny import FAMILIES, make
-from quintet.interface.weights import Part, Weight
+from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.platforms.cpu.arena import Arena, lending
@@ -351,7 +351,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_checkpoints_experts_are_packed_as_their_stack_is(inner: int, dtype: torch.dtype) -> None:
     """Also where they are cut between blocks: straight from the checkpoint's tensors, or joined before."""
     ranges = ((0, inner + inner % 2),)
-    parts = tuple(Part(f"{e}.{name}", (inner, 32), ranges) for e in range(3) for name in ("gate", "up"))
+    parts = tuple(CheckpointSlice(f"{e}.{name}", (inner, 32), ranges) for e in range(3) for name in ("gate", "up"))
     weight = Weight("gate_up", parts, 0, 0, dtype, "experts", stack=3)
     tensors = {part.source: randn(inner, 32, dtype=torch.float32, scale=at + 1.0) for at, part in enumerate(parts)}
     assert native_moe.packs(weight)

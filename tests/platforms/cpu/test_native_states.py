@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import randn
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops import Op
 from quintet.ops.states import Conv, Moves, Scan, Turns
 from quintet.platforms.cpu.ops import states as native_states
@@ -34,12 +34,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     _cpu.set_threads(before)
 
 
-def books(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> Books:
+def context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> StepContext:
     starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     owners = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
     none, lengths = torch.zeros(sum(counts), dtype=torch.int32), torch.tensor(counts, dtype=torch.int32)
     group = Group(none, torch.tensor(units, dtype=torch.int32), lengths)
-    return Books(Batch(none, none, owners, starts, none, (group,)), group)
+    return StepContext(Batch(none, none, owners, starts, none, (group,)), group)
 
 
 def space(heads: int, groups: int, dim: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
@@ -108,7 +108,7 @@ def part(x: Any, first: int, last: int) -> Any:
     return None if x is None else x[first:last]
 
 
-def run(name: str, given: Given, state: Tensor, of: Books, settings: Settings) -> Tensor:
+def run(name: str, given: Given, state: Tensor, of: StepContext, settings: Settings) -> Tensor:
     out: Tensor = Op.registry[name].providers["native"](*given, state, of, *settings)[0]
     return out
 
@@ -119,8 +119,8 @@ def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.d
     for what, (name, (given, state, settings)) in drawn(dtype).items():
         for counts, units in (((TOKENS,), ((0, 1),)), ((3, 2, TOKENS - 5), ((2, 1), (0, 3), (2, 0)))):
             wanted, got = state.clone(), state.clone()
-            want, wanted = Op.registry[name].reference(*given, wanted, books(counts, units), *settings)
-            out = run(name, given, got, books(counts, units), settings)
+            want, wanted = Op.registry[name].reference(*given, wanted, context(counts, units), *settings)
+            out = run(name, given, got, context(counts, units), settings)
             bound = (8 * torch.finfo(out.dtype).eps if dtype != torch.float32 else 3e-5) * float(want.abs().max())
             torch.testing.assert_close(out, want, rtol=0, atol=bound, msg=lambda m, what=what: f"{what}: {m}")  # type: ignore[misc]
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, msg=lambda m, what=what: f"{what}: {m}")  # type: ignore[misc]
@@ -130,17 +130,19 @@ def test_every_instruction_set_equals_the_specification(isa: str, dtype: torch.d
 def test_where_a_prompt_is_cut_and_who_is_beside_it_changes_no_bit(isa: str, dtype: torch.dtype) -> None:
     for what, (name, (given, state, settings)) in drawn(dtype).items():
         whole = state.clone()
-        want = run(name, given, whole, books((TOKENS,), ((2, 1),)), settings)
+        want = run(name, given, whole, context((TOKENS,), ((2, 1),)), settings)
         for cuts in CUTS:
             kept, outs, unit = state.clone(), [], 2
             for first, last in pairwise(cuts):
                 to = 1 if unit != 1 else 3
-                outs.append(run(name, part(given, first, last), kept, books((last - first,), ((unit, to),)), settings))
+                outs.append(
+                    run(name, part(given, first, last), kept, context((last - first,), ((unit, to),)), settings)
+                )
                 unit = to
             assert torch.equal(torch.cat(outs), want), (what, cuts)
             assert torch.equal(kept[unit], whole[1]), (what, cuts)
         for at in (5, 40):  # the end, and the beginning beside it, of which each starts anew
-            cut = books((at, TOKENS - at), ((2, 1), (2, 3)))
+            cut = context((at, TOKENS - at), ((2, 1), (2, 3)))
             beside = run(name, given, state.clone(), cut, settings)
             assert torch.equal(beside[:at], want[:at]), (what, at)
 
@@ -149,7 +151,7 @@ def test_a_selective_scan_has_the_same_bits_with_every_vector(isas: Iterator[str
     """Each channel has a lane to itself; the baseline's products and sums are rounded apart."""
     given, state, _ = selective(130, 16, torch.bfloat16)
     found = [
-        run("selective_scan", given, state.clone(), books((TOKENS,), ((2, 1),)), ())
+        run("selective_scan", given, state.clone(), context((TOKENS,), ((2, 1),)), ())
         for isa in isas
         if isa != "baseline"
     ]
@@ -161,7 +163,7 @@ def test_steps_are_far_from_zero_or_near_it() -> None:
     given, state, _ = selective(64, 16, torch.float32)
     dt = torch.linspace(-80, 80, TOKENS)[:, None].repeat(1, 64)
     moves, scan = given[0]._replace(dt=dt), given[1]
-    at = books((TOKENS,), ((0, 1),))
+    at = context((TOKENS,), ((0, 1),))
     want = Op.registry["selective_scan"].reference(moves, scan, state.clone(), at)[0]
     torch.testing.assert_close(run("selective_scan", (moves, scan), state.clone(), at, ()), want, rtol=1e-5, atol=1e-5)
 
@@ -169,15 +171,15 @@ def test_steps_are_far_from_zero_or_near_it() -> None:
 def test_a_step_without_its_bias_is_refused() -> None:
     (moves, scan), state, settings = space(2, 1, 8, 16, torch.float32)
     with pytest.raises(ValueError, match="a dt comes with a bias"):
-        run("state_space", (moves, scan._replace(dt_bias=None)), state, books((TOKENS,), ((0, 1),)), settings)
+        run("state_space", (moves, scan._replace(dt_bias=None)), state, context((TOKENS,), ((0, 1),)), settings)
     (moves, scan), state, _ = selective(8, 16, torch.float32)
     with pytest.raises(ValueError, match="selective by its dt"):
-        run("selective_scan", (moves, scan._replace(dt_bias=None)), state, books((TOKENS,), ((0, 1),)), ())
+        run("selective_scan", (moves, scan._replace(dt_bias=None)), state, context((TOKENS,), ((0, 1),)), ())
 
 
 def test_more_numbers_than_a_kernel_holds_are_the_specifications() -> None:
     given, state, _ = selective(3, native_states.MOST_WIDTH + 1, torch.float32)
-    at = books((TOKENS,), ((0, 1),))
+    at = context((TOKENS,), ((0, 1),))
     want = Op.registry["selective_scan"].reference(*given, state.clone(), at)[0]
     assert torch.equal(run("selective_scan", given, state, at, ()), want)
 
@@ -185,7 +187,7 @@ def test_more_numbers_than_a_kernel_holds_are_the_specifications() -> None:
 def test_what_is_of_another_type_is_refused_and_not_misread() -> None:
     """A kernel is told one type, and addresses."""
     (moves, scan), state, settings = space(2, 1, 4, 8, torch.bfloat16)
-    held = books((TOKENS,), ((0, 1),))
+    held = context((TOKENS,), ((0, 1),))
     for wrong in (moves._replace(dt=moves.dt.float()), moves._replace(into=moves.into[:1])):
         with pytest.raises(ValueError, match="of one type, and of all its tokens"):
             native_states._state_space(wrong, scan, state, held, *settings)
@@ -193,4 +195,4 @@ def test_what_is_of_another_type_is_refused_and_not_misread() -> None:
     kept = torch.zeros(2, 4, 2)
     for gates in (x, torch.zeros(3, 8, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="^gates .* do not fit x"):
-            native_states._short_conv(x, gates, Conv(weight), kept, books((3,), ((0, 1),)), False)
+            native_states._short_conv(x, gates, Conv(weight), kept, context((3,), ((0, 1),)), False)

@@ -20,7 +20,7 @@ from quintet.distributed import rendezvous
 from quintet.distributed.keys import shared_key
 from quintet.engine.parallel import multiproc as processes
 from quintet.interface.platform import DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.shared_memory import Groups, joined, naming_the_lost
 from quintet.platforms.cpu.tcp_comm import networked
 from tests.platforms.cpu.test_comm import SHAPES, given
@@ -42,10 +42,10 @@ def listener() -> tuple[int, int]:
     return made.detach(), port
 
 
-def places(size: int) -> list[Place]:
+def places(size: int) -> list[RankInfo]:
     descriptor, port = listener()
-    first = Place(0, size, f"tcp://127.0.0.1:{port}?listener={descriptor}")
-    return [first, *(Place(rank, size, f"tcp://127.0.0.1:{port}") for rank in range(1, size))]
+    first = RankInfo(0, size, f"tcp://127.0.0.1:{port}?listener={descriptor}")
+    return [first, *(RankInfo(rank, size, f"tcp://127.0.0.1:{port}") for rank in range(1, size))]
 
 
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -68,8 +68,8 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[T | BaseException]:
-    def run(place: Place) -> T:
-        return work(networked(place, rendezvous.Terms(seconds)))
+    def run(rank_info: RankInfo) -> T:
+        return work(networked(rank_info, rendezvous.Terms(seconds)))
 
     return at_once([lambda place=place: run(place) for place in places(size)])  # type: ignore[misc]
 
@@ -86,7 +86,7 @@ def test_what_is_computed_over_the_network_has_the_bits_of_shared_memory(size: i
         return found
 
     rooms = Groups()
-    want = at_once([lambda r=r: work(joined(Place(r, size, "inproc://here"), rooms, 30)) for r in range(size)])  # type: ignore[misc]
+    want = at_once([lambda r=r: work(joined(RankInfo(r, size, "inproc://here"), rooms, 30)) for r in range(size)])  # type: ignore[misc]
     for rank, got in enumerate(on_each(size, work)):
         assert isinstance(got, list), got
         for one, other in zip(got, want[rank], strict=True):
@@ -204,9 +204,9 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 
 
 def meeting(
-    place: Place, key: bytes = KEY, alike: dict[str, str] | None = None, start: float = 10, nodes: int = 1
+    rank_info: RankInfo, key: bytes = KEY, alike: dict[str, str] | None = None, start: float = 10, nodes: int = 1
 ) -> Any:
-    met = rendezvous.meet(place, key, alike or {"torch": "2"}, rendezvous.Terms(5, start, nodes))
+    met = rendezvous.meet(rank_info, key, alike or {"torch": "2"}, rendezvous.Terms(5, start, nodes))
     for each in met.wires.values():
         each.close()
     for descriptor in met.sockets:
@@ -235,7 +235,7 @@ def test_strangers_do_not_come_in_and_keep_nobody_waiting() -> None:
 def test_a_rank_that_would_compute_other_bits_is_refused() -> None:
     first, second = places(2)
     wrong = [
-        (Place(1, 3, second.endpoint), {"torch": "2"}, "it is rank 1 of 3, where rank 0 is one of 2"),
+        (RankInfo(1, 3, second.endpoint), {"torch": "2"}, "it is rank 1 of 3, where rank 0 is one of 2"),
         (second, {"torch": "3"}, "its torch is 3, and rank 0's 2"),
     ]
     calls: list[Callable[[], Any]] = [lambda: meeting(first)]
@@ -293,7 +293,7 @@ def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: py
 
     def late() -> Any:
         assert tried.wait(30)
-        return meeting(Place(0, 2, endpoint))
+        return meeting(RankInfo(0, 2, endpoint))
 
     error, _ = at_once([late, lambda: processes.called_off(endpoint, "rank 1 was killed", lambda: False)])
     assert str(error) == "rank 1 was killed"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.layers.quantization import fitting
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear as product
@@ -27,12 +27,12 @@ from quintet import _cpu
 Floats = np.ndarray
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCHEMES = {
-    "int8": Form("int8", 8, 16, 128),
-    "int4": Form("int4", 4, 16, 32),
-    "int4 of 128": Form("int4", 4, 16, 128),
-    "w8a8": Form("w8a8", 8, 8, 0),
-    "w4a8": Form("w4a8", 4, 8, 64),
-    "w8a8 of 128": Form("w8a8", 8, 8, 128),
+    "int8": WeightFormat("int8", 8, 16, 128),
+    "int4": WeightFormat("int4", 4, 16, 32),
+    "int4 of 128": WeightFormat("int4", 4, 16, 128),
+    "w8a8": WeightFormat("w8a8", 8, 8, 0),
+    "w4a8": WeightFormat("w4a8", 4, 8, 64),
+    "w8a8 of 128": WeightFormat("w8a8", 8, 8, 128),
 }
 ROWS = (*range(1, 15), 19, 65)  # each number of rows in registers, few and many; the last: two panels
 # outputs, inputs: less than a block, parts of several; more than one stretch of a block, and groups that do not fill it
@@ -61,15 +61,15 @@ def drawn(tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[T
     return (x * sizes).to(dtype), weight.to(dtype), bias.to(dtype)
 
 
-def of(name: str, inputs: int) -> Form:
+def of(name: str, inputs: int) -> WeightFormat:
     """With a group that divides the inputs, as layers have it."""
-    form = fitting(SCHEMES[name], inputs)
-    return SCHEMES[name] if form.plain else form
+    fmt = fitting(SCHEMES[name], inputs)
+    return SCHEMES[name] if fmt.plain else fmt
 
 
 def native(x: Tensor, packed: dict[str, Tensor], bias: Tensor | None, outputs: int, name: str) -> Tensor:
-    form = of(name, x.shape[1])
-    got: Tensor = served(form.kind)(x, Matrix(packed["weight"], packed["scales"], form=form), bias, (outputs,))
+    fmt = of(name, x.shape[1])
+    got: Tensor = served(fmt.kind)(x, Matrix(packed["weight"], packed["scales"], format=fmt), bias, (outputs,))
     return got
 
 
@@ -147,7 +147,7 @@ def test_products_are_those_of_the_specification(name: str, dtype: torch.dtype) 
         if scheme.bits == 4:
             bits = (plain + 8).to(torch.uint8)
             plain = bits[:, ::2] | bits[:, 1::2] << 4
-        matrix = Matrix(plain, tiles.columns(packed["scales"], outputs), form=scheme)
+        matrix = Matrix(plain, tiles.columns(packed["scales"], outputs), format=scheme)
         want = product.reference(x.float(), matrix, bias.float(), (outputs,))
         off = (native(x, packed, bias, outputs, name).float() - want).abs()
         length = tiles.unpack(packed, outputs, inputs, scheme).norm(dim=1)
@@ -235,50 +235,62 @@ def test_a_group_divides_the_inputs() -> None:
 
 MIXED = (-1.0, -0.7, -0.5, -0.4, -0.3, -0.2, -0.1, 0.0, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # no whole multiples
 HELD = {
-    "int8": Form("int8", 8, 16, 64), "int8 of all": Form("int8", 8, 16), "w8a8": Form("w8a8", 8, 8),
-    "int8 and minima": Form("int8", 8, 16, 16, mins=True), "int8 in order": Form("int8", 8, 16, 32, ordered=True),
-    "w8a8 of 32": Form("w8a8", 8, 8, 32), "w8a8 and minima": Form("w8a8", 8, 8, mins=True),
-    "int4": Form("int4", 4, 16, 128), "w4a8": Form("w4a8", 4, 8, 32), "zeros": Form("int4", 4, 16, 128, zeros=True),
-    "zeros of 32": Form("int4", 4, 16, 32, zeros=True), "zeros of all": Form("int4", 4, 16, zeros=True),
-    "minima": Form("int4", 4, 16, 32, mins=True), "minima of all": Form("int4", 4, 16, mins=True),
-    "w4a8 of all": Form("w4a8", 4, 8), "w4a8 and zeros": Form("w4a8", 4, 8, 64, zeros=True),
-    "w4a8 and minima": Form("w4a8", 4, 8, 32, mins=True), "both": Form("int4", 4, 16, 32, zeros=True, mins=True),
-    "in order": Form("int4", 4, 16, 32, zeros=True, ordered=True), "4 in order": Form("w4a8", 4, 8, 64, ordered=True),
-    "e2m1": Form("table4", 4, 16, 32, table=E2M1), "e2m1 by bytes": Form("table4", 4, 8, 128, table=E2M1),
-    "e2m3": Form("table8", 8, 16, 32, table=E2M3),
-}  # fmt: skip
+    "int8": WeightFormat("int8", 8, 16, 64),
+    "int8 of all": WeightFormat("int8", 8, 16),
+    "w8a8": WeightFormat("w8a8", 8, 8),
+    "int8 and minima": WeightFormat("int8", 8, 16, 16, mins=True),
+    "int8 in order": WeightFormat("int8", 8, 16, 32, act_order=True),
+    "w8a8 of 32": WeightFormat("w8a8", 8, 8, 32),
+    "w8a8 and minima": WeightFormat("w8a8", 8, 8, mins=True),
+    "int4": WeightFormat("int4", 4, 16, 128),
+    "w4a8": WeightFormat("w4a8", 4, 8, 32),
+    "zeros": WeightFormat("int4", 4, 16, 128, zeros=True),
+    "zeros of 32": WeightFormat("int4", 4, 16, 32, zeros=True),
+    "zeros of all": WeightFormat("int4", 4, 16, zeros=True),
+    "minima": WeightFormat("int4", 4, 16, 32, mins=True),
+    "minima of all": WeightFormat("int4", 4, 16, mins=True),
+    "w4a8 of all": WeightFormat("w4a8", 4, 8),
+    "w4a8 and zeros": WeightFormat("w4a8", 4, 8, 64, zeros=True),
+    "w4a8 and minima": WeightFormat("w4a8", 4, 8, 32, mins=True),
+    "both": WeightFormat("int4", 4, 16, 32, zeros=True, mins=True),
+    "in order": WeightFormat("int4", 4, 16, 32, zeros=True, act_order=True),
+    "4 in order": WeightFormat("w4a8", 4, 8, 64, act_order=True),
+    "e2m1": WeightFormat("table4", 4, 16, 32, codebook=E2M1),
+    "e2m1 by bytes": WeightFormat("table4", 4, 8, 128, codebook=E2M1),
+    "e2m3": WeightFormat("table8", 8, 16, 32, codebook=E2M3),
+}
 each_held = pytest.mark.parametrize("name", HELD)
 
 
 def as_held(matrix: Matrix, packed: dict[str, Tensor]) -> Matrix:
-    rest = packed.get("zeros"), packed.get("order"), matrix.form, packed.get("mins")
+    rest = packed.get("zeros"), packed.get("order"), matrix.format, packed.get("mins")
     return Matrix(packed["weight"], packed["scales"], *rest)
 
 
 def by_row(matrix: Matrix, x: Tensor) -> Tensor:
     """x with nothing between two whole numbers, in the order in which they share scales."""
-    if matrix.form.activations == 16:
+    if matrix.format.activations == 16:
         return x
-    order = torch.arange(x.shape[1]) if matrix.order is None else matrix.order.long()
-    return untied(x[:, order], matrix.form.groups(x.shape[1]))[:, order.argsort()]
+    order = torch.arange(x.shape[1]) if matrix.input_order is None else matrix.input_order.long()
+    return untied(x[:, order], matrix.format.groups(x.shape[1]))[:, order.argsort()]
 
 
 @each_held
 def test_a_canonical_matrix_is_packed_without_rounding(isa: str, name: str) -> None:
     """In the shapes that were promised; products are the specification's; a row alone has the batch's bits."""
-    form = HELD[name]
+    fmt = HELD[name]
     for outputs, inputs in ((70, 384), (64, 128), (129, 1152)):
-        matrix = Canonical(form).made(outputs, inputs)
+        matrix = Canonical(fmt).made(outputs, inputs)
         packed = tiles.laid(matrix)
-        assert tiles.packed_bytes((outputs, inputs), form) == sum(each.nbytes for each in packed.values())
-        known = tiles.unpack(packed, outputs, inputs, form)
-        torch.testing.assert_close(known, dequantized(matrix._replace(order=None)), rtol=2e-7, atol=1e-7)
+        assert tiles.packed_bytes((outputs, inputs), fmt) == sum(each.nbytes for each in packed.values())
+        known = tiles.unpack(packed, outputs, inputs, fmt)
+        torch.testing.assert_close(known, dequantized(matrix._replace(input_order=None)), rtol=2e-7, atol=1e-7)
         x = by_row(matrix, drawn(67, outputs, inputs, torch.bfloat16)[0]).bfloat16()
-        got = served(form.kind)(x, as_held(matrix, packed), None, (outputs,))
+        got = served(fmt.kind)(x, as_held(matrix, packed), None, (outputs,))
         want = linear_of(x.float(), matrix, outputs)
         assert (got.float() - want).abs().max() <= torch.finfo(torch.bfloat16).eps * want.abs().max()
         for count in (1, 2, 5, 11):
-            assert torch.equal(served(form.kind)(x[:count], as_held(matrix, packed), None, (outputs,)), got[:count])
+            assert torch.equal(served(fmt.kind)(x[:count], as_held(matrix, packed), None, (outputs,)), got[:count])
 
 
 @each_held
@@ -292,9 +304,9 @@ def test_canonical_matrices_give_every_instruction_set_the_same_bits(isas: Itera
 
 
 def test_a_table_of_any_numbers_is_held_to_a_127th_of_its_largest() -> None:
-    matrix = Canonical(Form("table4", 4, 16, 32, table=MIXED)).made(70, 128)
+    matrix = Canonical(WeightFormat("table4", 4, 16, 32, codebook=MIXED)).made(70, 128)
     assert matrix.scales is not None
-    known = tiles.unpack(tiles.laid(matrix), 70, 128, matrix.form)
+    known = tiles.unpack(tiles.laid(matrix), 70, 128, matrix.format)
     off = (known - dequantized(matrix)).abs().reshape(70, 4, 32)
     assert (off <= matrix.scales[:, :, None] / 127).all()
 
@@ -308,9 +320,9 @@ def test_scales_beyond_float16_are_held_with_powers_of_two() -> None:
         mins = None if matrix.mins is None else matrix.mins * powers
         wide = matrix._replace(scales=matrix.scales * powers, mins=mins)
         packed = tiles.laid(wide)
-        torch.testing.assert_close(tiles.unpack(packed, 70, 256, wide.form), dequantized(wide), rtol=1e-6, atol=0)
+        torch.testing.assert_close(tiles.unpack(packed, 70, 256, wide.format), dequantized(wide), rtol=1e-6, atol=0)
         x = drawn(9, 70, 256, torch.float32)[0]
-        got, want = served(wide.form.kind)(x, as_held(wide, packed), None, (70,)), linear_of(x, wide, 70)
+        got, want = served(wide.format.kind)(x, as_held(wide, packed), None, (70,)), linear_of(x, wide, 70)
         assert ((got - want).abs() / powers.t()).max() <= 2**-13 * (want / powers.t()).abs().max()
 
 
@@ -328,7 +340,7 @@ def test_scales_at_the_ends_of_float16_stay_finite(scale: float) -> None:
     matrix = Canonical(HELD["int8"]).made(3, 64)
     assert matrix.scales is not None
     ends = matrix._replace(scales=torch.full_like(matrix.scales, scale))
-    torch.testing.assert_close(tiles.unpack(tiles.laid(ends), 3, 64, ends.form), dequantized(ends), rtol=1e-3, atol=0)
+    torch.testing.assert_close(tiles.unpack(tiles.laid(ends), 3, 64, ends.format), dequantized(ends), rtol=1e-3, atol=0)
 
 
 def test_what_cannot_be_packed_exactly_is_refused_or_held_otherwise() -> None:
@@ -337,24 +349,24 @@ def test_what_cannot_be_packed_exactly_is_refused_or_held_otherwise() -> None:
         with pytest.raises(ValueError, match="not finite"):
             tiles.laid(matrix._replace(scales=torch.full((70, 1), bad)))
     odd = matrix._replace(zeros=torch.full((70, 1), 7.5))
-    known = tiles.unpack(tiles.laid(odd), 70, 128, odd.form)
+    known = tiles.unpack(tiles.laid(odd), 70, 128, odd.format)
     torch.testing.assert_close(known, dequantized(odd), rtol=1e-3, atol=1e-5)
 
 
 def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
     x = torch.randn(3, 64)
-    for form in HELD.values():
-        matrix = Canonical(form).made(5, 64)
-        torch.testing.assert_close(served(form.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
+    for fmt in HELD.values():
+        matrix = Canonical(fmt).made(5, 64)
+        torch.testing.assert_close(served(fmt.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
 
 
 def test_a_row_has_its_bits_in_every_batch_where_its_matrix_is_not_packed() -> None:
     x = torch.randn(19, 100)
-    for form in (each for each in HELD.values() if not each.group):
-        matrix = Canonical(form).made(129, 100)
-        whole = served(form.kind)(x, matrix, None, (129,))
+    for fmt in (each for each in HELD.values() if not each.group):
+        matrix = Canonical(fmt).made(129, 100)
+        whole = served(fmt.kind)(x, matrix, None, (129,))
         for row in range(19):
-            assert torch.equal(served(form.kind)(x[row : row + 1], matrix, None, (129,)), whole[row : row + 1]), form
+            assert torch.equal(served(fmt.kind)(x[row : row + 1], matrix, None, (129,)), whole[row : row + 1]), fmt
 
 
 def linear_of(x: Tensor, matrix: Matrix, outputs: int) -> Tensor:
@@ -384,13 +396,13 @@ def test_what_does_not_fit_is_refused() -> None:
 )
 def test_a_short_group_at_the_end_is_not_held(group: int, inputs: int, there: bool) -> None:
     """Larger groups are cut into pieces of one size, which would not fit it: such a matrix goes to torch."""
-    assert tiles.holds(Form("int8", 8, 16, group), inputs) is there
+    assert tiles.holds(WeightFormat("int8", 8, 16, group), inputs) is there
 
 
 @pytest.mark.parametrize("name", ["int8", "w4a8"])
 def test_nothing_is_packed_for_products_that_are_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the extension is older than the package: what is left takes canonical matrices."""
-    part = Part("x.weight", (70, 256), ((0, 70),))
+    part = CheckpointSlice("x.weight", (70, 256), ((0, 70),))
     weight = Weight("weight", (part,), 0, 0, torch.float32, "linear", SCHEMES[name])
     tensors, platform = {"x.weight": torch.ones(70, 256)}, CPU()
     assert platform.place(weight, tensors)["weight"].dim() == 3

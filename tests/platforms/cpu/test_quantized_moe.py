@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.weights import Cut, Form, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
 from quintet.ops.moe import one_of
@@ -21,30 +21,30 @@ from quintet import _cpu
 
 E4M3 = torch.float8_e4m3fn
 FORMS = {
-    "fp8": Form("fp8", 8, 16, 128, dtype=E4M3),
-    "fp8 by channel": Form("fp8", 8, 16, dtype=E4M3),
-    "int8": Form("int8", 8, 16, 32),
-    "int4 with zeros": Form("int4", 4, 16, 32, zeros=True),
-    "w8a8": Form("w8a8", 8, 8),
-    "w4a8": Form("w4a8", 4, 8, 32),
+    "fp8": WeightFormat("fp8", 8, 16, 128, dtype=E4M3),
+    "fp8 by channel": WeightFormat("fp8", 8, 16, dtype=E4M3),
+    "int8": WeightFormat("int8", 8, 16, 32),
+    "int4 with zeros": WeightFormat("int4", 4, 16, 32, zeros=True),
+    "w8a8": WeightFormat("w8a8", 8, 8),
+    "w4a8": WeightFormat("w4a8", 4, 8, 32),
 }
 EXPERTS, HIDDEN, INNER = 5, 64, 96  # gate and up are three blocks of outputs, down one
 
 
-def stacked(form: Form, outputs: int, inputs: int) -> Matrix:
+def stacked(fmt: WeightFormat, outputs: int, inputs: int) -> Matrix:
     """Canonical, each expert another."""
-    made = Canonical(form).made(EXPERTS * outputs, inputs)
+    made = Canonical(fmt).made(EXPERTS * outputs, inputs)
     scales, zeros = (None if x is None else x.view(EXPERTS, outputs, -1) for x in (made.scales, made.zeros))
-    return Matrix(made.values.view(EXPERTS, outputs, -1), scales, zeros, form=made.form)
+    return Matrix(made.values.view(EXPERTS, outputs, -1), scales, zeros, format=made.format)
 
 
 def packed(matrix: Matrix) -> Matrix:
     """As place() lays it."""
     spare = -matrix.values.shape[1] % quantized_moe.COLUMNS
     each = [quantized_moe._longer(one_of(matrix, expert), spare) for expert in range(EXPERTS)]
-    laid = quantized_moe.packer_of(matrix.form).laid(joined(each))
+    laid = quantized_moe.packer_of(matrix.format).laid(joined(each))
     laid = {name: x.view(EXPERTS, -1, *x.shape[1:]) for name, x in laid.items()}
-    return Matrix(laid["weight"], laid["scales"], laid.get("zeros"), form=matrix.form)
+    return Matrix(laid["weight"], laid["scales"], laid.get("zeros"), format=matrix.format)
 
 
 def drawn(tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,8 +80,8 @@ def test_experts_are_the_specifications_and_a_token_has_its_bits_anywhere(
 @pytest.mark.parametrize("name", FORMS)
 def test_threads_change_no_bit(name: str) -> None:
     """Blocks of all experts are shared out together: who computes one changes nothing, nor do they depend on others."""
-    form = FORMS[name]
-    held = packed(stacked(form, 2 * INNER, HIDDEN)), packed(stacked(form, HIDDEN, INNER))
+    fmt = FORMS[name]
+    held = packed(stacked(fmt, 2 * INNER, HIDDEN)), packed(stacked(fmt, HIDDEN, INNER))
     x, weights, ids = drawn(300, torch.bfloat16)  # more rows of an expert than a panel takes at once for two threads
     before, found = _cpu.threads(), []
     for threads in (1, 2, 3):
@@ -94,8 +94,8 @@ def test_threads_change_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_one_token_is_served_where_it_lies_and_several_from_copies(name: str) -> None:
     """Also by one expert twice, and by none."""
-    form = FORMS[name]
-    held = packed(stacked(form, 2 * INNER, HIDDEN)), packed(stacked(form, HIDDEN, INNER))
+    fmt = FORMS[name]
+    held = packed(stacked(fmt, 2 * INNER, HIDDEN)), packed(stacked(fmt, HIDDEN, INNER))
     x, weights, _ = drawn(2, torch.bfloat16)
     for chosen in ([3, 3], [4, -1], [-1, EXPERTS]):
         ids = torch.tensor([chosen, [0, 1]], dtype=torch.int32)
@@ -138,9 +138,9 @@ def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_p
     reader = Canonical(FORMS["int4 with zeros"])
     matrix = reader.made(EXPERTS * 2 * INNER, HIDDEN)
     names = [f"experts.{expert}.{each}" for expert in range(EXPERTS) for each in ("gate_proj", "up_proj")]
-    parts = tuple(Part(f"{name}.weight", (INNER, HIDDEN), ((0, INNER),)) for name in names)
-    form = reader.form(Cut((0, INNER), (0, HIDDEN)))
-    weight = Weight("gate_up", parts, 0, 0, torch.float32, "experts", form, reader, stack=EXPERTS)
+    parts = tuple(CheckpointSlice(f"{name}.weight", (INNER, HIDDEN), ((0, INNER),)) for name in names)
+    fmt = reader.format(ShardRange((0, INNER), (0, HIDDEN)))
+    weight = Weight("gate_up", parts, 0, 0, torch.float32, "experts", fmt, reader, stack=EXPERTS)
     tensors = {}
     for i, part in enumerate(parts):
         for suffix, x in (("", matrix.values), (".scales", matrix.scales), (".zeros", matrix.zeros)):
@@ -149,15 +149,15 @@ def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_p
     found = quantized_moe.placed(weight, tensors)
     assert set(found) == {"gate_up", "gate_up_scales", "gate_up_zeros"}
     assert quantized_moe.placed_bytes(weight) == sum(each.nbytes for each in found.values())
-    held = Matrix(found["gate_up"], found["gate_up_scales"], found["gate_up_zeros"], form=form)
+    held = Matrix(found["gate_up"], found["gate_up_scales"], found["gate_up_zeros"], format=fmt)
     each = (attributes(one_of(held, expert)) for expert in range(EXPERTS))
-    back = torch.stack([tiles.unpack(laid, 2 * INNER, HIDDEN, form) for laid in each])
+    back = torch.stack([tiles.unpack(laid, 2 * INNER, HIDDEN, fmt) for laid in each])
     assert torch.equal(back.reshape(-1, HIDDEN), dequantized(matrix))
 
 
 def test_no_stack_is_packed_for_products_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the extension is older than the package: its tiles are others."""
-    parts = tuple(Part(f"{i}.weight", (64, 96), ((0, 64),)) for i in range(EXPERTS))
+    parts = tuple(CheckpointSlice(f"{i}.weight", (64, 96), ((0, 64),)) for i in range(EXPERTS))
     stacks = [
         Weight("down", parts, 0, 0, torch.float32, "experts", FORMS[name], stack=EXPERTS) for name in ("fp8", "w4a8")
     ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.ops.embedding import embedding, quantized_embedding
 from quintet.ops.quantize import attributes
 from quintet.ops.quantized import dequantized
@@ -32,20 +32,23 @@ def look_up(matrix: Matrix, dtype: torch.dtype, ids: Tensor = IDS, first: int = 
     return got
 
 
-def held(packed: Mapping[str, Tensor], form: Form) -> Matrix:
-    beside = packed.get("zeros"), packed.get("order"), form, packed.get("mins")
+def held(packed: Mapping[str, Tensor], fmt: WeightFormat) -> Matrix:
+    beside = packed.get("zeros"), packed.get("order"), fmt, packed.get("mins")
     return Matrix(packed["weight"], packed["scales"], *beside)
 
 
 @each_type
-@pytest.mark.parametrize("what", [what for what, form in FORMS.items() if form.kind != "fp8a8"])
+@pytest.mark.parametrize("what", [what for what, fmt in FORMS.items() if fmt.kind != "fp8a8"])
 def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype) -> None:
     """Where float16 holds the scales. Tables that are no whole multiples of a step are held to a 127th."""
     matrix = Canonical(FORMS[what]).made(*SHAPE)
-    got, want = look_up(held(packer_of(matrix.form).laid(matrix), matrix.form), dtype), dequantized(matrix)[IDS.long()]
-    if any(8 * each % 1 for each in matrix.form.table):
+    got, want = (
+        look_up(held(packer_of(matrix.format).laid(matrix), matrix.format), dtype),
+        dequantized(matrix)[IDS.long()],
+    )
+    if any(8 * each % 1 for each in matrix.format.codebook):
         assert matrix.scales is not None
-        off = (got.float() - want).abs().reshape(len(IDS), -1, matrix.form.group)
+        off = (got.float() - want).abs().reshape(len(IDS), -1, matrix.format.group)
         assert (off <= matrix.scales[IDS.long(), :, None] / 64).all()
     else:
         assert torch.equal(got, want.to(dtype))
@@ -63,18 +66,18 @@ def test_rows_are_what_products_read_whatever_float16_makes_of_the_scales(what: 
     mins = None if matrix.mins is None else matrix.mins * powers
     wide = matrix._replace(scales=matrix.scales * powers, mins=mins)
     packed = tiles.laid(wide)
-    got, read = look_up(held(packed, wide.form), dtype), tiles.unpack(packed, *SHAPE, wide.form)[IDS.long()]
+    got, read = look_up(held(packed, wide.format), dtype), tiles.unpack(packed, *SHAPE, wide.format)[IDS.long()]
     assert torch.equal(got, read.to(dtype))
     most = 2**-9 * dequantized(wide)[IDS.long()].abs().amax(1, keepdim=True)
-    assert ((look_up(held(packed, wide.form), torch.float32) - dequantized(wide)[IDS.long()]).abs() <= most).all()
+    assert ((look_up(held(packed, wide.format), torch.float32) - dequantized(wide)[IDS.long()]).abs() <= most).all()
 
 
 def test_ids_that_are_no_rows_give_zeros() -> None:
     ids = torch.tensor([-1, 200, 255, 5, 204, 2**31 - 1, -(2**31)], dtype=torch.int32)
-    for form in (FORMS["W4A8; Q4_0"], FORMS["FP8 in blocks"]):
-        matrix = Canonical(form).made(*SHAPE)
+    for fmt in (FORMS["W4A8; Q4_0"], FORMS["FP8 in blocks"]):
+        matrix = Canonical(fmt).made(*SHAPE)
         known = dequantized(matrix)
-        for table in (held(packer_of(form).laid(matrix), form), matrix):
+        for table in (held(packer_of(fmt).laid(matrix), fmt), matrix):
             got = look_up(table, torch.float32, ids)
             assert torch.equal(got[3], known[5]) and not got[[0, 1, 2, 4, 5, 6]].any()
             got = look_up(table, torch.float32, ids, first=5)
@@ -85,9 +88,9 @@ def test_ids_that_are_no_rows_give_zeros() -> None:
 
 @each_type
 def test_rows_of_floats_that_were_quantized_while_they_were_loaded(dtype: torch.dtype) -> None:
-    weight, form = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)), Form("w8a8", 8, 8)
-    packed = quantized.pack(weight, form)
-    assert torch.equal(look_up(held(packed, form), dtype), tiles.unpack(packed, *SHAPE, form).to(dtype)[IDS.long()])
+    weight, fmt = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)), WeightFormat("w8a8", 8, 8)
+    packed = quantized.pack(weight, fmt)
+    assert torch.equal(look_up(held(packed, fmt), dtype), tiles.unpack(packed, *SHAPE, fmt).to(dtype)[IDS.long()])
 
 
 @each_type
@@ -101,12 +104,12 @@ def test_rows_of_a_plain_packed_weight_are_the_weights(dtype: torch.dtype) -> No
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    form = FORMS["W4A8; Q4_0"]
-    table = held(tiles.laid(Canonical(form).made(*SHAPE)), form)
+    fmt = FORMS["W4A8; Q4_0"]
+    table = held(tiles.laid(Canonical(fmt).made(*SHAPE)), fmt)
     for matrix, ids, dtype, message in (
         (table._replace(values=table.values[:2]), IDS, torch.float32, "is not"),
         (table._replace(scales=None if table.scales is None else table.scales.float()), IDS, torch.float32, "is not"),
-        (table._replace(form=FORMS["Q8_0, Q6_K"]), IDS, torch.float32, "is not"),
+        (table._replace(format=FORMS["Q8_0, Q6_K"]), IDS, torch.float32, "is not"),
         (table, IDS.long(), torch.float32, "int32"),
         (table, IDS, torch.float64, "float64"),
     ):
@@ -121,11 +124,11 @@ def test_a_tied_head_and_its_table_are_placed_once(what: str) -> None:
     reader = Canonical(FORMS[what])
     matrix, platform = reader.made(*SHAPE), PLATFORM()
     parts = {"w" if name == "weight" else f"w.{name}": x for name, x in attributes(matrix).items()}
-    of = (Part("w", SHAPE, ((0, SHAPE[0]),)),), 0, 0, torch.bfloat16
-    both = [Weight("weight", *of, use, matrix.form, reader, shared=True) for use in ("embedding", "linear")]
+    of = (CheckpointSlice("w", SHAPE, ((0, SHAPE[0]),)),), 0, 0, torch.bfloat16
+    both = [Weight("weight", *of, use, matrix.format, reader, shared=True) for use in ("embedding", "linear")]
     first, second = (platform.place(weight, parts) for weight in both)
     assert {name: each.data_ptr() for name, each in first.items()} == {n: each.data_ptr() for n, each in second.items()}
-    alone = platform.place(Weight("weight", *of, "linear", matrix.form, reader), parts)
+    alone = platform.place(Weight("weight", *of, "linear", matrix.format, reader), parts)
     assert all(torch.equal(each.view(torch.uint8), alone[name].view(torch.uint8)) for name, each in first.items())
     other = platform.place(both[0], {name: x.clone() for name, x in parts.items()})
     assert other["weight"].data_ptr() != first["weight"].data_ptr(), "another checkpoint's"

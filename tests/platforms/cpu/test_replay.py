@@ -147,7 +147,7 @@ def test_what_a_replay_does_not_write_to_the_state_is_seen_without_any_output() 
     def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
         calls.append(None)
         (group,) = batch.groups
-        state[0][group.slots.long() // 16, 0, 0, group.slots.long() % 16, 0] = batch.token_ids.float()
+        state[0][group.slot_mapping.long() // 16, 0, 0, group.slot_mapping.long() % 16, 0] = batch.token_ids.float()
         return Outputs(None), state
 
     step, state = Replay(model, _cpu), (torch.zeros(4, 1, 1, 16, 1),)
@@ -190,7 +190,7 @@ def test_a_long_step_that_is_not_recorded_has_memory_that_stays(monkeypatch: pyt
     step = Replay(model, _cpu)
 
     def logits(tokens: int) -> torch.Tensor:
-        prompt = _batch(tokens)._replace(starts=torch.tensor([0, tokens], dtype=torch.int32))
+        prompt = _batch(tokens)._replace(query_start_loc=torch.tensor([0, tokens], dtype=torch.int32))
         given = step((), prompt)[0].logits
         assert given is not None
         return given

@@ -19,7 +19,7 @@ from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
-from quintet.interface.types import Extent, HostBatch, HostGroup, Variant
+from quintet.interface.types import HostBatch, HostGroup, MaxShape, ShapeBucket
 from quintet.ops import Op, bind
 from quintet.platforms import Chosen
 from quintet.platforms.cuda import cudnn_attention
@@ -31,7 +31,7 @@ from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
 
 DEVICE = needs_triton()
 BF16, HOST = torch.bfloat16, torch.device("cpu")
-EXTENT = Extent(Variant(32, 4, 4, (4,)), 16, 97)
+EXTENT = MaxShape(ShapeBucket(32, 4, 4, (4,)), 16, 97)
 
 
 class Library:
@@ -75,14 +75,14 @@ def test_a_prompt_is_the_specifications(dims: tuple[int, ...], tokens: int, size
     heads, kv_heads, dim, page_size = dims
     of = spec(heads, kv_heads, dim, page_size=page_size, dtype=BF16)
     cache = Cache(of, [tokens])
-    q, books = cache.batch({0: Request(0, tokens)})
-    want = Op.registry["paged_attention"].reference(q, cache.kv, books, of, None)
-    taken = books.group.table[0, : -(-tokens // page_size)].tolist()
+    q, context = cache.batch({0: Request(0, tokens)})
+    want = Op.registry["paged_attention"].reference(q, cache.kv, context, of, None)
+    taken = context.group.block_table[0, : -(-tokens // page_size)].tolist()
     rest = [page for page in range(len(cache.kv)) if page not in taken]
     cache.kv[rest] = math.nan
     if behind := -tokens % page_size:
         cache.kv[taken[-1], :, :, -behind:] = math.nan
-    got = cudnn_attention.attended(q, cache.kv, books, of, size)
+    got = cudnn_attention.attended(q, cache.kv, context, of, size)
     assert got.shape == want.shape and got.is_contiguous() and library.shapes == [(1, heads, size, dim)]
     torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.02)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.harness.batches import spec
-from quintet.interface.types import Extent, Variant
+from quintet.interface.types import MaxShape, ShapeBucket
 from quintet.platforms.cuda import flashinfer
 from quintet.platforms.cuda.platform import CUDA
 
@@ -140,9 +140,11 @@ def test_all_sizes_of_a_group_share_one_room_for_plans() -> None:
     for count in (1, 2):
         batch, group = flashinfer._trial_step(1)
         if count == 2:
-            batch = batch._replace(token_ids=batch.token_ids.repeat(2), starts=batch.starts.repeat(2)[[0, 2, 2]] * 0)
-            batch.starts[1:] = 1, 2
-            group = group._replace(lengths=group.lengths.repeat(2), table=group.table.repeat(2, 0))
+            batch = batch._replace(
+                token_ids=batch.token_ids.repeat(2), query_start_loc=batch.query_start_loc.repeat(2)[[0, 2, 2]] * 0
+            )
+            batch.query_start_loc[1:] = 1, 2
+            group = group._replace(seq_lens=group.seq_lens.repeat(2), block_table=group.block_table.repeat(2, 0))
         planner.plan(batch, group)
     planner.plan(*flashinfer._trial_step(2))
     rooms = [given["int_workspace_buffer"] for _, method, given in module.noted if method == "reset_workspace_buffer"]
@@ -152,10 +154,10 @@ def test_all_sizes_of_a_group_share_one_room_for_plans() -> None:
 
 
 def test_what_plans_take_is_counted() -> None:
-    variants = [Variant(size, size, size, (width, 64), decode=True) for size in (4, 8) for width in (64, 256)]
+    buckets = [ShapeBucket(size, size, size, (width, 64), decode=True) for size in (4, 8) for width in (64, 256)]
     each = flashinfer.PLANS + 4 * (8 * (64 + 256) + 2 * (2 * 8 + 1))
-    assert flashinfer.planned_bytes(variants, 2) == 2 * each
+    assert flashinfer.planned_bytes(buckets, 2) == 2 * each
     planner = flashinfer.Planner(OF, Recorder("0.6.4"), means(), ())
     planners = {(0, "a"): planner, (0, "b"): "refused", (1, "a"): planner}
     stands: Any = type("Stands", (), {"_planners": planners, "_prompts": {}})()
-    assert CUDA._other_bytes(stands, variants, Extent(Variant(64, 8, 8, (64, 64)), 16, 97)) == 2 * each
+    assert CUDA._other_bytes(stands, buckets, MaxShape(ShapeBucket(64, 8, 8, (64, 64)), 16, 97)) == 2 * each

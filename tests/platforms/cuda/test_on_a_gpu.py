@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import VARIANTS, VOCAB, variant
-from quintet.conformance.harness.worker_runner import Place, random_prompts
+from quintet.conformance.harness.worker_runner import RankInfo, random_prompts
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.platforms.cuda import PLATFORM
@@ -110,7 +110,7 @@ def test_two_gpus_give_the_tokens_of_one() -> None:
     made = platform(tensor_parallel_size=2, max_num_seqs=8)
 
     def work(rank: int) -> Any:
-        place = Place(rank, 2, "inproc://here")
+        place = RankInfo(rank, 2, "inproc://here")
         return Runner(variant("llama", "plain"), platform=made, place=place).greedy(PROMPTS, 6)
 
     assert each_rank(2, work) == [wanted] * 2

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
 from quintet.platforms.cuda.platform import CUDA
 from quintet.platforms.cuda.symm_mem_all_reduce import Library, SymmetricSum, join
@@ -104,5 +104,5 @@ def test_ranks_of_one_process_do_not_ask_for_it(monkeypatch: pytest.MonkeyPatch)
     asked: list[str] = []
     monkeypatch.setattr(symmetric_sum, "join", lambda library, store, rank, size, name: asked.append(name) or "no")
     platform = CUDA()
-    assert platform._small(dist.HashStore(), Place(0, 2, "inproc://here")) is None and not asked
-    assert platform._small(dist.HashStore(), Place(0, 2, "tcp://127.0.0.1:1")) is None and len(asked) == 1
+    assert platform._small(dist.HashStore(), RankInfo(0, 2, "inproc://here")) is None and not asked
+    assert platform._small(dist.HashStore(), RankInfo(0, 2, "tcp://127.0.0.1:1")) is None and len(asked) == 1

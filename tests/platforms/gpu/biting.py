@@ -201,8 +201,8 @@ class BitingGPU(FakeGPU):
 
     _fake: BitingRuntime
 
-    def compile(self, model: Any, variants: Any) -> Any:
-        step = super().compile(model, variants)
+    def compile(self, model: Any, buckets: Any) -> Any:
+        step = super().compile(model, buckets)
 
         def computed(state: Any, batch: Any) -> Any:
             with self._fake.computing():

@@ -10,7 +10,7 @@ class Apart(FakeGPU):
     """Each process has a device memory of its own; sums go over gloo."""
 
     name = "apart"
-    contract = 2
+    contract = 3
     _mp = True
     _fake = FakeRuntime()
 

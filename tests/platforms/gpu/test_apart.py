@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import quintet.platforms.gpu.ops.quantized as provider
-from quintet.interface.weights import Form
+from quintet.interface.weights import WeightFormat
 from tests.helpers.triton import needs_triton, randn
 from tests.platforms.gpu.test_quantized import assert_close, multiply, packed_case, served
 from tests.platforms.gpu.test_quantized_forms import OTHERS, case, multiplied, wanted
@@ -90,7 +90,7 @@ def test_one_scale_for_a_row_of_four_bits(monkeypatch: pytest.MonkeyPatch) -> No
     from quintet.platforms.gpu.kernels import chips, quantized
 
     weight = torch.randint(0, 256, (40, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    matrix = Matrix(weight, randn(40, 1).abs() * 0.02 + 0.003, form=Form("int4", 4, 16, 0))
+    matrix = Matrix(weight, randn(40, 1).abs() * 0.02 + 0.003, format=WeightFormat("int4", 4, 16, 0))
     x = randn(70, 384, dtype=torch.float16)
     there = chips.cut_for(DEVICE)
     monkeypatch.setattr(quantized, "cut_for", lambda device: replace(there, apart=True))
@@ -115,9 +115,9 @@ def test_a_probe_of_four_bits_takes_as_many_tokens_as_a_large_tile_has(monkeypat
         return got if len(x) < 64 else got * 0.5
 
     monkeypatch.setattr(provider, "packed_linear", wrong)
-    said = provider.check(Form("int4", 4, 16, 32))(DEVICE)
+    said = provider.check(WeightFormat("int4", 4, 16, 32))(DEVICE)
     assert said is not None and "a product of 128 tokens gave" in said
-    assert provider.check(Form("int8", 8, 16, 64))(DEVICE) is None, "there is one product in its loop"
+    assert provider.check(WeightFormat("int8", 8, 16, 64))(DEVICE) is None, "there is one product in its loop"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
@@ -140,10 +140,10 @@ def test_long_prompts_in_large_groups_stay_within_a_grid(
     monkeypatch.setattr("quintet.platforms.gpu.kernels.attention_split.merge_splits", grids)
     row = torch.zeros(1, dtype=torch.int32)
     group = Group(row.expand(tokens), torch.zeros(1, 1000, dtype=torch.int32), row)
-    books = Books(Batch(row, row, row, torch.tensor([0, tokens], dtype=torch.int32), row, (group,)), group)
+    context = StepContext(Batch(row, row, row, torch.tensor([0, tokens], dtype=torch.int32), row, (group,)), group)
     q = torch.zeros(1, heads, 64, dtype=torch.float16).expand(tokens, -1, -1)
     monkeypatch.setattr(torch, "empty", lambda shape, **kind: torch.zeros((), **kind).expand(shape))
-    triton_attention.attend(q, torch.zeros(2, 2, kv_heads, 16, 64).half(), books, of, None, Limits())
+    triton_attention.attend(q, torch.zeros(2, 2, kv_heads, 16, 64).half(), context, of, None, Limits())
     assert len(grids.asked) == 3
     assert all(0 < axis <= 65_535 for grid in grids.asked for axis in grid[1:]), grids.asked
     assert all(grid[0] < 2**31 for grid in grids.asked)

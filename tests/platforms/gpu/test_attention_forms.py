@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.conformance.cases.model_ops import CASES, DTYPES, MIXES, attended
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.engine.kv_cache.groups import KVCacheGroup
-from quintet.interface.types import AttentionSpec, Books, HostBatch, HostGroup
+from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import page_shape, stored
 from quintet.platforms.cuda import flashinfer
@@ -52,21 +52,21 @@ def sinks_of(of: AttentionSpec) -> Tensor | None:
     return torch.linspace(-1, 2, of.heads).to(of.dtype) if of.sinks else None
 
 
-def step(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, Books]:
-    q, kv, books, *_ = attended(of, requests, None)
-    return q, kv, books
+def step(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, StepContext]:
+    q, kv, context, *_ = attended(of, requests, None)
+    return q, kv, context
 
 
-def attend(provider: str, q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> Tensor:
+def attend(provider: str, q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Tensor:
     if provider == "triton":
-        of_triton: Tensor = triton_op("paged_attention", DEVICE)(q, kv, books, of, sinks_of(of))
+        of_triton: Tensor = triton_op("paged_attention", DEVICE)(q, kv, context, of, sinks_of(of))
         return of_triton
-    out: Tensor = Op.registry["paged_attention"].providers[provider](q, kv, books, of, sinks_of(of))
+    out: Tensor = Op.registry["paged_attention"].providers[provider](q, kv, context, of, sinks_of(of))
     return out
 
 
-def assert_specified(got: Tensor, q: Tensor, kv: Tensor, books: Books, of: AttentionSpec) -> None:
-    want = attend("reference", q.float(), kv if of.kv_dtype else kv.float(), books, of)
+def assert_specified(got: Tensor, q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> None:
+    want = attend("reference", q.float(), kv if of.kv_dtype else kv.float(), context, of)
     limit = ROUNDINGS[of.dtype] * torch.finfo(of.dtype).eps * max(1.0, float(want.abs().max()))
     worst = float((got.float() - want).abs().max())
     assert got.dtype == of.dtype and got.shape == want.shape
@@ -76,13 +76,13 @@ def assert_specified(got: Tensor, q: Tensor, kv: Tensor, books: Books, of: Atten
 # --------------------------------------------------------------------------------------------------- V inside of K
 
 
-@pytest.mark.parametrize(("turn", "form"), list(enumerate(FORMS)), ids=str)
-def test_v_is_read_out_of_k(turn: int, form: str) -> None:
+@pytest.mark.parametrize(("turn", "format"), list(enumerate(FORMS)), ids=str)
+def test_v_is_read_out_of_k(turn: int, fmt: str) -> None:
     """Each kind of layer with two shapes and two pairs of types; every pair comes up."""
     for i in (turn, turn + 2):
         heads, kv_heads, dim, shared, page_size = SHARED[i % len(SHARED)]
         dtype, cached = TYPES[(i + turn // 2) % len(TYPES)]
-        more = {"dtype": dtype, "kv_dtype": cached, "page_size": page_size, "shared": shared, **FORMS[form]}
+        more = {"dtype": dtype, "kv_dtype": cached, "page_size": page_size, "shared": shared, **FORMS[fmt]}
         of = spec(heads, kv_heads, dim, **more)
         args = step(of, MIX)
         assert args[1].shape[1:] == page_shape(of) and args[1].shape[1] == 1
@@ -114,12 +114,14 @@ def test_k_is_written_alone_where_v_is_in_it(types: tuple[torch.dtype, torch.dty
     op, (dtype, cached) = Op.registry["write_kv"], types
     for heads, dim, shared, page_size in ((1, 24, 16, 8), (3, 576, 512, 16)):
         of = spec(heads, heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size, shared=shared)
-        _, kv, books = step(of, [Request(37, 7), Request(8, 1)])
-        k = torch.randn(len(books.group.slots), heads, dim).to(dtype)
-        want = op.reference(kv.clone(), k, None, books)
-        assert torch.equal(triton_op("write_kv", DEVICE)(kv, k, None, books).view(torch.uint8), want.view(torch.uint8))
+        _, kv, context = step(of, [Request(37, 7), Request(8, 1)])
+        k = torch.randn(len(context.group.slot_mapping), heads, dim).to(dtype)
+        want = op.reference(kv.clone(), k, None, context)
+        assert torch.equal(
+            triton_op("write_kv", DEVICE)(kv, k, None, context).view(torch.uint8), want.view(torch.uint8)
+        )
         with pytest.raises(ValueError, match="do not fit"):
-            triton_op("write_kv", DEVICE)(kv, k, k, books)
+            triton_op("write_kv", DEVICE)(kv, k, k, context)
 
 
 def test_what_is_not_served_is_refused_with_all_reasons() -> None:
@@ -133,11 +135,11 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
 # -------------------------------------------------------------------------------------------------------- both ways
 
 
-@pytest.mark.parametrize(("turn", "form"), list(enumerate(FORMS)), ids=str)
+@pytest.mark.parametrize(("turn", "format"), list(enumerate(FORMS)), ids=str)
 @pytest.mark.parametrize("shared", [0, 16])
-def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, form: str, shared: int) -> None:
+def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, fmt: str, shared: int) -> None:
     dtype, cached = TYPES[turn % len(TYPES)]
-    more = {"dtype": dtype, "kv_dtype": cached, "causal": False, "shared": shared, **FORMS[form]}
+    more = {"dtype": dtype, "kv_dtype": cached, "causal": False, "shared": shared, **FORMS[fmt]}
     of = spec(6, 2, 24, page_size=8, **more)
     args = step(of, [Request(0, 70), Request(0, 1), Request(0, 21), Request(130, 5)])
     for provider in PROVIDERS:
@@ -147,9 +149,9 @@ def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, form: str
 def test_keys_of_another_sequence_are_all_seen() -> None:
     """As of an encoder: their number has nothing to do with where a token stands."""
     of = spec(4, 2, 16, source="cross", causal=False)
-    q, kv, books = step(of, [Request(90, 3), Request(40, 1)])
+    q, kv, context = step(of, [Request(90, 3), Request(40, 1)])
     lengths = torch.tensor([17, 33], dtype=torch.int32)
-    other = Books(books.batch, books.group._replace(lengths=lengths))
+    other = StepContext(context.batch, context.group._replace(seq_lens=lengths))
     for provider in PROVIDERS:
         assert_specified(attend(provider, q, kv, other, of), q, kv, other, of)
 
@@ -170,7 +172,9 @@ def test_padding_of_what_keeps_nothing_gets_zeros() -> None:
     k = torch.randn(8, 2, 16)
     want = Op.registry["attention"].providers["gathered"](q, k, k, batch, of, None)
     none, (more, keys) = torch.zeros(2, dtype=torch.int32), (torch.cat([x, x[:2] * math.nan]) for x in (q, k))
-    padded = batch._replace(positions=torch.cat([batch.positions, none]), owners=torch.cat([batch.owners, none + 1]))
+    padded = batch._replace(
+        positions=torch.cat([batch.positions, none]), token_to_seq=torch.cat([batch.token_to_seq, none + 1])
+    )
     got = Op.registry["attention"].providers["gathered"](more, keys, keys, padded, of, None)
     assert torch.equal(got[:8], want) and not got[8:].any()
 
@@ -178,14 +182,14 @@ def test_padding_of_what_keeps_nothing_gets_zeros() -> None:
 # ------------------------------------------------------------------------------------------- pages behind a window
 
 
-def without_the_first(books: Books, of: AttentionSpec) -> Books:
+def without_the_first(context: StepContext, of: AttentionSpec) -> StepContext:
     """The pages that no token of the step can see are given back: 0 in the table."""
-    table = books.group.table.clone()
-    counts = books.batch.starts.diff().tolist()
-    for row, (length, count) in enumerate(zip(books.group.lengths.tolist(), counts, strict=True)):
+    table = context.group.block_table.clone()
+    counts = context.batch.query_start_loc.diff().tolist()
+    for row, (length, count) in enumerate(zip(context.group.seq_lens.tolist(), counts, strict=True)):
         kept = KVCacheGroup(of.window or of.chunk, of.chunk is not None)
         table[row, : kept.first(length - count) // of.page_size] = 0
-    return Books(books.batch, books.group._replace(table=table))
+    return StepContext(context.batch, context.group._replace(block_table=table))
 
 
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
@@ -200,42 +204,42 @@ def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached
         {"window": 280},
         {"chunk": 50},
     ]
-    for form in forms:
-        of = spec(4, 2, 24, dtype=torch.float16, kv_dtype=cached, **form)
-        q, kv, books = step(of, requests)
-        want = attend(provider, q, kv, books, of)
-        kv[0] = stored(torch.full((24,), math.nan), of.cached)
-        trimmed = without_the_first(books, of)
-        assert (trimmed.group.table == 0).sum() > (books.group.table == 0).sum()
-        assert torch.equal(attend(provider, q, kv, trimmed, of), want), form
+    for fmt in forms:
+        of = spec(4, 2, 24, dtype=torch.float16, kv_dtype=cached, **fmt)
+        q, kv, context = step(of, requests)
+        want = attend(provider, q, kv, context, of)
+        kv[0] = stored(torch.full((24,), math.nan), of.cache_dtype)
+        trimmed = without_the_first(context, of)
+        assert (trimmed.group.block_table == 0).sum() > (context.group.block_table == 0).sum()
+        assert torch.equal(attend(provider, q, kv, trimmed, of), want), fmt
 
 
 def test_flashinfer_is_told_no_page_behind_a_window() -> None:
     of = spec(8, 2, 64, dtype=torch.bfloat16, window=20)
     for requests in ([Request(40, 1), Request(100, 30), Request(3, 1)], MIXES["decoding"], MIXES["chunks"]):
-        _, _, books = step(of, requests)
-        batch, group = (on_host(each) for each in (books, without_the_first(books, of)))
+        _, _, context = step(of, requests)
+        batch, group = (on_host(each) for each in (context, without_the_first(context, of)))
         listed = [flashinfer.listed(batch[0], each, of) for each in (batch[1], group[1])]
         assert all(np.array_equal(a, b) for a, b in zip(*listed, strict=True)) and listed[0][1].all()
         indptr, pages, last = listed[0]
         for row, request in enumerate(requests):
             length, first = request.cached + request.new, max(0, request.cached - 19) // 16
-            own = batch[1].table[row, first : -(-length // 16)]
+            own = batch[1].block_table[row, first : -(-length // 16)]
             assert np.array_equal(pages[indptr[row] : indptr[row + 1]], own)
             assert (first + len(own) - 1) * 16 + last[row] == length
-    whole, books = spec(8, 2, 64, dtype=torch.bfloat16), step(of, MIXES["chunks"])[2]
-    _, pages, _ = flashinfer.listed(*on_host(books), whole)
+    whole, context = spec(8, 2, 64, dtype=torch.bfloat16), step(of, MIXES["chunks"])[2]
+    _, pages, _ = flashinfer.listed(*on_host(context), whole)
     assert len(pages) == sum(-(-(r.cached + r.new) // 16) for r in MIXES["chunks"])
 
 
-def on_host(books: Books) -> tuple[HostBatch, HostGroup]:
-    group = HostGroup(*(x.numpy() for x in books.group[:3]))
-    return HostBatch(*(x.numpy() for x in books.batch[:5]), (group,)), group
+def on_host(context: StepContext) -> tuple[HostBatch, HostGroup]:
+    group = HostGroup(*(x.numpy() for x in context.group[:3]))
+    return HostBatch(*(x.numpy() for x in context.batch[:5]), (group,)), group
 
 
 def test_a_decoded_tokens_bits_depend_on_its_request_alone() -> None:
     of = spec(32, 1, 40, dtype=torch.float16, shared=32)
     cache = Cache(of, [600, 90])
     alone, beside = ({0: Request(599, 1)}, {1: Request(80, 10), 0: Request(599, 1)})
-    found = [attend("triton", q, cache.kv, books, of) for q, books in map(cache.batch, (alone, beside))]
+    found = [attend("triton", q, cache.kv, context, of) for q, context in map(cache.batch, (alone, beside))]
     assert torch.equal(found[0][0], found[1][10])

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from quintet.conformance.checkpoints.tiny import PLAIN, make, variant
-from quintet.conformance.harness.worker_runner import Place, random_prompts
+from quintet.conformance.harness.worker_runner import RankInfo, random_prompts
 from quintet.platforms.gpu import custom_all_reduce as small_sum
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from tests.helpers.run_model import Runner
@@ -153,7 +153,7 @@ def test_a_model_on_several_ranks_equals_one(family: str, size: int) -> None:
     platform: FakeGPU = fake_platform(tensor_parallel_size=size, max_num_seqs=8)
 
     def work(rank: int) -> Any:
-        run = Runner(tiny, platform=platform, place=Place(rank, size, "inproc://model"))
+        run = Runner(tiny, platform=platform, place=RankInfo(rank, size, "inproc://model"))
         return run.prompts(prompts), run.greedy(prompts, 4)
 
     for logits, tokens in each_rank(size, work):

@@ -249,7 +249,7 @@ def test_capabilities_are_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(probed, Capabilities)
     assert (probed.devices, probed.overlap, probed.static_shapes, probed.spmd) == (2, True, False, False)
     kinds = {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8", "table4", "table8"}
-    assert probed.quant == {*kinds, "mins", "order", "grouped"} and not probed.batch_invariant
+    assert probed.weight_formats == {*kinds, "mins", "order", "grouped"} and not probed.batch_invariant
     assert "NVIDIA H200" in probed.detail and "unverified" in probed.detail
 
 

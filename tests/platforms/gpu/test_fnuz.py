@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quintet.conformance.harness.batches import Cache, Request, spec
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op
 from quintet.ops.attention import stored, widened
 from quintet.ops.quantize import attributes, quantize
@@ -32,18 +32,18 @@ def test_the_same_bits_without_doubling_would_be_half() -> None:
     assert bool(torch.tensor([0x80], dtype=torch.uint8).view(FNUZ).float().isnan().all())
 
 
-@pytest.mark.parametrize("form", [Form("fp8", 8, 16, dtype=FN), Form("fp8", 8, 16, 64, dtype=FN),
-                                  Form("fp8a8", 8, 8, dtype=FN)], ids=str)  # fmt: skip
-def test_products_are_the_same(form: Form) -> None:
+@pytest.mark.parametrize("fmt", [WeightFormat("fp8", 8, 16, dtype=FN), WeightFormat("fp8", 8, 16, 64, dtype=FN),
+                                  WeightFormat("fp8a8", 8, 8, dtype=FN)], ids=str)  # fmt: skip
+def test_products_are_the_same(fmt: WeightFormat) -> None:
     """To the bit where the weight alone has 8 bits; activations are rounded to the weight's type."""
     generator = torch.Generator().manual_seed(3)
     weight, x = torch.randn(24, 128, generator=generator), torch.randn(5, 128, generator=generator)
     weight[0, :3] = torch.tensor([-0.0, 0.0, 1e-9])
-    placed = attributes(quantize(weight, form))
-    want = Op.registry["linear"](x, Matrix(placed["weight"], placed["scales"], form=form), None, (24,))
+    placed = attributes(quantize(weight, fmt))
+    want = Op.registry["linear"](x, Matrix(placed["weight"], placed["scales"], format=fmt), None, (24,))
     found = as_fnuz({name: each.clone() for name, each in placed.items()})
-    got = Op.registry["linear"](x, Matrix(found["weight"], found["scales"], form=form), None, (24,))
-    if form.activations == 16:
+    got = Op.registry["linear"](x, Matrix(found["weight"], found["scales"], format=fmt), None, (24,))
+    if fmt.activations == 16:
         assert torch.equal(got, want)
     else:  # 240 is reached where 448 was, so that other numbers are between two steps: half a step is 1 / 16
         assert float((got - want).norm() / want.norm()) < 1 / 16
@@ -69,10 +69,10 @@ def test_triton_writes_what_torch_rounds_to() -> None:
     k = torch.cat([numbers, between, torch.tensor([241.0, 1e9, float("inf"), float("-inf"), -1e-9, 3e-4])])
     k = torch.nn.functional.pad(k, (0, -len(k) % 16)).reshape(-1, 1, 16)
     cache = Cache(of, [len(k)])
-    _, books = cache.batch({0: Request(0, len(k))})
+    _, context = cache.batch({0: Request(0, len(k))})
     empty = torch.zeros_like(cache.kv.view(torch.uint8)).view(FNUZ)
-    want = Op.registry["write_kv"].reference(empty.clone(), k, -k, books)
-    got = triton_op("write_kv", device)(empty, k, -k, books)
+    want = Op.registry["write_kv"].reference(empty.clone(), k, -k, context)
+    got = triton_op("write_kv", device)(empty, k, -k, context)
     assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -82,8 +82,8 @@ def test_triton_attends_over_such_a_cache(dtype: torch.dtype) -> None:
     device = needs_triton()
     of = spec(4, 2, 16, dtype=dtype, kv_dtype=FNUZ)
     cache = Cache(of, [71, 31])
-    q, books = cache.batch({0: Request(70, 1), 1: Request(11, 20)})
-    want = Op.registry["paged_attention"].reference(q.float(), cache.kv, books, of, None)
-    got = triton_op("paged_attention", device)(q, cache.kv, books, of, None)
+    q, context = cache.batch({0: Request(70, 1), 1: Request(11, 20)})
+    want = Op.registry["paged_attention"].reference(q.float(), cache.kv, context, of, None)
+    got = triton_op("paged_attention", device)(q, cache.kv, context, of, None)
     limit = 20 * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
     assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit

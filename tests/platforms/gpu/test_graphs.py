@@ -14,15 +14,15 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import FAMILIES, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import CaptureSizes
-from quintet.interface.types import Batch, Extent, HostBatch, HostGroup, HostInputs, Outputs, Variant
+from quintet.interface.types import Batch, HostBatch, HostGroup, HostInputs, MaxShape, Outputs, ShapeBucket
 from quintet.platforms.gpu import graphs
 from quintet.platforms.gpu.capture_sizes import (
     capture_sizes,
+    decode_buckets,
     decode_sizes,
-    decode_variants,
+    mixed_buckets,
     mixed_capture_sizes,
     mixed_sizes,
-    mixed_variants,
     table_width,
     table_widths,
 )
@@ -32,8 +32,8 @@ from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)
-MOST = Variant(64, 8, 64, (64,))
-VARIANTS = sorted(decode_variants(MOST, decode_sizes(8)))
+MOST = ShapeBucket(64, 8, 64, (64,))
+VARIANTS = sorted(decode_buckets(MOST, decode_sizes(8)))
 
 
 def host(requests: int, pages: int = 3, tokens: int = 1, first: int = 1, groups: int = 2) -> HostBatch:
@@ -53,8 +53,8 @@ def on_device(batch: HostBatch) -> Batch:
 
 def whole(batch: HostBatch) -> HostBatch:
     """A decode step as the engine builds it: its rows are its owners."""
-    assert len(batch.token_ids) == len(batch.starts) - 1
-    return batch._replace(rows=batch.owners)
+    assert len(batch.token_ids) == len(batch.query_start_loc) - 1
+    return batch._replace(logits_indices=batch.token_to_seq)
 
 
 class Model:
@@ -66,14 +66,19 @@ class Model:
     def __call__(self, state: Any, batch: Batch) -> tuple[Outputs, Any]:
         if not self.fake.capturing:
             self.ran.append(batch.token_ids.shape[0])
-        owners = batch.owners.long()
-        x = batch.token_ids + 10 * batch.positions + 7 * batch.starts[owners]
+        owners = batch.token_to_seq.long()
+        x = batch.token_ids + 10 * batch.positions + 7 * batch.query_start_loc[owners]
         for turn, group in enumerate(batch.groups):
-            x = x * (turn + 2) + 100 * group.slots + 1000 * group.lengths[owners]
-            x = x + 3 * group.table[owners, 0] + group.table[owners, 1] + sum(each.sum() for each in group.plan)
+            x = x * (turn + 2) + 100 * group.slot_mapping + 1000 * group.seq_lens[owners]
+            x = (
+                x
+                + 3 * group.block_table[owners, 0]
+                + group.block_table[owners, 1]
+                + sum(each.sum() for each in group.plan)
+            )
         for each in batch.inputs:
             x = x if each is None else 3 * x + each.sum(0) if each.dim() == 2 else 3 * x + each
-        rows = x.float()[batch.rows.long()][:, None] + state[0][0]
+        rows = x.float()[batch.logits_indices.long()][:, None] + state[0][0]
         return Outputs(rows.expand(-1, 5).clone(), rows.half(), (x.float()[:, None], -x)), state
 
 
@@ -100,8 +105,11 @@ def check(step: Graphs, model: Model, batch: HostBatch, state: Any = KV) -> None
     count, (want, _) = len(batch.token_ids), model(state, on_device(batch))
     ran, replays = len(model.ran), model.fake.replays
     got, back = step(state, on_device(CaptureSizes(step._variants).pad(batch)))
-    assert back is state and torch.equal(got.logits, want.logits) and torch.equal(got.hidden, want.hidden)
-    assert all(torch.equal(mine[:count], each) for mine, each in zip(got.taps, want.taps, strict=True))
+    assert back is state and torch.equal(got.logits, want.logits) and torch.equal(got.hidden_states, want.hidden_states)
+    assert all(
+        torch.equal(mine[:count], each)
+        for mine, each in zip(got.aux_hidden_states, want.aux_hidden_states, strict=True)
+    )
     assert len(model.ran) - ran == 1 and model.fake.replays - replays in (0, 1)
 
 
@@ -118,10 +126,10 @@ def test_sizes_grow_with_what_they_waste() -> None:
 
 
 def test_all_sizes_are_captured_with_every_width_the_largest_first() -> None:
-    found = decode_variants(Variant(2048, 2, 64, (300, 20)), (1, 2))
+    found = decode_buckets(ShapeBucket(2048, 2, 64, (300, 20)), (1, 2))
     assert [(each.tokens, each.pages) for each in found[:3]] == [(2, (64, 20)), (2, (256, 20)), (2, (300, 20))]
     assert all(each.decode and each.tokens == each.requests == each.rows for each in found) and len(found) == 2 * 3
-    assert decode_variants(Variant(2048, 2, 64, ()), (1, 2)) == (), "a model that keeps nothing"
+    assert decode_buckets(ShapeBucket(2048, 2, 64, ()), (1, 2)) == (), "a model that keeps nothing"
 
 
 def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
@@ -147,8 +155,8 @@ def test_sizes_are_those_that_were_asked_for_and_can_come() -> None:
         _, (_, first, *_) = FakeGPU.configure(EngineConfig(max_num_seqs=12, **given))
         assert first.startswith(f"capture_sizes {said}")
     platform = fake_platform(max_num_seqs=12, capture_sizes=(3, 12, 64))
-    extent = Extent(Variant(64, 12, 64, (1,)), 16, 97)
-    found = platform.estimate(nn.Module(), [], extent).variants
+    max_shape = MaxShape(ShapeBucket(64, 12, 64, (1,)), 16, 97)
+    found = platform.estimate(nn.Module(), [], max_shape).buckets
     assert [(each.tokens, each.requests) for each in found if each.decode] == [(12, 12), (3, 3)]
     assert [(each.tokens, each.requests) for each in found if not each.decode] == [(64, 12), (12, 11), (3, 2)]
 
@@ -159,20 +167,23 @@ def test_sizes_of_steps_with_prompts_are_few_and_hold_every_such_step() -> None:
     assert mixed_sizes(100_000)[-17:] == (2048, *range(2304, 4097, 256), *range(4608, 8193, 512))
     pairs = [*zip(mixed_sizes(8192), mixed_sizes(8192)[1:], strict=False)]
     assert len(pairs) == 41 and all((b - a - 1) / b < (0.2 if a < 448 else 0.125) for a, b in pairs if a >= 256)
-    most = Variant(2048, 256, 320, (40, 3))
-    found = mixed_variants(most, sizes)
+    most = ShapeBucket(2048, 256, 320, (40, 3))
+    found = mixed_buckets(most, sizes)
     assert len(found) == 2 * len(sizes) - 1 and found[0].tokens == 2048, "few or many requests, the largest first"
     assert all(each.rows == each.requests < each.tokens and each.pages == (40, 3) for each in found)
     held = CaptureSizes(found)
     for tokens, requests in ((2, 1), (16, 15), (17, 1), (300, 256), (512, 17), (513, 1), (1500, 30)):
         step = host(requests, groups=2)
-        step = step._replace(token_ids=np.arange(tokens, dtype=np.int32), owners=np.zeros(tokens, np.int32))
+        step = step._replace(token_ids=np.arange(tokens, dtype=np.int32), token_to_seq=np.zeros(tokens, np.int32))
         padded = held.pad(step)
-        assert len(padded.token_ids) in sizes and len(padded.starts) - 1 < len(padded.token_ids), (tokens, requests)
-    assert mixed_variants(most._replace(pages=()), sizes) == () == mixed_variants(most, ())
-    assert {each.rows for each in mixed_variants(most, (64, 512), drafts=True)} == {64, 320}, "a row for each token"
+        assert len(padded.token_ids) in sizes and len(padded.query_start_loc) - 1 < len(padded.token_ids), (
+            tokens,
+            requests,
+        )
+    assert mixed_buckets(most._replace(pages=()), sizes) == () == mixed_buckets(most, ())
+    assert {each.rows for each in mixed_buckets(most, (64, 512), drafts=True)} == {64, 320}, "a row for each token"
     wide = most._replace(rows=4096, requests=600)
-    assert {each.rows for each in mixed_variants(wide, (64, 512, 2048), drafts=True)} == {64, 512, 600}
+    assert {each.rows for each in mixed_buckets(wide, (64, 512, 2048), drafts=True)} == {64, 512, 600}
 
 
 def test_steps_with_prompts_are_captured_unless_they_are_not_to_be() -> None:
@@ -196,7 +207,7 @@ def test_a_size_is_captured_once_and_replayed(step: Graphs, model: Model) -> Non
     assert step.refused is None
 
 
-MIXED = mixed_variants(MOST, (4, 8, 16))
+MIXED = mixed_buckets(MOST, (4, 8, 16))
 
 
 def mixed(*counts: int, first: int = 1, pages: int = 3) -> HostBatch:
@@ -222,8 +233,8 @@ def test_steps_with_prompts_are_captured_in_few_sizes(fake: FakeRuntime, model: 
 
 
 def test_large_steps_with_prompts_are_captured(fake: FakeRuntime, model: Model) -> None:
-    most = Variant(2048, 24, 64, (64, 64))
-    step = Graphs(model, GPUDevice(fake, 0), mixed_variants(most, mixed_sizes(2048)))
+    most = ShapeBucket(2048, 24, 64, (64, 64))
+    step = Graphs(model, GPUDevice(fake, 0), mixed_buckets(most, mixed_sizes(2048)))
     for turn in range(2):
         for counts in ((513,), (700, 1, 1), (1100, *[40] * 20), (2048,), (2000, 3)):
             check(step, model, mixed(*counts, first=turn + 1))
@@ -236,7 +247,7 @@ def test_what_no_size_holds_runs_eagerly(fake: FakeRuntime, model: Model) -> Non
     """More tokens, or a row for each of them: scores of a prompt."""
     step = Graphs(model, GPUDevice(fake, 0), MIXED)
     every = mixed(7, 3)
-    for batch in (mixed(17), mixed(1, 30), every._replace(rows=np.arange(9, dtype=np.int32))):
+    for batch in (mixed(17), mixed(1, 30), every._replace(logits_indices=np.arange(9, dtype=np.int32))):
         check(step, model, batch)
         check(step, model, batch)
     assert fake.captures == fake.replays == 0
@@ -249,8 +260,8 @@ def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
     seen: list[list[int]] = []
 
     def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:
-        seen.append(batch.rows.tolist())
-        return Outputs(batch.token_ids.float()[batch.rows.long()][:, None]), state
+        seen.append(batch.logits_indices.tolist())
+        return Outputs(batch.token_ids.float()[batch.logits_indices.long()][:, None]), state
 
     step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     for batch in (mixed(9, 4, 2), mixed(2, 2), host(3), mixed(2)):
@@ -270,7 +281,7 @@ def test_prompts_and_large_steps_run_eagerly(step: Graphs, model: Model) -> None
 def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Model) -> None:
     """A chunk of one token wants none; of scored prompts the rows come in another order."""
     for wanted in ([2, 0], [], [1], [3, 2, 1, 0]):
-        check(step, model, host(4)._replace(rows=np.array(wanted, np.int32)))
+        check(step, model, host(4)._replace(logits_indices=np.array(wanted, np.int32)))
     assert (model.fake.captures, model.fake.replays) == (1, 3)
 
 
@@ -281,7 +292,9 @@ def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, 
     for _ in range(2):
         check(step, model, whole(host(count)))
         batch = on_device(padded)
-        assert batch.rows.data_ptr() == batch.owners.data_ptr() and batch.rows_are_tokens == (count != 3)
+        assert batch.logits_indices.data_ptr() == batch.token_to_seq.data_ptr() and batch.one_token_per_request == (
+            count != 3
+        )
         got = step(KV, batch)[0]
         (found,) = step._graphs.values()
         assert found.inputs[graphs.ROWS] is found.inputs[graphs.OWNERS]
@@ -289,10 +302,10 @@ def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, 
 
 
 def test_rows_that_are_no_owners_are_looked_up_even_if_there_are_as_many(step: Graphs, model: Model) -> None:
-    turned = host(4)._replace(rows=np.array([1, 0, 3, 2], np.int32))
+    turned = host(4)._replace(logits_indices=np.array([1, 0, 3, 2], np.int32))
     for batch in (whole(host(4)), turned, whole(host(4)), turned):
         check(step, model, batch)
-    assert not on_device(turned).rows_are_tokens and model.fake.captures == 1
+    assert not on_device(turned).one_token_per_request and model.fake.captures == 1
 
 
 def test_a_longer_page_table_is_captured_anew(step: Graphs, model: Model) -> None:
@@ -324,9 +337,9 @@ def test_what_a_step_brings_beside_ids_is_copied_too(step: Graphs, model: Model)
         few = np.arange(4, dtype=np.int32) + turn
         for inputs in (
             HostInputs(adapters=few),
-            HostInputs(types=few),
-            HostInputs(embeds=np.full((2, 4), turn, np.float32), places=few - 1),
-            HostInputs(angles=np.arange(12, dtype=np.int32).reshape(3, 4) + turn),
+            HostInputs(token_type_ids=few),
+            HostInputs(embeds=np.full((2, 4), turn, np.float32), embed_indices=few - 1),
+            HostInputs(rotary_positions=np.arange(12, dtype=np.int32).reshape(3, 4) + turn),
         ):
             check(step, model, host(4)._replace(inputs=inputs))
         check(step, model, host(4))
@@ -340,7 +353,7 @@ def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, 
     assert fake.used() == before and fake.replays == 3
     for field in ("logits", "hidden"):
         assert len({getattr(each, field).data_ptr() for each in found}) == 1
-    assert [len({each.taps[tap].data_ptr() for each in found}) for tap in range(2)] == [1, 1]
+    assert [len({each.aux_hidden_states[tap].data_ptr() for each in found}) for tap in range(2)] == [1, 1]
 
 
 def test_graphs_of_another_cache_are_dropped(step: Graphs, model: Model) -> None:
@@ -427,7 +440,9 @@ def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) ->
     with pytest.raises(ValueError, match="True"):
         step(KV, on_device(host(2)))
     outputs = step(KV, on_device(host(2)))[0]
-    assert outputs.logits is None and outputs.hidden.shape == (2, 1) and fake.captures == 1 and step.refused is None
+    assert (
+        outputs.logits is None and outputs.hidden_states.shape == (2, 1) and fake.captures == 1 and step.refused is None
+    )
 
 
 def test_graphs_that_were_not_used_for_longest_go_first(
@@ -455,10 +470,10 @@ def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
     fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 2)
-    most = Variant(2048, 8, 64, (64, 64))
-    variants = mixed_variants(most, mixed_sizes(2048))
-    late = frozenset(each.tokens for each in variants if each.tokens > 512)
-    step = Graphs(model, GPUDevice(fake, 0), variants, ahead=True, late=late)
+    most = ShapeBucket(2048, 8, 64, (64, 64))
+    buckets = mixed_buckets(most, mixed_sizes(2048))
+    late = frozenset(each.tokens for each in buckets if each.tokens > 512)
+    step = Graphs(model, GPUDevice(fake, 0), buckets, ahead=True, late=late)
     for count in (16, 64, 512, 600, 700, 1024, 16, 64, 512, 600):
         check(step, model, mixed(count))
     assert (fake.captures, fake.replays) == (7, 3)
@@ -551,7 +566,9 @@ def test_the_heads_product_is_written_where_logits_are_read(
                     got = step(KV, later)[0]
                 want = model(KV, later)[0]
                 count = len(got.logits)
-                assert torch.equal(got.logits, want.logits[:count]) and torch.equal(got.hidden, want.hidden[:count])
+                assert torch.equal(got.logits, want.logits[:count]) and torch.equal(
+                    got.hidden_states, want.hidden[:count]
+                )
             assert ops.seen == (["aten.copy_.default"] * 2 if scaled else ["aten.mm.out", "aten.copy_.default"])
     assert (fake.captures, fake.replays) == (3, 6)
 

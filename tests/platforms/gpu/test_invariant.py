@@ -10,8 +10,8 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.interface.types import Extent, Variant
-from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.interface.types import MaxShape, ShapeBucket
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
 from quintet.ops.quantize import attributes, quantize
@@ -81,16 +81,16 @@ def test_a_request_has_the_same_bits_alone_batched_padded_and_in_chunks(family: 
 @pytest.mark.parametrize("kind", ["int8", "int4", "w8a8"])
 def test_a_quantized_product_has_the_same_bits_for_any_number_of_rows(kind: str) -> None:
     """More rows than one tile has, and inputs that would be split for few."""
-    form, generator = ONLINE[kind], torch.Generator().manual_seed(1)
+    fmt, generator = ONLINE[kind], torch.Generator().manual_seed(1)
     weight, x = torch.randn(48, 1024, generator=generator), torch.randn(70, 1024, generator=generator).half()
-    packed = packing.pack(weight, form)
-    matrix = Matrix(packed["weight"], packed["scales"], form=form)
+    packed = packing.pack(weight, fmt)
+    matrix = Matrix(packed["weight"], packed["scales"], format=fmt)
     op = Op.registry[f"linear:{kind}"]
     got = op.providers["invariant"](x, matrix, None, (48,))
     each = torch.cat([op.providers["invariant"](x[at : at + 1], matrix, None, (48,)) for at in (0, 33, 69)])
     assert torch.equal(got[[0, 33, 69]], each)
-    plain = attributes(quantize(weight, form))
-    want = op.reference(x, Matrix(plain["weight"], plain["scales"], form=form), None, (48,))
+    plain = attributes(quantize(weight, fmt))
+    want = op.reference(x, Matrix(plain["weight"], plain["scales"], format=fmt), None, (48,))
     assert float((got - want).abs().max()) <= 0.01 * float(want.abs().max())
 
 
@@ -146,13 +146,13 @@ def test_groups_that_no_tile_cuts_are_refused_before_a_request() -> None:
     gpu = platform()
     gpu.open(0)
     values = torch.randn(4, 48)
-    part = Part("layer.weight", (4, 48), ((0, 4),))
+    part = CheckpointSlice("layer.weight", (4, 48), ((0, 4),))
     for kind, bits, group in (("int8", 8, 24), ("int8", 8, 16), ("int8", 8, 48), ("int4", 4, 8), ("int4", 4, 16)):
-        form = Form(kind, bits, 16, group)
-        weight = Weight("weight", (part,), 0, 0, torch.float16, "linear", form)
-        placed = packing.laid(attributes(quantize(values, form)), form)
-        cut = _packed(values, Matrix(placed["weight"], placed["scales"], form=form), 4).part()
-        assert packing.uncut(48, form) == (not cut)
+        fmt = WeightFormat(kind, bits, 16, group)
+        weight = Weight("weight", (part,), 0, 0, torch.float16, "linear", fmt)
+        placed = packing.laid(attributes(quantize(values, fmt)), fmt)
+        cut = _packed(values, Matrix(placed["weight"], placed["scales"], format=fmt), 4).part()
+        assert packing.uncut(48, fmt) == (not cut)
         if cut:
             gpu.place(weight, {"layer.weight": values})
             continue
@@ -161,13 +161,13 @@ def test_groups_that_no_tile_cuts_are_refused_before_a_request() -> None:
 
 
 def test_the_plan_has_room_for_sums_in_rank_order() -> None:
-    extent = Extent(Variant(64, 4, 4, (1,)), 16, 97)
-    part = Part("layer.weight", (4, 48), ((0, 4),))
+    max_shape = MaxShape(ShapeBucket(64, 4, 4, (1,)), 16, 97)
+    part = CheckpointSlice("layer.weight", (4, 48), ((0, 4),))
     weights = [Weight("weight", (part,), 0, 0, torch.bfloat16, "linear")]
 
     def took(**settings: Any) -> tuple[int, ...]:
         gpu = type("Planned", (FakeGPU,), {"_fake": FakeRuntime()})(EngineConfig(max_num_seqs=4, **settings))
-        found = gpu.estimate(torch.nn.Module(), weights, extent)
+        found = gpu.estimate(torch.nn.Module(), weights, max_shape)
         return found.workspace, found.captured
 
     alone, two = took(tensor_parallel_size=2), took(tensor_parallel_size=2, batch_invariant=True)

@@ -26,8 +26,8 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.batch_builder import CaptureSizes
 from quintet.interface.platform import Capabilities
-from quintet.interface.types import Books, Extent, HostBatch, HostGroup, Layout, Variant
-from quintet.interface.weights import Cut, Part, Weight
+from quintet.interface.types import HostBatch, HostGroup, Layout, MaxShape, ShapeBucket, StepContext
+from quintet.interface.weights import CheckpointSlice, ShardRange, Weight
 from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
 from quintet.platforms import Chosen, UnavailableError, choose
@@ -58,7 +58,7 @@ def test_it_is_found_by_name_and_says_why_it_is_not_available() -> None:
 def test_a_step_returns_before_it_is_done_and_shapes_are_free() -> None:
     facts = FakeGPU.probe()
     assert isinstance(facts, Capabilities)
-    assert facts.overlap and not facts.static_shapes and not facts.opaque and facts.devices == 3
+    assert facts.overlap and not facts.static_shapes and not facts.ops_only and facts.devices == 3
 
 
 def test_what_was_never_run_says_so() -> None:
@@ -169,7 +169,7 @@ def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     for seed in range(2):
         assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
     assert made._fake.replays > 10
-    assert made._fake.captures <= len(ours.prepared.plan.variants), "of each size once, whatever came"
+    assert made._fake.captures <= len(ours.prepared.plan.buckets), "of each size once, whatever came"
 
 
 def test_steps_with_prompts_are_replayed(client: Make) -> None:
@@ -237,8 +237,8 @@ def unplanned(reference: Callable[..., Any]) -> Callable[..., Any]:
     """An op that wants no plan, as a kernel's."""
 
     def run(*args: Any) -> Any:
-        books = next(each for each in args if isinstance(each, Books))
-        assert not books.group.plan, "its shape would be a graph's"
+        context = next(each for each in args if isinstance(each, StepContext))
+        assert not context.group.plan, "its shape would be a graph's"
         return reference(*args)
 
     return run
@@ -271,14 +271,14 @@ def test_the_plan_counts_what_the_largest_captured_step_takes() -> None:
     took = {}
     for most in (512, 2048):
         platform = fake_platform(max_num_seqs=8, max_capture_size=most)
-        extent = Extent(Variant(2048, 8, 8, (4,)), 64, 1000)
-        estimate = platform.estimate(torch.nn.Linear(3, 3), [], extent)
-        took[most] = estimate.captured - len(estimate.variants) * 1.5 * 2**14
-        assert platform._pool_bytes == extent._replace(most=Variant(most, 8, 8, ())).workspace
-        assert estimate.late == frozenset(each.tokens for each in estimate.variants if each.tokens > 512)
+        max_shape = MaxShape(ShapeBucket(2048, 8, 8, (4,)), 64, 1000)
+        estimate = platform.estimate(torch.nn.Linear(3, 3), [], max_shape)
+        took[most] = estimate.captured - len(estimate.buckets) * 1.5 * 2**14
+        assert platform._pool_bytes == max_shape._replace(largest=ShapeBucket(most, 8, 8, ())).workspace
+        assert estimate.compiled_on_demand == frozenset(each.tokens for each in estimate.buckets if each.tokens > 512)
     assert took[2048] - took[512] == 1536 * 12 * 4 * 64
-    named = fake_platform(capture_sizes=(8, 2048)).estimate(torch.nn.Linear(3, 3), [], extent)
-    assert not named.late and max(each.tokens for each in named.variants) == 2048, (
+    named = fake_platform(capture_sizes=(8, 2048)).estimate(torch.nn.Linear(3, 3), [], max_shape)
+    assert not named.compiled_on_demand and max(each.tokens for each in named.buckets) == 2048, (
         "sizes that a user names are captured ahead"
     )
 
@@ -342,7 +342,9 @@ def test_two_engines_share_a_device_by_their_shares(client: Make) -> None:
 
 
 def weight(use: str = "linear", shared: bool = False, rank: int = 0, **more: Any) -> Weight:
-    return Weight("weight", (Part("w", (64, 128), ((0, 64),)),), 0, rank, torch.bfloat16, use, shared=shared, **more)
+    return Weight(
+        "weight", (CheckpointSlice("w", (64, 128), ((0, 64),)),), 0, rank, torch.bfloat16, use, shared=shared, **more
+    )
 
 
 def opened() -> tuple[FakeGPU, FakeRuntime]:
@@ -374,7 +376,7 @@ def test_a_tied_head_is_held_once() -> None:
 def test_what_is_quantized_takes_what_was_planned(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
     platform, _ = opened()
-    of = weight(form=ONLINE[name])
+    of = weight(fmt=ONLINE[name])
     placed = platform.place(of, {"w": torch.randn(64, 128)})
     assert set(placed) == {"weight", "scales"}
     assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
@@ -388,12 +390,14 @@ def test_what_a_checkpoint_holds_takes_what_was_planned(
     monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
     platform, _ = opened()
     reader, product = Canonical(FORMS[what]), Product(1, 160, (64,))
-    form = reader.form(Cut((0, 64), (0, 160)))
-    of = Weight("weight", (Part("part0.weight", (64, 160), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", form, reader)
+    fmt = reader.format(ShardRange((0, 64), (0, 160)))
+    of = Weight(
+        "weight", (CheckpointSlice("part0.weight", (64, 160), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", fmt, reader
+    )
     placed = platform.place(of, product.held(reader.made(64, 160), None))
-    beside = {"zeros": form.zeros, "mins": form.mins, "order": form.ordered}
+    beside = {"zeros": fmt.zeros, "mins": fmt.mins, "order": fmt.act_order}
     assert set(placed) == {"weight", "scales"} | {name for name, there in beside.items() if there}
-    assert form.needs <= FakeGPU.probe().quant
+    assert fmt.required_kinds <= FakeGPU.probe().weight_formats
     assert sum(each.nbytes for each in placed.values()) == platform._placed_bytes(of)
 
 
@@ -401,7 +405,7 @@ def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(providers, "packs", lambda kind, priority: True)
     platform, _ = opened()
     with pytest.raises(ValueError, match="w cannot be quantized: the weight holds numbers that are not finite"):
-        platform.place(weight(form=ONLINE["int8"]), {"w": torch.full((64, 128), float("nan"))})
+        platform.place(weight(fmt=ONLINE["int8"]), {"w": torch.full((64, 128), float("nan"))})
 
 
 def test_without_their_provider_weights_lie_as_the_specification_has_them() -> None:
@@ -416,19 +420,19 @@ def test_without_their_provider_weights_lie_as_the_specification_has_them() -> N
 
 
 def test_what_a_model_takes_is_told_with_the_steps_that_are_captured() -> None:
-    model, extent = torch.nn.Linear(3, 3), Extent(Variant(2048, 4, 64, (10, 10)), 16, 1000)
-    took = fake_platform(max_num_seqs=4).estimate(model, [weight()], extent)
-    assert [each.tokens for each in took.variants if each.decode] == [4, 2, 1]
-    assert {each.requests for each in took.variants if not each.decode} == {4}
-    assert took.weights == 64 * 128 * 2 and took.workspace == extent.workspace
+    model, max_shape = torch.nn.Linear(3, 3), MaxShape(ShapeBucket(2048, 4, 64, (10, 10)), 16, 1000)
+    took = fake_platform(max_num_seqs=4).estimate(model, [weight()], max_shape)
+    assert [each.tokens for each in took.buckets if each.decode] == [4, 2, 1]
+    assert {each.requests for each in took.buckets if not each.decode} == {4}
+    assert took.weights == 64 * 128 * 2 and took.workspace == max_shape.workspace
     assert took.captured > 4 * 4 * (1000 + 16), "what steps give is counted"
-    eager = fake_platform(max_num_seqs=4, enforce_eager=True).estimate(model, [weight()], extent)
-    assert (eager.captured, eager.variants) == (0, ())
+    eager = fake_platform(max_num_seqs=4, enforce_eager=True).estimate(model, [weight()], max_shape)
+    assert (eager.captured, eager.buckets) == (0, ())
     model.recordable = False  # as a model says that computes with more than ops
-    looking = fake_platform(max_num_seqs=4).estimate(model, [weight()], extent)
-    assert (looking.captured, looking.variants) == (0, ())
-    nothing_kept = extent._replace(most=extent.most._replace(pages=()))
-    assert fake_platform().estimate(model, [weight()], nothing_kept).variants == (), "it does not decode"
+    looking = fake_platform(max_num_seqs=4).estimate(model, [weight()], max_shape)
+    assert (looking.captured, looking.buckets) == (0, ())
+    nothing_kept = max_shape._replace(largest=max_shape.largest._replace(pages=()))
+    assert fake_platform().estimate(model, [weight()], nothing_kept).buckets == (), "it does not decode"
 
 
 # ---------------------------------------------------------------------------------------------------- attention
@@ -449,9 +453,9 @@ def test_the_last_resort_equals_the_specification(kind: str, dtype: torch.dtype)
         of = spec(heads, kv_heads, dim, dtype=dtype, **KINDS[kind])
         for what, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            q, kv, books, *_ = attended(of, requests, sinks)
-            want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), books, of, sinks)
-            got = op.providers["gathered"](q, kv, books, of, sinks)
+            q, kv, context, *_ = attended(of, requests, sinks)
+            want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), context, of, sinks)
+            got = op.providers["gathered"](q, kv, context, of, sinks)
             limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
             assert got.dtype == dtype and float((got.float() - want).abs().max()) <= limit, what
 
@@ -597,8 +601,8 @@ def test_kinds_of_layers_in_one_group_plan_together() -> None:
         planned = group._replace(plan=tuple(map(torch.from_numpy, planner.plan(host, own))))
         for of, layer in zip(specs, layers, strict=True):
             sinks = torch.zeros(8) if of.sinks else None
-            out, (kv,) = layer(q, k, v, (cache.kv,), Books(batch, planned), sinks)
-            want = Op.registry["paged_attention"].reference(q, kv, Books(batch, group), of, sinks)
+            out, (kv,) = layer(q, k, v, (cache.kv,), StepContext(batch, planned), sinks)
+            want = Op.registry["paged_attention"].reference(q, kv, StepContext(batch, group), of, sinks)
             torch.testing.assert_close(out, want, rtol=0, atol=0.02)
     assert module.BatchPrefillWithPagedKVCacheWrapper.planned == 2 * (1 + 3), "two kinds: a trial, and in each plan"
 
@@ -616,26 +620,26 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
     q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
     own = HostGroup(*(x.numpy() for x in group[:3]))
     host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
-    padded = CaptureSizes([Variant(24, 5, 5, (64,))]).pad(host)
-    assert (len(padded.token_ids), len(padded.starts)) == (24, 6)
+    padded = CaptureSizes([ShapeBucket(24, 5, 5, (64,))]).pad(host)
+    assert (len(padded.token_ids), len(padded.query_start_loc)) == (24, 6)
     prefill, outs = module.BatchPrefillWithPagedKVCacheWrapper, []
     for step in (host, padded):
         before = prefill.planned
         step = step._replace(groups=(step.groups[0]._replace(plan=layer.plan(step, step.groups[0])),))
         there = step.on([torch.from_numpy(array) for array in step.leaves()])
         more = torch.cat([q, q.new_zeros(len(there.token_ids) - len(q), *q.shape[1:])])
-        outs.append(layer(more, more[:, :2], more[:, 2:4], (cache.kv.clone(),), Books(there, there.groups[0]))[0])
+        outs.append(layer(more, more[:, :2], more[:, 2:4], (cache.kv.clone(),), StepContext(there, there.groups[0]))[0])
         assert prefill.planned - before == (step is not padded and step.token_ids is host.token_ids)
     torch.testing.assert_close(outs[1][:21], outs[0], rtol=0, atol=0.02)
-    assert platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,)))[0].decode is False
-    most = Variant(2048, 8, 64, (4,))
+    assert platform._captured_variants(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,)))[0].decode is False
+    most = ShapeBucket(2048, 8, 64, (4,))
     assert max(each.tokens for each in platform._captured_variants(torch.nn.Linear(3, 3), most)) == 512, "its prompts"
     asked = with_flashinfer(module, max_capture_size=1024)
     asked.open(0)
     asked.mixer(of, bind({}), 0)
     assert max(each.tokens for each in asked._captured_variants(torch.nn.Linear(3, 3), most)) == 1024
     planning.mixed = False  # a layer that ours do not serve
-    assert all(each.decode for each in platform._captured_variants(torch.nn.Linear(3, 3), Variant(64, 8, 64, (4,))))
+    assert all(each.decode for each in platform._captured_variants(torch.nn.Linear(3, 3), ShapeBucket(64, 8, 64, (4,))))
 
 
 def test_flashinfer_refuses_with_all_reasons() -> None:

@@ -17,7 +17,7 @@ from quintet.distributed.rendezvous import listening
 from quintet.engine.client import EngineClient
 from quintet.engine.startup import prepare
 from quintet.interface.platform import DeviceLost
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms.cuda import PLATFORM as CUDA
 from quintet.platforms.gpu import processes
 from quintet.platforms.rocm import PLATFORM as ROCm
@@ -134,7 +134,7 @@ def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
 
     def work(rank: int) -> processes.Met:
         mine = f"{endpoint}&listener={listener.detach()}" if rank == 0 else endpoint
-        found = processes.met(Place(rank, 2, mine), EngineConfig())
+        found = processes.met(RankInfo(rank, 2, mine), EngineConfig())
         found.abort_when_stopped(Group(rank))
         found.abort_when_stopped(object())  # a library without it
         return found

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
 from quintet.conformance.cases.model_ops import CASES
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.layers.quantization import fitting
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantize import attributes, quantize
@@ -20,14 +20,14 @@ from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
 DEVICE = needs_triton()
 OPS = tuple(of_kind("linear", kind) for kind in KINDS)
 SCHEMES = {
-    "int8": Form("int8", 8, 16, 128),
-    "int8 of 32": Form("int8", 8, 16, 32),
-    "int4": Form("int4", 4, 16, 32),
-    "int4 of 64": Form("int4", 4, 16, 64),
-    "int4 of 128": Form("int4", 4, 16, 128),
-    "w8a8": Form("w8a8", 8, 8, 0),
-    "w4a8": Form("w4a8", 4, 8, 32),
-    "w4a8 of 128": Form("w4a8", 4, 8, 128),
+    "int8": WeightFormat("int8", 8, 16, 128),
+    "int8 of 32": WeightFormat("int8", 8, 16, 32),
+    "int4": WeightFormat("int4", 4, 16, 32),
+    "int4 of 64": WeightFormat("int4", 4, 16, 64),
+    "int4 of 128": WeightFormat("int4", 4, 16, 128),
+    "w8a8": WeightFormat("w8a8", 8, 8, 0),
+    "w4a8": WeightFormat("w4a8", 4, 8, 32),
+    "w4a8 of 128": WeightFormat("w4a8", 4, 8, 128),
 }
 # outputs, inputs: part of a tile; more than one, with a last block that is half there where groups allow it
 SHAPES = ((3, 128), (70, 320))
@@ -60,10 +60,10 @@ def untied(x: Tensor, group: int) -> Tensor:
     return torch.where(middle.reshape(x.shape), 0.0, x)
 
 
-def of(name: str, inputs: int) -> Form:
+def of(name: str, inputs: int) -> WeightFormat:
     """With a group that divides the inputs, as layers have it."""
-    form = fitting(SCHEMES[name], inputs)
-    return SCHEMES[name] if form.plain else form
+    fmt = fitting(SCHEMES[name], inputs)
+    return SCHEMES[name] if fmt.plain else fmt
 
 
 def packed_case(name: str, outputs: int, inputs: int, tokens: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -80,8 +80,8 @@ def packed_case(name: str, outputs: int, inputs: int, tokens: int, dtype: torch.
 
 
 def multiply(name: str, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, by: Any) -> Tensor:
-    form = of(name, x.shape[1])
-    result: Tensor = by(of_kind("linear", form.kind))(x, Matrix(weight, scales, form=form), bias, (len(scales),))
+    fmt = of(name, x.shape[1])
+    result: Tensor = by(of_kind("linear", fmt.kind))(x, Matrix(weight, scales, format=fmt), bias, (len(scales),))
     return result
 
 
@@ -127,10 +127,10 @@ def test_zero_points_in_halves_and_in_pairs(groups: int, zeros: torch.dtype) -> 
     weight = torch.randint(0, 256, (40, inputs // 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     scales = randn(40, groups).abs() * 0.02 + 0.003
     points = torch.arange(40 * groups).reshape(groups, 40).t().remainder(16).to(zeros)
-    form = Form("int4", 4, 16, inputs // groups, zeros=True)
-    want = linear.reference(x.float(), Matrix(weight, scales, points, form=form), None, (40,))
+    fmt = WeightFormat("int4", 4, 16, inputs // groups, zeros=True)
+    want = linear.reference(x.float(), Matrix(weight, scales, points, format=fmt), None, (40,))
     for placed in (weight, in_halves(weight, 64)):
-        got = served("linear:int4")(x, Matrix(placed, scales, points, form=form), None, (40,))
+        got = served("linear:int4")(x, Matrix(placed, scales, points, format=fmt), None, (40,))
         assert_close(got, want, torch.float16, f"{groups} groups, {placed.shape}")
 
 
@@ -258,8 +258,8 @@ def test_what_does_not_fit_is_refused() -> None:
         multiply("int4", randn(1, 64, dtype=torch.float16), packed["weight"], packed["scales"], randn(3), served)
     weight = torch.zeros(4, 64, dtype=torch.float8_e4m3fn)
     with pytest.raises(ValueError, match="do not fit a weight"):
-        form = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn)
-        served("linear:fp8")(randn(1, 32), Matrix(weight, torch.ones(4, 1), form=form), None, (4,))
+        fmt = WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn)
+        served("linear:fp8")(randn(1, 32), Matrix(weight, torch.ones(4, 1), format=fmt), None, (4,))
 
 
 def test_no_tokens_give_no_rows() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import quintet.platforms.gpu.ops.rotary  # noqa: F401  registers its providers
 from quintet.conformance.harness.batches import spec
-from quintet.interface.types import Batch, Books, Group, HeadNorms, Turn
+from quintet.interface.types import Batch, Group, HeadNorms, RotaryArgs, StepContext
 from quintet.ops.attention import page_shape
 from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
 from tests.helpers.triton import DTYPES, needs_triton, randn, triton_op
@@ -80,15 +80,15 @@ def test_turning_and_writing_at_once_gives_the_bits_of_both(
     k[1, 0, :3] = torch.tensor([torch.inf, -torch.inf, torch.nan])
     of = HeadNorms(randn(dim).half(), randn(1, dim)[0].half(), 1e-5, 1.0) if norms else None
     kind = spec(heads, kv_heads, dim, dtype=torch.float16, kv_dtype=cached)
-    kv = torch.zeros(4, *page_shape(kind), dtype=kind.cached)
+    kv = torch.zeros(4, *page_shape(kind), dtype=kind.cache_dtype)
     slots = torch.tensor([17, 63, 32], dtype=torch.int32)
-    books = Books(Batch(positions, positions, *(positions,) * 3, ()), Group(slots, slots, slots))
+    context = StepContext(Batch(positions, positions, *(positions,) * 3, ()), Group(slots, slots, slots))
     for neighbours in (False, True)[: 2 - norms]:
-        turn = Turn(table, of, neighbours)
-        got_q, got = triton_op("rotary_write_kv", DEVICE)(q, k, v, turn, kv, books)
+        turn = RotaryArgs(table, of, neighbours)
+        got_q, got = triton_op("rotary_write_kv", DEVICE)(q, k, v, turn, kv, context)
         name, *more = ("norm_rotary", of) if norms else ("pair_rotary" if neighbours else "rotary",)
         want_q, turned = triton_op(name, DEVICE)(q, k, *more, table, positions)
-        want = triton_op("write_kv", DEVICE)(kv, turned, v, books)
+        want = triton_op("write_kv", DEVICE)(kv, turned, v, context)
         assert torch.equal(got_q, want_q)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.view(torch.uint8).any()
 
@@ -118,9 +118,11 @@ def test_what_does_not_fit_is_refused() -> None:
         triton_op("rotary", DEVICE)(q, k, table.double(), positions)
     with pytest.raises(ValueError, match="does not fit"):
         triton_op("norm_rotary", DEVICE)(q, k, norms, table, positions)
-    books = Books(Batch(positions, positions, *(positions,) * 3, ()), Group(positions, positions, positions))
+    context = StepContext(Batch(positions, positions, *(positions,) * 3, ()), Group(positions, positions, positions))
     both = norms._replace(k=norms.q)
     with pytest.raises(ValueError, match="do not fit a contiguous cache"):
-        triton_op("rotary_write_kv", DEVICE)(q, k, k, Turn(table), torch.zeros(2, 2, 3, 16, 8), books)
+        triton_op("rotary_write_kv", DEVICE)(q, k, k, RotaryArgs(table), torch.zeros(2, 2, 3, 16, 8), context)
     with pytest.raises(ValueError, match="without norms of heads"):
-        triton_op("rotary_write_kv", DEVICE)(q, k, k, Turn(table, both, True), torch.zeros(2, 2, 3, 16, 16), books)
+        triton_op("rotary_write_kv", DEVICE)(
+            q, k, k, RotaryArgs(table, both, True), torch.zeros(2, 2, 3, 16, 16), context
+        )

@@ -119,7 +119,7 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
     wanted = tokens(lazy, 7)
     with caplog.at_level("INFO", logger="quintet"):
         engine, fake = client(**settings, capture_ahead=True)
-    sizes = engine.prepared.plan.variants
+    sizes = engine.prepared.plan.buckets
     assert [each.tokens for each in sizes if each.decode] == list(reversed(decode_sizes(12)))
     assert {each.tokens for each in sizes if not each.decode} == set(mixed_sizes(40))
     assert fake.captures == len(sizes) and f"captured {len(sizes)} steps ahead in" in caplog.text
@@ -133,7 +133,7 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
 def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     engine, fake = client(max_model_len=128, page_size=1, num_pages=600, max_num_seqs=2, capture_ahead=True)
     steps = engine.prepared.plan.ahead
-    assert max(each.tokens for each in steps) == 512 < max(each.tokens for each in engine.prepared.plan.variants)
+    assert max(each.tokens for each in steps) == 512 < max(each.tokens for each in engine.prepared.plan.buckets)
     assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (128,)}
     assert sum(each.decode for each in steps) == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
     params = SamplingParams(temperature=0, max_tokens=100, detokenize=False, ignore_eos=True)

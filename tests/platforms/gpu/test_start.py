@@ -17,7 +17,7 @@ from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import DeviceLost
-from quintet.interface.types import Books, Extent, Variant
+from quintet.interface.types import MaxShape, ShapeBucket, StepContext
 from quintet.ops import Op, bind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
@@ -26,7 +26,7 @@ from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
-EXTENT = Extent(Variant(64, 4, 64, (4,)), 16, 97)
+EXTENT = MaxShape(ShapeBucket(64, 4, 64, (4,)), 16, 97)
 MODEL = torch.nn.Linear(1, 1)
 
 
@@ -43,14 +43,14 @@ def test_what_asks_the_host_says_so_and_nobody_tries_to_capture_it(caplog: pytes
     order = {"paged_attention": ("gathered",)}
     gpu = platform(op_priority=order, _asks=providers.ASKS)
     run = Runner(variant("llama", "plain"), platform=gpu)
-    assert not gpu.estimate(run.worker.model, [], EXTENT).variants
+    assert not gpu.estimate(run.worker.model, [], EXTENT).buckets
     run.greedy(random_prompts(1, (5, 9), 90), 4)
     assert gpu._fake.captures == 0
     said = "no step is captured, so decoding is slower than it could be: paged_attention by gathered asks the host how"
     assert [said in record.message for record in caplog.records].count(True) == 1
     captured = platform(op_priority={}, _asks=providers.ASKS)
     run = Runner(variant("llama", "plain"), platform=captured)
-    assert captured.estimate(run.worker.model, [], EXTENT).variants
+    assert captured.estimate(run.worker.model, [], EXTENT).buckets
 
 
 def test_every_provider_that_asks_is_one() -> None:
@@ -108,18 +108,24 @@ def test_a_trial_names_what_fails(kernels: Any, monkeypatch: pytest.MonkeyPatch)
         assert found == "a token alone's result is off by 1 of a row's largest number"
 
 
-def other_pages(books: Books) -> Books:
-    return books._replace(group=books.group._replace(table=books.group.table.flip(1)))
+def other_pages(step_context: StepContext) -> StepContext:
+    return step_context._replace(group=step_context.group._replace(block_table=step_context.group.block_table.flip(1)))
 
 
-def a_key_less(books: Books) -> Books:
-    positions = (books.batch.positions - 1).clamp(min=0)
-    batch = books.batch._replace(positions=positions)
-    return books._replace(batch=batch, group=books.group._replace(lengths=books.group.lengths - 1))
+def a_key_less(step_context: StepContext) -> StepContext:
+    positions = (step_context.batch.positions - 1).clamp(min=0)
+    batch = step_context.batch._replace(positions=positions)
+    return step_context._replace(
+        batch=batch, group=step_context.group._replace(seq_lens=step_context.group.seq_lens - 1)
+    )
 
 
-def one_page(books: Books) -> Books:
-    return books._replace(group=books.group._replace(table=books.group.table * 0 + books.group.table[:, :1]))
+def one_page(step_context: StepContext) -> StepContext:
+    return step_context._replace(
+        group=step_context.group._replace(
+            block_table=step_context.group.block_table * 0 + step_context.group.block_table[:, :1]
+        )
+    )
 
 
 @pytest.mark.parametrize("wrong", [other_pages, a_key_less, one_page])
@@ -128,8 +134,8 @@ def test_a_trial_sees_wrong_keys(wrong: Any, kind: str, kernels: Any, monkeypatc
     """In single tokens alone; values that are all 1 would hide it."""
     of, attend = spec(4, 2, 16, **KINDS[kind]), kernels._paged_attention
 
-    def attended(q: Tensor, kv: Tensor, books: Books, *rest: Any) -> Tensor:
-        found: Tensor = attend(q, kv, wrong(books) if len(q) == 1 else books, *rest)
+    def attended(q: Tensor, kv: Tensor, step_context: StepContext, *rest: Any) -> Tensor:
+        found: Tensor = attend(q, kv, wrong(step_context) if len(q) == 1 else step_context, *rest)
         return found
 
     monkeypatch.setattr(kernels, "_paged_attention", attended)
@@ -162,7 +168,7 @@ def test_each_kind_of_layer_is_tried_once_and_falls_back_with_the_reason(
     assert attends == [of_op[name] for name in ("triton", "gathered") * 2]
     lines = [record.message for record in caplog.records if "attention by torch" in record.message]
     assert len(lines) == 1 and "a prompt fails: it" in lines[0] and "window=5" in lines[0]
-    assert not gpu.estimate(MODEL, [], EXTENT).variants, "what asks the host is in the step"
+    assert not gpu.estimate(MODEL, [], EXTENT).buckets, "what asks the host is in the step"
     named = with_kernels(attention_backend="triton")
     with pytest.raises(ValueError, match="attention by Triton kernels: a prompt fails: it"):
         named.mixer(bad, ops, 0)

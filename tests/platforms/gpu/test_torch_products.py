@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.ops.quantize import quantize
@@ -23,16 +23,16 @@ from tests.helpers.triton import needs_triton, randn
 
 DEVICE = needs_triton()
 E4M3 = torch.float8_e4m3fn
-BLOCKS = Form("fp8a8", 8, 8, 128, dtype=E4M3, together=128)
-ROWS = Form("fp8a8", 8, 8, dtype=E4M3)
-INTEGERS = Form("w8a8", 8, 8)
+BLOCKS = WeightFormat("fp8a8", 8, 8, 128, dtype=E4M3, outputs_per_scale=128)
+ROWS = WeightFormat("fp8a8", 8, 8, dtype=E4M3)
+INTEGERS = WeightFormat("w8a8", 8, 8)
 
 
-def placed(outputs: int, inputs: int, form: Form) -> Matrix:
+def placed(outputs: int, inputs: int, fmt: WeightFormat) -> Matrix:
     """As place() leaves it."""
-    made = quantize(randn(outputs, inputs), form)
-    there = laid({"weight": made.values, "scales": made.scales}, form)  # type: ignore[dict-item]
-    return Matrix(there["weight"].to(DEVICE), there["scales"].to(DEVICE), form=form)
+    made = quantize(randn(outputs, inputs), fmt)
+    there = laid({"weight": made.values, "scales": made.scales}, fmt)  # type: ignore[dict-item]
+    return Matrix(there["weight"].to(DEVICE), there["scales"].to(DEVICE), format=fmt)
 
 
 @functools.cache
@@ -116,17 +116,19 @@ def wanted(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("form", [ROWS, BLOCKS, INTEGERS], ids=["rows", "blocks", "integers"])
+@pytest.mark.parametrize("fmt", [ROWS, BLOCKS, INTEGERS], ids=["rows", "blocks", "integers"])
 @pytest.mark.parametrize(("tokens", "outputs", "inputs"), [(17, 32, 256), (40, 48, 384)])
-def test_products_are_the_specifications(form: Form, tokens: int, outputs: int, inputs: int, strict: list[str]) -> None:
-    weight, x = placed(outputs, inputs, form), randn(tokens, inputs).bfloat16()
+def test_products_are_the_specifications(
+    fmt: WeightFormat, tokens: int, outputs: int, inputs: int, strict: list[str]
+) -> None:
+    weight, x = placed(outputs, inputs, fmt), randn(tokens, inputs).bfloat16()
     for bias in (None, randn(outputs).bfloat16()):
-        if form is BLOCKS and bias is not None:
+        if fmt is BLOCKS and bias is not None:
             continue
         there = None if bias is None else bias.to(DEVICE)
-        make: Callable[..., Tensor] = torch_products.by_int8 if form is INTEGERS else torch_products.by_float8
+        make: Callable[..., Tensor] = torch_products.by_int8 if fmt is INTEGERS else torch_products.by_float8
         close(make(x.to(DEVICE), weight, there), wanted(x, weight, bias))
-    assert set(strict) <= {"_int_mm" if form is INTEGERS else "_scaled_mm"}
+    assert set(strict) <= {"_int_mm" if fmt is INTEGERS else "_scaled_mm"}
 
 
 def test_what_torch_refuses_goes_to_our_kernels(strict: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +143,11 @@ def test_what_torch_refuses_goes_to_our_kernels(strict: list[str], monkeypatch: 
     monkeypatch.setattr(torch_products.triton_quantized, "packed_linear", product)
     float8, int8 = (linear.kinds[kind].providers["vendor"] for kind in ("fp8a8", "w8a8"))
     x, bias = randn(20, 256).bfloat16(), randn(32).bfloat16()
-    whole, blocks, integers = (placed(32, 256, form) for form in (ROWS, BLOCKS, INTEGERS))
+    whole, blocks, integers = (placed(32, 256, fmt) for fmt in (ROWS, BLOCKS, INTEGERS))
     for run, args in (
         (float8, (x[:16], blocks, None)), (float8, (x.half(), whole, None)), (float8, (x, blocks, bias)),
         (float8, (x, placed(24, 256, ROWS), None)), (float8, (x[:, :72], placed(32, 72, ROWS), None)),
-        (float8, (x, whole._replace(order=torch.arange(256, dtype=torch.int32)), None)),
+        (float8, (x, whole._replace(input_order=torch.arange(256, dtype=torch.int32)), None)),
         (int8, (x[:16], integers, None)), (int8, (x, placed(9, 256, INTEGERS), None)),
     ):  # fmt: skip
         run(*(each.to(DEVICE) if isinstance(each, Tensor) else each for each in args), (32,))
@@ -172,8 +174,8 @@ def test_int8_never_goes_to_torch_with_as_few_rows_as_it_refuses(
 @pytest.mark.parametrize("tokens", [1, 3, 17])
 def test_fp8_of_few_rows_is_the_specifications(tokens: int, strict: list[str]) -> None:
     """From the first row on; scales of blocks are padded to a multiple of 4 rows, as cuBLASLt wants them."""
-    for form in (ROWS, BLOCKS):
-        weight, x = placed(32, 256, form), randn(tokens, 256).bfloat16()
+    for fmt in (ROWS, BLOCKS):
+        weight, x = placed(32, 256, fmt), randn(tokens, 256).bfloat16()
         got = torch_products.by_float8(x.to(DEVICE), weight, None)
         assert got.shape == (tokens, 32)
         close(got, wanted(x, weight, None))
@@ -228,9 +230,9 @@ def test_fp8_of_gfx942_reaches_the_library(strict: list[str], monkeypatch: pytes
     assert "scales are of rows" in str(torch_products.blocks_refused(DEVICE.type, FNUZ))
     made = quantize(randn(32, 256), ROWS)
     there = as_fnuz(laid({"weight": made.values, "scales": made.scales}, ROWS))  # type: ignore[dict-item]
-    weight, x = Matrix(there["weight"], there["scales"], form=ROWS), randn(20, 256).bfloat16()
+    weight, x = Matrix(there["weight"], there["scales"], format=ROWS), randn(20, 256).bfloat16()
     assert torch_products.float8_fits(x, weight, None)
-    assert not torch_products.float8_fits(x, weight._replace(form=BLOCKS), None)
+    assert not torch_products.float8_fits(x, weight._replace(format=BLOCKS), None)
     taken.clear()
     got, want = linear.kinds["fp8a8"].providers["vendor"](x, weight, None, (32,)), wanted(x, weight, None)
     assert len(taken) == 1 and float((got.float() - want).norm() / want.norm()) < 1 / 64
@@ -243,7 +245,7 @@ def test_where_blocks_are_refused_rows_serve(strict: list[str], monkeypatch: pyt
     whole = torch_products.by_float8
 
     def refuses(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-        if weight.form.group:
+        if weight.format.group:
             raise NotImplementedError("DeepSeek style scaling is for SM90")
         return whole(x, weight, bias)
 
@@ -251,7 +253,7 @@ def test_where_blocks_are_refused_rows_serve(strict: list[str], monkeypatch: pyt
     assert torch_products._check_float8(DEVICE) is None
     assert "for SM90" in str(torch_products.blocks_refused(DEVICE.type, E4M3))
     x = randn(20, 256).bfloat16().to(DEVICE)
-    fits = [torch_products.float8_fits(x, placed(32, 256, form), None) for form in (ROWS, BLOCKS)]
+    fits = [torch_products.float8_fits(x, placed(32, 256, fmt), None) for fmt in (ROWS, BLOCKS)]
     torch_products.blocks_refused.cache_clear()
     assert fits == [True, False]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op
 
 # function -> (file, commit, parameters; "=" where it has a default)
@@ -139,6 +139,6 @@ def _unified_attention(
     kept = zip(counts.tolist(), seqused_k.tolist(), strict=True)
     places = torch.cat([torch.arange(length - count, length) for count, length in kept])
     group = Group(places.int(), block_table, seqused_k)
-    books = Books(Batch(places.int(), places.int(), owners, cu_seqlens_q, owners, (group,)), group)
+    context = StepContext(Batch(places.int(), places.int(), owners, cu_seqlens_q, owners, (group,)), group)
     kv = torch.stack([k.transpose(1, 2), v.transpose(1, 2)], 1)
-    out[:end] = Op.registry["paged_attention"].reference(q[:end], kv, books, of, sinks)
+    out[:end] = Op.registry["paged_attention"].reference(q[:end], kv, context, of, sinks)

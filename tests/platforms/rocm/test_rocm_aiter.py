@@ -11,7 +11,7 @@ import torch
 from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.engine.client import EngineClient
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op, bind
 from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu import providers
@@ -114,10 +114,10 @@ def test_products_with_a_bias_and_groups_which_are_ours(kind: torch.dtype, libra
     needs_triton()
     x, bias, op = torch.randn(3, 256).to(BF16), torch.randn(128).to(BF16), Op.registry["linear:fp8a8"]
     for group, calls in ((0, 1), (128, 1)):
-        form = Form("fp8a8", 8, 8, group, dtype=FN)
-        found = attributes(quantize(torch.randn(128, 256), form))
+        fmt = WeightFormat("fp8a8", 8, 8, group, dtype=FN)
+        found = attributes(quantize(torch.randn(128, 256), fmt))
         found = as_fnuz(found) if kind == FNUZ else found
-        weight = Matrix(found["weight"], found["scales"], form=form)
+        weight = Matrix(found["weight"], found["scales"], format=fmt)
         got = op.providers["aiter"](x, weight, bias, (128,))
         want = op.reference(x, weight, bias, (128,))
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02 * float(want.abs().max()))
@@ -131,9 +131,9 @@ def test_its_attention_is_given_what_gives_the_specifications_results(name: str,
     sinks = torch.linspace(-1, 2, 4).to(BF16) if of.sinks else None
     for requests in ([Request(40, 1), Request(0, 21)], [Request(40, 1), Request(3, 1)]):
         cache = Cache(of, [r.cached + r.new for r in requests])
-        q, books = cache.batch(dict(enumerate(requests)))
-        want = Op.registry["paged_attention"].reference(q, cache.kv, books, of, sinks)
-        got = aiter.attend(q, cache.kv, books, of, sinks)
+        q, context = cache.batch(dict(enumerate(requests)))
+        want = Op.registry["paged_attention"].reference(q, cache.kv, context, of, sinks)
+        got = aiter.attend(q, cache.kv, context, of, sinks)
         torch.testing.assert_close(got.float(), want.float(), rtol=0.02, atol=0.02)
     assert library.calls["unified_attention"] == 2 and aiter.trial(of, torch.device("cpu")) is None
 
@@ -141,9 +141,9 @@ def test_its_attention_is_given_what_gives_the_specifications_results(name: str,
 def test_padding_gets_zeros(library: Library) -> None:
     of = spec(4, 2, 16, dtype=BF16)
     cache = Cache(of, [9])
-    q, books = cache.batch({0: Request(0, 9)})
+    q, context = cache.batch({0: Request(0, 9)})
     padded = torch.cat([q, torch.full_like(q[:3], float("nan"))])
-    got = aiter.attend(padded, cache.kv, books, of, None)
+    got = aiter.attend(padded, cache.kv, context, of, None)
     assert not got[9:].any() and not got[:9].isnan().any()
 
 

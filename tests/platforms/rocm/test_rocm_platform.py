@@ -11,7 +11,7 @@ from quintet.config import EngineConfig
 from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities, Unavailable
-from quintet.interface.types import Place
+from quintet.interface.types import RankInfo
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.facts import Facts
@@ -128,4 +128,4 @@ def test_an_fp8_cache_is_in_the_chips_type(client: Make) -> None:
 
 def test_nobody_is_asked_for_small_sums() -> None:
     platform = fake_platform()()
-    assert platform._small(None, Place(1, 2, "inproc://x")) is None
+    assert platform._small(None, RankInfo(1, 2, "inproc://x")) is None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.engine.executor.batch_builder import pad
-from quintet.interface.types import AttentionSpec, Books, Group, HostBatch, HostGroup, Variant
+from quintet.interface.types import AttentionSpec, Group, HostBatch, HostGroup, ShapeBucket, StepContext
 from quintet.ops import Op, bind
 from tests.helpers import tpu
 
@@ -72,7 +72,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
 
 
-def made(case: Case) -> tuple[AttentionSpec, Cache, Tensor, Books, Tensor | None]:
+def made(case: Case) -> tuple[AttentionSpec, Cache, Tensor, StepContext, Tensor | None]:
     of = spec(case.heads, case.kv_heads, case.dim, dtype=case.dtype, page_size=case.page_size, **case.settings)
     requests = MIXES[case.mix]
     cache = Cache(of, [r.cached + r.new for r in requests])
@@ -99,9 +99,9 @@ def raised(x: Tensor | None) -> Tensor | None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_attention_equals_the_specification(provider: str, case: Case) -> None:
     """Pallas interpreted."""
-    of, cache, q, books, sinks = made(case)
-    want = Op.registry["paged_attention"].reference(q.float(), cache.kv.float(), books, of, raised(sinks))
-    got = Op.registry["paged_attention"].providers[provider](q, cache.kv, books, of, sinks)
+    of, cache, q, context, sinks = made(case)
+    want = Op.registry["paged_attention"].reference(q.float(), cache.kv.float(), context, of, raised(sinks))
+    got = Op.registry["paged_attention"].providers[provider](q, cache.kv, context, of, sinks)
     assert got.dtype == case.dtype and got.shape == (len(q), of.heads, of.value_dim)
     assert_close(got, want, case.dtype)
 
@@ -112,44 +112,47 @@ def test_attention_equals_the_specification(provider: str, case: Case) -> None:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_written_cache_is_the_specifications_bit_for_bit(provider: str, page_size: int, dtype: torch.dtype) -> None:
     for settings in ({}, {"shared": 16}):
-        of, cache, q, books, _ = made(Case(6, 3, 24, page_size, "mix", settings, dtype))
+        of, cache, q, context, _ = made(Case(6, 3, 24, page_size, "mix", settings, dtype))
         k, v = (randn(len(q), 3, 24, dtype=dtype, seed=seed) for seed in (1, 2))
         given = k, None if of.shared else v
-        got = Op.registry["write_kv"].providers[provider](cache.kv, *given, books)
-        want = Op.registry["write_kv"].reference(cache.kv.clone(), *given, books)
+        got = Op.registry["write_kv"].providers[provider](cache.kv, *given, context)
+        want = Op.registry["write_kv"].reference(cache.kv.clone(), *given, context)
         assert got.dtype == dtype and torch.equal(host(got), want.float())
 
 
 # ------------------------------------------------------------------------------------------------------------ padding
 
 
-def on_host(books: Books) -> HostBatch:
+def on_host(context: StepContext) -> HostBatch:
     """With the one group."""
-    group, batch = HostGroup(*(x.numpy() for x in books.group[:3])), books.batch
-    fields = [x.numpy() for x in (batch.token_ids, batch.positions, batch.owners, batch.starts, batch.rows)]
+    group, batch = HostGroup(*(x.numpy() for x in context.group[:3])), context.batch
+    fields = [
+        x.numpy()
+        for x in (batch.token_ids, batch.positions, batch.token_to_seq, batch.query_start_loc, batch.logits_indices)
+    ]
     return HostBatch(*fields, groups=(group,))
 
 
-def padded(books: Books, variant: Variant) -> HostBatch:
-    return pad(on_host(books), (variant,))
+def padded(context: StepContext, bucket: ShapeBucket) -> HostBatch:
+    return pad(on_host(context), (bucket,))
 
 
 def plan(batch: HostBatch, page_size: int) -> blocks.Work:
     return blocks.plan_work(batch, batch.groups[0], page_size)
 
 
-def planned(batch: HostBatch, page_size: int) -> Books:
+def planned(batch: HostBatch, page_size: int) -> StepContext:
     group = batch.groups[0]._replace(plan=tuple(plan(batch, page_size)))
     batch = batch._replace(groups=(group,))
     there = batch.on([torch.from_numpy(x) for x in batch.leaves()])
-    return Books(there, there.groups[0])
+    return StepContext(there, there.groups[0])
 
 
 def spoilt(kv: Tensor, group: Group, with_: float) -> Tensor:
     """The cache with `with_` in page 0 and past every request's end."""
     kv, size = kv.clone(), kv.shape[3]
     kv[0] = with_
-    for row, length in zip(group.table, group.lengths.tolist(), strict=True):
+    for row, length in zip(group.block_table, group.seq_lens.tolist(), strict=True):
         if length % size:
             kv[row[length // size], :, :, length % size :] = with_
     return kv
@@ -158,25 +161,25 @@ def spoilt(kv: Tensor, group: Group, with_: float) -> Tensor:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
     """Padding, page 0 and what lies past a request's end may hold anything, and reach nothing."""
-    of, cache, q, books, _ = made(Case(4, 2, 16, 16, "mix"))
+    of, cache, q, context, _ = made(Case(4, 2, 16, 16, "mix"))
     real = len(q)
     k, v = randn(real, 2, 16, seed=1), randn(real, 2, 16, seed=2)
-    wide = planned(padded(books, Variant(64, 8, 8, (24,))), of.page_size)
+    wide = planned(padded(context, ShapeBucket(64, 8, 8, (24,))), of.page_size)
     write, attend = (Op.registry[name].providers[provider] for name in ("write_kv", "paged_attention"))
     outs, kvs = [], []
     for garbage in (float("nan"), float("inf"), -3e38, 0.0):
         q_, k_, v_ = (torch.cat([x, torch.full((64 - real, *x.shape[1:]), garbage)]) for x in (q, k, v))
-        kv = write(spoilt(cache.kv, books.group, garbage), k_, v_, wide)
+        kv = write(spoilt(cache.kv, context.group, garbage), k_, v_, wide)
         outs.append(host(attend(q_, kv, wide, of, None)))
         kvs.append(host(kv))
     assert all(torch.equal(out, outs[0]) for out in outs)
     assert torch.equal(outs[0][real:], torch.zeros(64 - real, 4, 16)), "padded tokens come out as zeros"
-    want = Op.registry["write_kv"].reference(cache.kv.clone(), k, v, books)
+    want = Op.registry["write_kv"].reference(cache.kv.clone(), k, v, context)
     assert_close(
-        jnp.asarray(outs[0][:real].numpy()), Op.registry["paged_attention"].reference(q, want, books, of, None)
+        jnp.asarray(outs[0][:real].numpy()), Op.registry["paged_attention"].reference(q, want, context, of, None)
     )
     for garbage, kv in zip((float("nan"), float("inf"), -3e38, 0.0), kvs, strict=True):
-        expected = Op.registry["write_kv"].reference(spoilt(cache.kv, books.group, garbage), k, v, books)
+        expected = Op.registry["write_kv"].reference(spoilt(cache.kv, context.group, garbage), k, v, context)
         assert torch.equal(kv[1:].nan_to_num(), expected[1:].nan_to_num()), "only the tokens' slots were written"
 
 
@@ -187,25 +190,25 @@ def test_what_nobody_wrote_changes_no_bit(provider: str) -> None:
 )
 def test_pages_given_back_behind_a_window_are_not_looked_at(mix: str, provider: str, settings: dict[str, Any]) -> None:
     """Their places in the table are 0, and page 0 holds no number."""
-    of, cache, q, books, sinks = made(Case(4, 2, 24, 8, mix, {"window": 19, **settings}))
-    want = Op.registry["paged_attention"].reference(q, cache.kv, books, of, sinks)
-    table = books.group.table.clone()
+    of, cache, q, context, sinks = made(Case(4, 2, 24, 8, mix, {"window": 19, **settings}))
+    want = Op.registry["paged_attention"].reference(q, cache.kv, context, of, sinks)
+    table = context.group.block_table.clone()
     for row, request in enumerate(MIXES[mix]):
         table[row, : max(0, request.cached - 19 + 1) // 8] = 0
-    assert mix == "prompt" or not torch.equal(table, books.group.table), "some are given back"
+    assert mix == "prompt" or not torch.equal(table, context.group.block_table), "some are given back"
     kept = cache.kv.clone()
-    kept[0] = kept[sorted(set(books.group.table.unique().tolist()) - set(table.unique().tolist()))] = torch.nan
-    left = books._replace(group=books.group._replace(table=table))
+    kept[0] = kept[sorted(set(context.group.block_table.unique().tolist()) - set(table.unique().tolist()))] = torch.nan
+    left = context._replace(group=context.group._replace(block_table=table))
     attend = Op.registry["paged_attention"].providers[provider]
     assert_close(attend(q, kept, left, of, sinks), want)
-    whole = planned(padded(left, Variant(128, 8, 8, (48,))), of.page_size)
+    whole = planned(padded(left, ShapeBucket(128, 8, 8, (48,))), of.page_size)
     rest = torch.full((128 - len(q), *q.shape[1:]), torch.nan)
     assert_close(jax_view(attend(torch.cat([q, rest]), kept, whole, of, sinks))[: len(q)], want)
 
 
 def test_a_step_of_nothing_gives_zeros() -> None:
     of = spec(2, 1, 16)
-    empty = planned(Variant(16, 16, 16, (24,)).batch, 16)
+    empty = planned(ShapeBucket(16, 16, 16, (24,)).batch, 16)
     for provider in PROVIDERS:
         out = Op.registry["paged_attention"].providers[provider](
             torch.full((16, 2, 16), float("nan")), torch.full((3, 2, 1, 16, 16), float("nan")), empty, of, None
@@ -216,7 +219,7 @@ def test_a_step_of_nothing_gives_zeros() -> None:
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def random_batch(seed: int, page_size: int) -> tuple[list[Request], Books]:
+def random_batch(seed: int, page_size: int) -> tuple[list[Request], StepContext]:
     rng = np.random.default_rng(seed)
     requests = [
         Request(int(rng.integers(0, 90)), int(rng.choice([1, 1, 1, 2, 7, 40, 130]))) for _ in range(rng.integers(1, 12))
@@ -228,22 +231,22 @@ def random_batch(seed: int, page_size: int) -> tuple[list[Request], Books]:
 @pytest.mark.parametrize("seed", range(30))
 def test_every_token_is_in_one_piece_and_one_run(seed: int) -> None:
     page_size = (8, 16, 32)[seed % 3]
-    _, books = random_batch(seed, page_size)
-    batch, group = books
+    _, context = random_batch(seed, page_size)
+    batch, group = context
     tokens = len(batch.positions)
-    pieces, runs = plan(padded(books, Variant(tokens + seed, 12 + seed % 5, 1, (40,))), page_size)
+    pieces, runs = plan(padded(context, ShapeBucket(tokens + seed, 12 + seed % 5, 1, (40,))), page_size)
     size = blocks.block_tokens(tokens + seed, 12 + seed % 5)
     attended, written = [], []
     for piece in pieces.T:
         for row in range(piece[FROM], piece[TO]):
             token = piece[BLOCK] * size + row
-            assert batch.owners[token] == piece[OWNER] and batch.positions[token] == piece[SHIFT] + row
-            assert group.lengths[piece[OWNER]] == piece[KEPT]
+            assert batch.token_to_seq[token] == piece[OWNER] and batch.positions[token] == piece[SHIFT] + row
+            assert group.seq_lens[piece[OWNER]] == piece[KEPT]
             attended.append(token)
     for run in runs.T:
         for offset in range(run[FROM], run[TO]):
             token = run[LEAD] + offset
-            assert group.slots[token] == run[PAGE] * page_size + offset
+            assert group.slot_mapping[token] == run[PAGE] * page_size + offset
             written.append(token)
     assert attended == written == list(range(tokens))
     used = runs[FROM] < runs[TO]
@@ -251,11 +254,11 @@ def test_every_token_is_in_one_piece_and_one_run(seed: int) -> None:
 
 
 def test_a_plan_has_its_variants_sizes() -> None:
-    variant = Variant(256, 16, 16, (40,))
+    bucket = ShapeBucket(256, 16, 16, (40,))
     shapes = {
-        tuple(x.shape for x in plan(padded(books, variant), 16))
-        for _, books in (random_batch(seed, 16) for seed in range(20))
-        if len(books.batch.positions) <= 256
+        tuple(x.shape for x in plan(padded(context, bucket), 16))
+        for _, context in (random_batch(seed, 16) for seed in range(20))
+        if len(context.batch.positions) <= 256
     }
     assert shapes == {((6, blocks.num_pieces(256, 16)), (4, blocks.num_runs(256, 16, 16)))}
 
@@ -281,11 +284,11 @@ def run(of: AttentionSpec, inputs: tuple[Any, ...], devices: int | None) -> tupl
     return host(out), host(kv), str(compiled.as_text())
 
 
-def told(attend: RaggedAttention, batch: HostBatch) -> Books:
+def told(attend: RaggedAttention, batch: HostBatch) -> StepContext:
     """The books of the batch's one group, with its plan."""
     group = batch.groups[0]._replace(plan=attend.plan(batch, batch.groups[0]))
     batch = batch._replace(groups=(group,))
-    return Books(batch, group)  # type: ignore[arg-type]  # arrays of NumPy, as JAX takes them
+    return StepContext(batch, group)  # type: ignore[arg-type]  # arrays of NumPy, as JAX takes them
 
 
 def traced(attend: RaggedAttention, *arrays: Any) -> Any:
@@ -301,11 +304,11 @@ def traced(attend: RaggedAttention, *arrays: Any) -> Any:
 def inputs(of: AttentionSpec) -> tuple[Any, ...]:
     requests = MIXES["mix"]
     cache = Cache(of, [r.cached + r.new for r in requests])
-    q, books = cache.batch(dict(enumerate(requests)))
+    q, context = cache.batch(dict(enumerate(requests)))
     k, v = (randn(len(q), of.kv_heads, of.head_dim, dtype=of.dtype, seed=seed) for seed in (1, 2))
     q, k, v = (torch.cat([x, x[: 32 - len(x)]]) for x in (q, k, v))
     sinks = randn(of.heads, dtype=of.dtype) if of.sinks else None
-    return q, k, None if of.shared else v, cache.kv, padded(books, Variant(32, 8, 8, (20,))), sinks
+    return q, k, None if of.shared else v, cache.kv, padded(context, ShapeBucket(32, 8, 8, (20,))), sinks
 
 
 SHARDED = [
@@ -335,13 +338,13 @@ def test_ragged_attention_equals_the_ops_specifications(dtype: torch.dtype) -> N
     out, written, _ = run(of, given, 1)
     real = int(batch.starts[-1])
     plain, group = planned(batch, 16)
-    books = Books(
-        plain._replace(positions=plain.positions[:real], owners=plain.owners[:real]),
-        group._replace(slots=group.slots[:real]),
+    context = StepContext(
+        plain._replace(positions=plain.positions[:real], token_to_seq=plain.token_to_seq[:real]),
+        group._replace(slot_mapping=group.slot_mapping[:real]),
     )
-    want = Op.registry["write_kv"].reference(kv.float(), k[:real].float(), v[:real].float(), books)
+    want = Op.registry["write_kv"].reference(kv.float(), k[:real].float(), v[:real].float(), context)
     assert torch.equal(written, want)
-    want = Op.registry["paged_attention"].reference(q[:real].float(), want, books, of, None)
+    want = Op.registry["paged_attention"].reference(q[:real].float(), want, context, of, None)
     assert_close(jnp.asarray(out[:real].numpy()), want, dtype)
 
 
@@ -387,9 +390,9 @@ def test_the_donated_cache_is_updated_where_it_is(dtype: torch.dtype) -> None:
     attend = RaggedAttention(spec(4, 2, 16, dtype=dtype), bind({"write_kv": ("jax",), "paged_attention": ("jax",)}))
     kind = dtype_of(dtype)
     kv = jax.ShapeDtypeStruct((5000, *attend.layouts[0].shape), dtype_of(attend.layouts[0].dtype))
-    books = told(attend, inputs(spec(4, 2, 16))[4])
+    context = told(attend, inputs(spec(4, 2, 16))[4])
     q, k = jax.ShapeDtypeStruct((32, 4, 16), kind), jax.ShapeDtypeStruct((32, 2, 16), kind)
-    memory = traced(attend, q, k, k, (kv,), books).lower().compile().memory_analysis()
+    memory = traced(attend, q, k, k, (kv,), context).lower().compile().memory_analysis()
     size = kv.size * kv.dtype.itemsize
     assert memory is not None and memory.alias_size_in_bytes == size
     assert memory.temp_size_in_bytes < size / 10

@@ -64,7 +64,7 @@ def test_hidden_chips_leave_the_processor(tmp_path: Path, everything: None, monk
 @needs_jax
 def test_stand_ins_are_chosen_by_name_alone() -> None:
     probed = PLATFORM.probe()
-    assert isinstance(probed, Capabilities) and not probed.automatic and "stand in" in probed.detail
+    assert isinstance(probed, Capabilities) and not probed.auto_select and "stand in" in probed.detail
     assert choose("auto").platform is not PLATFORM
     assert choose("tpu").platform is PLATFORM
 

@@ -12,7 +12,7 @@ from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
 from quintet.conformance.harness.linear_layers import Canonical
-from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.layers.quantization.formats.bitsandbytes import NF4
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear
@@ -21,17 +21,17 @@ from tests.helpers import tpu
 pytestmark = tpu.needs_jax
 
 OTHERS = {
-    "int4 of 16 with minima": Form("int4", 4, 16, 16, mins=True),
-    "int4 of 64, zero points and minima": Form("int4", 4, 16, 64, zeros=True, mins=True),
-    "int4 with one minimum": Form("int4", 4, 16, 0, mins=True),
-    "int4 of 128 with minima": Form("int4", 4, 16, 128, mins=True),
-    "w4a8 with zero points and minima": Form("w4a8", 4, 8, 16, zeros=True, mins=True),
-    "w8a8 of 16 with minima": Form("w8a8", 8, 8, 16, mins=True),
-    "table4 of one": Form("table4", 4, 16, 0, table=NF4),
-    "table4 of 16 at 8 bits": Form("table4", 4, 8, 16, table=E2M1),
-    "table8 of 16 at 8 bits": Form("table8", 8, 8, 16, table=E2M3),
+    "int4 of 16 with minima": WeightFormat("int4", 4, 16, 16, mins=True),
+    "int4 of 64, zero points and minima": WeightFormat("int4", 4, 16, 64, zeros=True, mins=True),
+    "int4 with one minimum": WeightFormat("int4", 4, 16, 0, mins=True),
+    "int4 of 128 with minima": WeightFormat("int4", 4, 16, 128, mins=True),
+    "w4a8 with zero points and minima": WeightFormat("w4a8", 4, 8, 16, zeros=True, mins=True),
+    "w8a8 of 16 with minima": WeightFormat("w8a8", 8, 8, 16, mins=True),
+    "table4 of one": WeightFormat("table4", 4, 16, 0, codebook=NF4),
+    "table4 of 16 at 8 bits": WeightFormat("table4", 4, 8, 16, codebook=E2M1),
+    "table8 of 16 at 8 bits": WeightFormat("table8", 8, 8, 16, codebook=E2M3),
 }
-ALL = {what: form for what, form in {**FORMS, **OTHERS}.items() if not form.ordered}
+ALL = {what: fmt for what, fmt in {**FORMS, **OTHERS}.items() if not fmt.act_order}
 
 
 @functools.cache
@@ -41,30 +41,30 @@ def opened(devices: int) -> Any:
     return platform, platform.open(0)
 
 
-def numbers(form: Form, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Matrix]:
+def numbers(fmt: WeightFormat, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Matrix]:
     """Activations, of which none decides by a rounding of its own, and any matrix of the form."""
-    matrix, x = Canonical(form).made(outputs, inputs), randn(rows, inputs, dtype=dtype)
-    if form.activations == 8:
-        largest = 127.0 if form.dtype is None else torch.finfo(form.dtype).max
-        kind = form.dtype
+    matrix, x = Canonical(fmt).made(outputs, inputs), randn(rows, inputs, dtype=dtype)
+    if fmt.activations == 8:
+        largest = 127.0 if fmt.dtype is None else torch.finfo(fmt.dtype).max
+        kind = fmt.dtype
         rounded = torch.round if kind is None else lambda v: v.to(kind).float()
-        x = untied(x, matrix.form.group, largest, rounded)
+        x = untied(x, matrix.format.group, largest, rounded)
     return x, matrix
 
 
 def placed(matrix: Matrix, devices: int, parts: int, by_inputs: bool) -> Matrix:
     """As a layer of so many products gets it back from place()."""
-    outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.form.bits
+    outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.format.bits
     by_output = {"": matrix.values, ".scales": matrix.scales, ".zeros": matrix.zeros, ".mins": matrix.mins}
     tensors: dict[str, Tensor] = {}
     for name, each in by_output.items():
         tensors |= {} if each is None else {f"p{part}{name}": piece for part, piece in enumerate(each.chunk(parts))}
     size = inputs if by_inputs else outputs // parts
-    known = tuple(Part(f"p{part}", (outputs // parts, inputs), ((0, size),)) for part in range(parts))
-    reader = Canonical(matrix.form)
-    weight = Weight("weight", known, int(by_inputs), 0, torch.float32, "linear", matrix.form, reader)
+    known = tuple(CheckpointSlice(f"p{part}", (outputs // parts, inputs), ((0, size),)) for part in range(parts))
+    reader = Canonical(matrix.format)
+    weight = Weight("weight", known, int(by_inputs), 0, torch.float32, "linear", matrix.format, reader)
     found = opened(devices)[0].place(weight, tensors)
-    return Matrix(found["weight"], *map(found.get, ("scales", "zeros")), None, matrix.form, found.get("mins"))
+    return Matrix(found["weight"], *map(found.get, ("scales", "zeros")), None, matrix.format, found.get("mins"))
 
 
 def multiplied(x: Tensor, weight: Matrix, outputs: tuple[int, ...], devices: int = 1) -> Tensor:
@@ -72,7 +72,7 @@ def multiplied(x: Tensor, weight: Matrix, outputs: tuple[int, ...], devices: int
 
     _, device = opened(devices)
     (there,) = device.to_device([host_array(x)])
-    provider = linear.kinds[weight.form.kind].providers["jax"]
+    provider = linear.kinds[weight.format.kind].providers["jax"]
     found: Tensor = device.to_host(provider(there, weight, None, outputs))()
     return found
 
@@ -80,7 +80,7 @@ def multiplied(x: Tensor, weight: Matrix, outputs: tuple[int, ...], devices: int
 def assert_right(got: Tensor, x: Tensor, matrix: Matrix) -> None:
     want = linear.reference(x.float(), matrix, None, (len(matrix.values),))
     assert got.dtype == x.dtype
-    require_close(matrix.form.kind, got, want, 2**-13)
+    require_close(matrix.format.kind, got, want, 2**-13)
 
 
 @pytest.mark.parametrize("what", ALL)

@@ -25,7 +25,7 @@ pytestmark = tpu.needs_jax
 if not tpu.needs_jax.args[0]:
     import jax
 
-    from quintet.interface.types import Extent, Variant
+    from quintet.interface.types import MaxShape, ShapeBucket
     from quintet.platforms.tpu import attention
     from quintet.platforms.tpu.torchax_bridge import jax_view
     from scripts.compile_for_tpu import Sizes, program
@@ -53,7 +53,7 @@ def described(family: str, devices: int, dtype: str = "float32") -> Any:
 
 
 def collectives(family: str, devices: int, dtype: str = "float32") -> list[str]:
-    compiled = described(family, devices, dtype).trace(Variant(16, 4, 16, (4,))).lower().compile()
+    compiled = described(family, devices, dtype).trace(ShapeBucket(16, 4, 16, (4,))).lower().compile()
     return COLLECTIVE.findall(compiled.as_text())
 
 
@@ -81,7 +81,7 @@ def test_one_device_talks_to_nobody() -> None:
 def test_the_cache_is_donated_and_not_copied(family: str, dtype: str) -> None:
     sizes = Sizes(getattr(torch, dtype), **{**SIZES, "pages": 2000, "slots": 2000})
     step, kept = program(config(family), jax.devices("cpu")[:1], sizes)
-    memory = step.trace(Variant(16, 4, 16, kept.widths(4))).lower().compile().memory_analysis()
+    memory = step.trace(ShapeBucket(16, 4, 16, kept.widths(4))).lower().compile().memory_analysis()
     sizes_of = [torch.Size(each.shape).numel() * each.dtype.itemsize for each in step.state]
     assert memory.alias_size_in_bytes >= sum(sizes_of)
     assert memory.temp_size_in_bytes < sizes_of[0] / 2
@@ -93,7 +93,7 @@ def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
     tiny = variant(family, next(iter(FAMILIES[family])))
     with attention.for_described_tpu():
         step, kept = program(tiny.config, jax.devices("cpu")[:1], Sizes(dtype=torch.bfloat16, **SIZES))
-        lowered = step.trace(Variant(16, 4, 16, kept.widths(4))).lower(lowering_platforms=("tpu",))
+        lowered = step.trace(ShapeBucket(16, 4, 16, kept.widths(4))).lower(lowering_platforms=("tpu",))
     least = 2 if kept.groups else 0  # states are left to XLA
     assert lowered.as_text().count("tpu_custom_call") >= least, "layers that are alike share theirs"
 
@@ -140,10 +140,10 @@ def test_the_plan_counts_what_each_device_keeps() -> None:
         tiny = make("llama", {**FAMILIES["llama"]["plain"], **EVEN, "num_key_value_heads": kv_heads})
         worker = Runner(tiny, platform=tpu.platform(8), sizes=(16,)).worker
         per_device = {shard.data.nbytes for kv in worker._state for shard in kv.addressable_shards}
-        assert {layout.shares for layout in worker.layouts} == {shares}
+        assert {layout.shards for layout in worker.layouts} == {shares}
         assert per_device == {worker.layouts[0].nbytes * worker._room.pages}
         weights = [jax_view(parameter) for name, parameter in worker.model.named_parameters() if "table" not in name]
-        planned = worker.estimate(Extent(Variant(16, 8, 16, (4,)), EVEN["hidden_size"], EVEN["vocab_size"]))
+        planned = worker.estimate(MaxShape(ShapeBucket(16, 8, 16, (4,)), EVEN["hidden_size"], EVEN["vocab_size"]))
         assert planned.weights == sum(array.addressable_shards[0].data.nbytes for array in weights)
 
 

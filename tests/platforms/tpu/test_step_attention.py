@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.harness.batches import Cache, Request, spec
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op, bind
 from quintet.ops.attention import PlainAttention
 from tests.helpers import tpu
@@ -37,9 +37,9 @@ KINDS: list[dict[str, Any]] = [
 def made(settings: dict[str, Any]) -> tuple[AttentionSpec, tuple[Tensor, Tensor, Tensor], Batch, Tensor | None]:
     """Whole requests, and Q, K and V of their tokens."""
     of = spec(4, 2, 24, source="none", **settings)
-    q, books = Cache(of, LENGTHS).batch({row: Request(0, length) for row, length in enumerate(LENGTHS)})
+    q, context = Cache(of, LENGTHS).batch({row: Request(0, length) for row, length in enumerate(LENGTHS)})
     k, v = torch.randn(2, len(q), 2, 24)
-    return of, (q, k, v), books.batch, torch.randn(4) if of.sinks else None
+    return of, (q, k, v), context.batch, torch.randn(4) if of.sinks else None
 
 
 def served(of: AttentionSpec, given: tuple[Tensor, ...], batch: Batch, sinks: Tensor | None) -> Tensor:
@@ -55,7 +55,7 @@ def test_padding_is_seen_by_no_request(settings: dict[str, Any]) -> None:
     left = 320 - sum(LENGTHS)
     wide = batch._replace(
         positions=torch.cat([batch.positions, torch.zeros(left, dtype=torch.int32)]),
-        owners=torch.cat([batch.owners, torch.full((left,), len(LENGTHS) - 1, dtype=torch.int32)]),
+        token_to_seq=torch.cat([batch.token_to_seq, torch.full((left,), len(LENGTHS) - 1, dtype=torch.int32)]),
     )
     for garbage in (torch.nan, 3.0):
         padded = tuple(torch.cat([x, torch.full((left, *x.shape[1:]), garbage)]) for x in given)
@@ -72,7 +72,7 @@ def test_what_is_no_number_reaches_those_alone_that_see_it(settings: dict[str, A
     v[110, 0, 3], k[120, 1] = torch.nan, torch.inf
     want = Op.registry["attention"].reference(q, k, v, batch, of, sinks)
     got = served(of, (q, k, v), batch, sinks)
-    clean = batch.owners != 2
+    clean = batch.token_to_seq != 2
     torch.testing.assert_close(got[clean], want[clean], rtol=0, atol=1e-5)
     assert not want[~clean].isfinite().all()
     sane = want.isfinite().flatten(1).all(1)
@@ -87,7 +87,7 @@ def test_what_it_holds_grows_with_the_tokens_and_not_with_their_square() -> None
         starts = jax.ShapeDtypeStruct((5,), jnp.int32)
         of = spec(8, 8, 32, causal=False, source="none")
         step = jax.jit(lambda *arrays: attend(PlainAttention(of, bind({"attention": ("jax",)})), *arrays))
-        compiled = step.lower(x, x, x, books(whole, whole, starts)).compile().memory_analysis()
+        compiled = step.lower(x, x, x, context(whole, whole, starts)).compile().memory_analysis()
         assert compiled is not None
         return int(compiled.temp_size_in_bytes)
 
@@ -101,8 +101,8 @@ def attend(mixing: Any, *arrays: Any) -> Any:
         return jax_view(mixing(q, k, v, (), told, *sinks)[0])
 
 
-def books(positions: Any, owners: Any, starts: Any) -> Books:
-    return Books(Batch(positions, positions, owners, starts, starts), Group(None, None, None))  # type: ignore[arg-type]
+def context(positions: Any, owners: Any, starts: Any) -> StepContext:
+    return StepContext(Batch(positions, positions, owners, starts, starts), Group(None, None, None))  # type: ignore[arg-type]
 
 
 def test_heads_are_shared_out_without_a_word() -> None:
@@ -110,7 +110,8 @@ def test_heads_are_shared_out_without_a_word() -> None:
     mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("model",))
     heads = NamedSharding(mesh, PartitionSpec(None, "model"))
     told = jax.device_put(
-        books(*(x.numpy() for x in (batch.positions, batch.owners, batch.starts))), NamedSharding(mesh, PartitionSpec())
+        context(*(x.numpy() for x in (batch.positions, batch.token_to_seq, batch.query_start_loc))),
+        NamedSharding(mesh, PartitionSpec()),
     )
     made_of = mixer(of, bind({"attention": ("jax",)}), mesh)
     assert made_of.layouts == ()

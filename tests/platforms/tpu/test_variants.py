@@ -14,7 +14,7 @@ from quintet.engine.executor.batch_builder import pad
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.interface.platform import CacheLost, Platform
-from quintet.interface.types import HostBatch, HostInputs, Layout, StateSpec, Variant
+from quintet.interface.types import HostBatch, HostInputs, Layout, ShapeBucket, StateSpec
 from quintet.layers.build import RequestedOutputs
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -23,7 +23,7 @@ from tests.helpers import tpu
 pytestmark = tpu.needs_jax
 
 PAGES = SERVED // 16
-PLAIN = Variant(32, 4, 16, (PAGES,))
+PLAIN = ShapeBucket(32, 4, 16, (PAGES,))
 
 
 def test_a_state_that_no_program_advances_is_refused() -> None:
@@ -46,10 +46,10 @@ def test_pages_and_states_are_one_state_and_a_new_cache_begins_anew() -> None:
         device.allocate([kept], 99999999999)
 
 
-def worker(platform: Platform, *variants: Variant, **sizing: Any) -> Worker:
+def worker(platform: Platform, *buckets: ShapeBucket, **sizing: Any) -> Worker:
     tiny = variant("llama", "plain")
     made = Worker(platform, tiny.config, ModelSizes(torch.float32, 16, SERVED, **sizing))
-    made.load(tiny.folder, 1 + 4 * PAGES, variants, progress=False)
+    made.load(tiny.folder, 1 + 4 * PAGES, buckets, progress=False)
     return made
 
 
@@ -59,7 +59,7 @@ def step(*lengths: int) -> HostBatch:
     pages = iter(range(1, 99))
     stretches = [Stretch(ids, 0, [[next(pages) for _ in range(-(-len(ids) // 16))]]) for ids in prompts]
     batch = laid(stretches, 16, [KVCacheGroup()])
-    return batch._replace(rows=batch.starts[1:] - 1)
+    return batch._replace(logits_indices=batch.query_start_loc[1:] - 1)
 
 
 def down(there: Worker, x: Any) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_a_step_brings_embeddings_in_the_place_of_ids() -> None:
     embeds[: len(given)], places[given] = table[host.token_ids[given]], np.arange(len(given), dtype=np.int32)
     ids = host.token_ids.copy()
     ids[given] = 0
-    got = there.run(host._replace(token_ids=ids, inputs=HostInputs(embeds=embeds, places=places)))
+    got = there.run(host._replace(token_ids=ids, inputs=HostInputs(embeds=embeds, embed_indices=places)))
     assert torch.equal(down(there, got.logits)[:2], want[:2])
     assert not torch.equal(down(there, there.run(host._replace(token_ids=ids)).logits)[:2], want[:2])
 
@@ -98,13 +98,13 @@ def test_variants_of_the_same_tokens_are_told_apart() -> None:
 
 
 def test_a_step_gives_what_its_model_was_built_for() -> None:
-    wanted = RequestedOutputs(logits=False, hidden=True, taps=(0, 2, 3))
+    wanted = RequestedOutputs(logits=False, hidden_states=True, aux_hidden_states=(0, 2, 3))
     host = step(20, 7)
     there, here = worker(tpu.platform(), PLAIN, wanted=wanted), worker(CPU(), wanted=wanted)
     got, want = there.run(pad(host, (PLAIN,))), here.run(host)
-    assert got.logits is None and len(got.taps) == 3
-    torch.testing.assert_close(down(there, got.hidden)[:2], want.hidden, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(got.taps, want.taps, strict=True):
+    assert got.logits is None and len(got.aux_hidden_states) == 3
+    torch.testing.assert_close(down(there, got.hidden_states)[:2], want.hidden_states, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(got.aux_hidden_states, want.aux_hidden_states, strict=True):
         torch.testing.assert_close(down(there, ours)[:27], theirs, rtol=1e-4, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
 from quintet.config import EngineConfig
-from quintet.interface.weights import Form, Matrix, Part, Weight
+from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.ops import bind
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
@@ -20,7 +20,7 @@ from tests.helpers.triton import needs_triton, randn
 from tests.platforms.xpu.fake_xpu import fake_class
 
 DEVICE = needs_triton()
-INT4, W8A8 = Form("int4", 4, 16, 32), Form("w8a8", 8, 8)
+INT4, W8A8 = WeightFormat("int4", 4, 16, 32), WeightFormat("w8a8", 8, 8)
 
 
 def fours(self: Tensor, mat2: Tensor, qGroupSize: int, qScale: Tensor, qZeros: Tensor) -> Tensor:
@@ -53,11 +53,11 @@ def test_the_op_of_four_bits_has_the_recorded_signature() -> None:
     assert schema.startswith(f"aten::{onednn.NAME}(")
 
 
-def products(form: Form) -> tuple[Tensor, Matrix]:
+def products(fmt: WeightFormat) -> tuple[Tensor, Matrix]:
     """Scales as place() leaves them: in the type of activations where they are of four bits."""
-    matrix = quantize(randn(24, 128), form)
+    matrix = quantize(randn(24, 128), fmt)
     assert matrix.scales is not None
-    scales = matrix.scales.half() if form.bits == 4 else matrix.scales
+    scales = matrix.scales.half() if fmt.bits == 4 else matrix.scales
     return randn(5, 128, dtype=torch.float16), matrix._replace(scales=scales)
 
 
@@ -76,7 +76,7 @@ def test_four_bits(library: None, group: int) -> None:
 def test_four_bits_with_zero_points(library: None) -> None:
     zeros = torch.randint(0, 16, (24, 4), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     x, matrix = products(INT4)
-    matrix = matrix._replace(zeros=zeros, form=replace(INT4, zeros=True), scales=matrix.scales.abs() / 8)
+    matrix = matrix._replace(zeros=zeros, format=replace(INT4, zeros=True), scales=matrix.scales.abs() / 8)
     assert close(onednn.int4(x, matrix, None, (24,)), linear.reference(x, matrix, None, (24,)))
 
 
@@ -90,7 +90,7 @@ def test_other_forms_go_to_the_next_provider(library: None, monkeypatch: pytest.
     asked: list[str] = []
 
     def other(x: Tensor, weight: Matrix, bias: Any, outputs: Any) -> Tensor:
-        asked.append(weight.form.kind)
+        asked.append(weight.format.kind)
         return x
 
     for kind in ("int4", "w8a8"):
@@ -122,8 +122,8 @@ def test_without_the_op_it_does_not_serve_and_says_so() -> None:
     onednn.probe_int4.cache_clear()
 
 
-def weight(form: Form) -> Weight:
-    return Weight("weight", (Part("w", (64, 128), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", form=form)
+def weight(fmt: WeightFormat) -> Weight:
+    return Weight("weight", (CheckpointSlice("w", (64, 128), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", format=fmt)
 
 
 def test_four_bits_lie_as_whoever_multiplies_reads_them(library: None) -> None:
@@ -135,7 +135,7 @@ def test_four_bits_lie_as_whoever_multiplies_reads_them(library: None) -> None:
     assert placed["weight"].shape == (64, 64) and placed["scales"].dtype == torch.bfloat16
     assert placed["scales"].shape == (64, 4) and placed["scales"].t().is_contiguous()
     x = randn(3, 128, dtype=torch.bfloat16)
-    there = Matrix(placed["weight"], placed["scales"], form=INT4)
+    there = Matrix(placed["weight"], placed["scales"], format=INT4)
     want = linear.reference(x, there, None, (64,))
     got = bind(platform.op_priority).choice("linear:int4").provider, onednn.int4(x, there, None, (64,))
     assert got[0] == "onednn" and torch.allclose(got[1].float(), want.float(), rtol=0.02, atol=0.05)

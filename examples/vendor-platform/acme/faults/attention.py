@@ -52,11 +52,13 @@ def _swapped(write: Any) -> Any:
 def _leaking(attend: Any) -> Any:
     """Tokens whose slot is on page 0 write to the first request's first slot."""
 
-    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
-        group = books.group
+    def faulty(
+        q: Tensor, k: Tensor, v: Tensor, kv: Tensor, step_context: Any, sinks: Any, spec: AttentionSpec
+    ) -> Tensor:
+        group = step_context.group
         real = group.table[0, 0] * spec.page_size
         slots = torch.where(group.slots < spec.page_size, real, group.slots)
-        return attend(q, k, v, kv, books._replace(group=group._replace(slots=slots)), sinks, spec)
+        return attend(q, k, v, kv, step_context._replace(group=group._replace(slot_mapping=slots)), sinks, spec)
 
     return faulty
 
@@ -73,15 +75,17 @@ def _unmasked(context: Any) -> Any:
 
 
 def _first_groups(attend: Any) -> Any:
-    def faulty(q: Tensor, k: Tensor, v: Tensor, kv: Tensor, books: Any, sinks: Any, spec: AttentionSpec) -> Tensor:
-        return attend(q, k, v, kv, books._replace(group=books.batch.groups[0]), sinks, spec)
+    def faulty(
+        q: Tensor, k: Tensor, v: Tensor, kv: Tensor, step_context: Any, sinks: Any, spec: AttentionSpec
+    ) -> Tensor:
+        return attend(q, k, v, kv, step_context._replace(group=step_context.batch.groups[0]), sinks, spec)
 
     return faulty
 
 
 def _all_together(attention: Any) -> Any:
     def faulty(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Any) -> Tensor:
-        return attention(q, k, v, batch._replace(owners=torch.zeros_like(batch.owners)), spec, sinks)
+        return attention(q, k, v, batch._replace(token_to_seq=torch.zeros_like(batch.owners)), spec, sinks)
 
     return faulty
 
@@ -144,7 +148,7 @@ def _first_pieces(attended: Any) -> Any:
 def _keeps_all(init: Any) -> Any:
     def faulty(self: Any, spec: AttentionSpec) -> None:
         init(self, spec)
-        self.layouts = tuple(replace(layout, keeps=None) for layout in self.layouts)
+        self.layouts = tuple(replace(layout, window=None) for layout in self.layouts)
 
     return faulty
 

@@ -44,15 +44,15 @@ def _all_free(facts: Any) -> Any:
 
 
 def _half(estimate: Any) -> Any:
-    def faulty(self: Any, model: Any, weights: Any, extent: Any) -> Any:
-        made = estimate(self, model, weights, extent)
+    def faulty(self: Any, model: Any, weights: Any, max_shape: Any) -> Any:
+        made = estimate(self, model, weights, max_shape)
         return made._replace(weights=made.weights // 2)
 
     return faulty
 
 
 def _no_workspace(estimate: Any) -> Any:
-    return lambda self, model, weights, extent: estimate(self, model, weights, extent)._replace(workspace=0)
+    return lambda self, model, weights, max_shape: estimate(self, model, weights, max_shape)._replace(workspace=0)
 
 
 def _kept_when_refused(take: Any) -> Any:

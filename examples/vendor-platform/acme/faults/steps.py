@@ -3,7 +3,7 @@
 import weakref
 from typing import Any
 
-from quintet.contract import Variant
+from quintet.contract import ShapeBucket
 
 from acme.faults import fault
 
@@ -18,7 +18,7 @@ def _stale_table(launch: Any) -> Any:
         tables = before.get(id(self), [group.table for group in batch.groups])
         before[id(self)] = [group.table for group in batch.groups]
         weakref.finalize(self, before.pop, id(self), None)
-        groups = [group._replace(table=table) for group, table in zip(batch.groups, tables, strict=True)]
+        groups = [group._replace(block_table=table) for group, table in zip(batch.groups, tables, strict=True)]
         return launch(self, state, batch._replace(groups=tuple(groups)))
 
     return faulty
@@ -27,15 +27,15 @@ def _stale_table(launch: Any) -> Any:
 def _backwards(launch: Any) -> Any:
     def faulty(self: Any, state: Any, batch: Any) -> Any:
         outputs = launch(self, state, batch)
-        return outputs._replace(taps=outputs.taps[::-1])
+        return outputs._replace(aux_hidden_states=outputs.taps[::-1])
 
     return faulty
 
 
-def _variant(batch: Any) -> Variant:
+def _variant(batch: Any) -> ShapeBucket:
     """The size of a step."""
     tokens, requests, rows = batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0]
-    return Variant(tokens, requests, rows, tuple(group.table.shape[1] for group in batch.groups))
+    return ShapeBucket(tokens, requests, rows, tuple(group.table.shape[1] for group in batch.groups))
 
 
 def _captures_again(find: Any) -> Any:

@@ -145,7 +145,7 @@ def _check_alike(channel: Channel, loads: Loads) -> None:
     digests = channel.exchange(zlib.crc32(np.array(loads, np.int64).tobytes()).to_bytes(4, "little"))
     if len(set(digests)) > 1:
         lost = DeviceLost("the ranks have counted different loads of experts: they are no longer one model")
-        channel.stop(str(lost))
+        channel.abort(str(lost))
         raise lost
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from quintet.interface.weights import OnFile
+from quintet.interface.weights import StoredTensor
 from quintet.layers.quantization.formats.gptq_config import HEAD
 from quintet.layers.quantization.packed_schemes import Packed, Rule, Scheme, flattened, scheme_of
 
@@ -21,7 +21,7 @@ INTEGERS = ("int", "int_sym", "int_asym")
 FLOATS = ("float", "fp", "fp16", "bf16", "fp32")
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, OnFile]]) -> tuple[Packed, bool]:
+def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[Packed, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     layout, first = _packing(config)
     scheme = _scheme(config, None)
@@ -39,15 +39,15 @@ def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, OnFile]]) -
 def _packing(config: Mapping[str, Any]) -> tuple[str, bool]:
     """Packed.layout and .first."""
     said = str(config.get("packing_format") or config.get("backend") or DEFAULT).lower()
-    form = ":".join(said.split(":")[:2])  # the first versions named kernels too
-    if form == "auto":
-        form = DEFAULT
-    if form not in (*GPTQ, *AWQ, *RAW):
+    fmt = ":".join(said.split(":")[:2])  # the first versions named kernels too
+    if fmt == "auto":
+        fmt = DEFAULT
+    if fmt not in (*GPTQ, *AWQ, *RAW):
         raise ValueError(
             f"the checkpoint is of {NAME} with packing_format {reprlib.repr(said)}; quintet reads auto_round, "
             "auto_round:auto_gptq and auto_round:auto_awq: export it as one of these, or as llm_compressor"
         )
-    return "awq" if form in AWQ else "gptq", form in GPTQ
+    return "awq" if fmt in AWQ else "gptq", fmt in GPTQ
 
 
 def _scheme(config: Mapping[str, Any], otherwise: Scheme | None) -> Scheme | None:

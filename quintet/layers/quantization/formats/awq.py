@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import fitted, floats, spread
 
 PACKED = 8  # outputs in an int32
@@ -24,7 +24,7 @@ class Awq:
 
     group: int
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
         name, groups = part.source.removesuffix("weight"), inputs // (self.group or inputs)
         if part.transposed or outputs % PACKED or inputs % (self.group or inputs):
@@ -32,32 +32,32 @@ class Awq:
                 f"{name[:-1]} [{outputs}, {inputs}] does not divide into AWQ's {PACKED} outputs and {self.group} inputs"
             )
         return {
-            f"{name}qweight": OnFile((inputs, outputs // PACKED), (torch.int32,)),
-            f"{name}qzeros": OnFile((groups, outputs // PACKED), (torch.int32,)),
-            f"{name}scales": OnFile((groups, outputs), FLOATS),
+            f"{name}qweight": StoredTensor((inputs, outputs // PACKED), (torch.int32,)),
+            f"{name}qzeros": StoredTensor((groups, outputs // PACKED), (torch.int32,)),
+            f"{name}scales": StoredTensor((groups, outputs), FLOATS),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group, zeros=True), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        name, form = part.source.removesuffix("weight"), self.form(cut)
-        first, last = cut.inputs
-        values = _nibbles(tensors[f"{name}qweight"][first:last], cut)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, fmt = part.source.removesuffix("weight"), self.format(shard)
+        first, last = shard.inputs
+        values = _nibbles(tensors[f"{name}qweight"][first:last], shard)
         zeros, scales = (
-            _outputs(tensors[f"{name}qzeros"], cut).t(),
-            tensors[f"{name}scales"][:, slice(*cut.outputs)].t(),
+            _outputs(tensors[f"{name}qzeros"], shard).t(),
+            tensors[f"{name}scales"][:, slice(*shard.outputs)].t(),
         )
-        scales, zeros = (spread(each, self.group, form.group, cut.inputs) for each in (scales.float(), zeros))
-        return Matrix(values, scales, zeros, form=form)
+        scales, zeros = (spread(each, self.group, fmt.group, shard.inputs) for each in (scales.float(), zeros))
+        return Matrix(values, scales, zeros, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
 
-def _nibbles(packed: Tensor, cut: Cut) -> Tensor:
+def _nibbles(packed: Tensor, shard: ShardRange) -> Tensor:
     """int32 [K, N / 8] -> uint8 [outputs of the cut, K / 2], as Matrix has them: whole words at a time."""
-    start, stop = cut.outputs
+    start, stop = shard.outputs
     words = packed[:, start // PACKED : -(-stop // PACKED)].t().contiguous()
     first, second = words[:, ::2], words[:, 1::2]  # inputs
     known = words.new_empty(len(words), PACKED, first.shape[1], dtype=torch.uint8)
@@ -69,9 +69,9 @@ def _nibbles(packed: Tensor, cut: Cut) -> Tensor:
     return known.flatten(0, 1)[start % PACKED :][: stop - start]
 
 
-def _outputs(packed: Tensor, cut: Cut) -> Tensor:
+def _outputs(packed: Tensor, shard: ShardRange) -> Tensor:
     """int32 [M, N / 8] -> uint8 [M, outputs of the cut]; only the numbers that hold them are looked at."""
-    start, stop = cut.outputs
+    start, stop = shard.outputs
     words = packed[:, start // PACKED : -(-stop // PACKED)]
     shifts = 4 * torch.tensor(ORDER).argsort().to(torch.int32)
     apart = (words[:, :, None] >> shifts & 15).to(torch.uint8).reshape(len(words), -1)

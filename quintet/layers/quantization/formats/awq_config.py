@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.interface.weights import Reader
+from quintet.interface.weights import WeightReader
 from quintet.layers.quantization.formats.awq import Awq
 from quintet.layers.quantization.formats.awq_gemv import GROUPS, Gemv, GemvFast
 from quintet.layers.quantization.formats.marlin import Marlin
@@ -14,7 +14,7 @@ LAYOUTS = (*AS_GEMM, "gemv", "gemv_fast", "llm-awq", "marlin")
 LARGEST = 2**20  # inputs of a group
 
 
-def read(config: Mapping[str, Any]) -> Reader:
+def read(config: Mapping[str, Any]) -> WeightReader:
     """ValueError says what in it is of another kind."""
     bits, group = (
         config.get(name, config.get(other)) for name, other in (("bits", "w_bit"), ("group_size", "q_group_size"))
@@ -32,7 +32,7 @@ def read(config: Mapping[str, Any]) -> Reader:
     return _reader(layout, max(group, 0))
 
 
-def _reader(layout: str, group: int) -> Reader:
+def _reader(layout: str, group: int) -> WeightReader:
     if layout in AS_GEMM:
         return Awq(group)
     if layout == "marlin":

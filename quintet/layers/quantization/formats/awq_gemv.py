@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import fitted, floats, spread
 from quintet.layers.quantization.int32_packing import nibbles, unpacked
 from quintet.ops.quantized import MIDDLE
@@ -35,31 +35,31 @@ class Gemv:
 
     group: int
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = _sizes(part, self.group, 1, PACKED)
         name, wide = part.source.removesuffix("weight"), width(inputs, self.group)
         return {
-            f"{name}qweight": OnFile((outputs, inputs // PACKED), (torch.int32,)),
-            f"{name}qzeros": OnFile((outputs, wide), (torch.int32,)),
-            f"{name}scales": OnFile((outputs, wide * PACKED), FLOATS),
+            f"{name}qweight": StoredTensor((outputs, inputs // PACKED), (torch.int32,)),
+            f"{name}qzeros": StoredTensor((outputs, wide), (torch.int32,)),
+            f"{name}scales": StoredTensor((outputs, wide * PACKED), FLOATS),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group, zeros=True), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        name, form, outputs = part.source.removesuffix("weight"), self.form(cut), slice(*cut.outputs)
-        first, last = cut.inputs
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, fmt, outputs = part.source.removesuffix("weight"), self.format(shard), slice(*shard.outputs)
+        first, last = shard.inputs
         start, groups = first // PACKED, part.shape[1] // self.group
         packed = tensors[f"{name}qweight"][outputs, start : -(-last // PACKED)].contiguous().view(torch.uint8)
         values = packed[:, first // 2 - 4 * start : last // 2 - 4 * start].contiguous()
         zeros = unpacked(tensors[f"{name}qzeros"][outputs].t(), 4, (0, groups)).t()
         scales = tensors[f"{name}scales"][outputs, :groups].float()
-        scales, zeros = (spread(each, self.group, form.group, cut.inputs) for each in (scales, zeros))
-        return Matrix(values, scales, zeros, form=form)
+        scales, zeros = (spread(each, self.group, fmt.group, shard.inputs) for each in (scales, zeros))
+        return Matrix(values, scales, zeros, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
 
 @dataclass(frozen=True)
@@ -69,34 +69,34 @@ class GemvFast:
     group: int
     zeros: str = "qzeros"  # llm-awq's name for them: scaled_zeros
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = _sizes(part, self.group, ROWS, RUN)
         name, wide = part.source.removesuffix("weight"), width(inputs, self.group) * PACKED
         return {
-            f"{name}qweight": OnFile((outputs // ROWS, inputs), (torch.int16,)),
-            f"{name}{self.zeros}": OnFile((wide, outputs), FLOATS),
-            f"{name}scales": OnFile((wide, outputs), FLOATS),
+            f"{name}qweight": StoredTensor((outputs // ROWS, inputs), (torch.int16,)),
+            f"{name}{self.zeros}": StoredTensor((wide, outputs), FLOATS),
+            f"{name}scales": StoredTensor((wide, outputs), FLOATS),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group, mins=True), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        name, form, groups = part.source.removesuffix("weight"), self.form(cut), part.shape[1] // self.group
-        first, last = cut.outputs
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, fmt, groups = part.source.removesuffix("weight"), self.format(shard), part.shape[1] // self.group
+        first, last = shard.outputs
         start = first // ROWS
         known = _apart(tensors[f"{name}qweight"][start : -(-last // ROWS)])[first - start * ROWS : last - start * ROWS]
         scales, zeros = (
-            spread(tensors[f"{name}{end}"][:groups, first:last].t().float(), self.group, form.group, cut.inputs)
+            spread(tensors[f"{name}{end}"][:groups, first:last].t().float(), self.group, fmt.group, shard.inputs)
             for end in ("scales", self.zeros)
         )
-        return Matrix(nibbles(known[:, slice(*cut.inputs)]), scales, form=form, mins=zeros + MIDDLE * scales)
+        return Matrix(nibbles(known[:, slice(*shard.inputs)]), scales, format=fmt, mins=zeros + MIDDLE * scales)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
 
-def _sizes(part: Part, group: int, rows: int, columns: int) -> tuple[int, int]:
+def _sizes(part: CheckpointSlice, group: int, rows: int, columns: int) -> tuple[int, int]:
     outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
     if part.transposed or outputs % rows or inputs % columns or inputs % group:
         raise ValueError(

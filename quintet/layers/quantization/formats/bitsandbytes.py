@@ -18,7 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part, Reader
+from quintet.interface.weights import (
+    FLOATS,
+    PLAIN,
+    CheckpointSlice,
+    Matrix,
+    ShardRange,
+    StoredTensor,
+    WeightFormat,
+    WeightReader,
+)
 from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
 from quintet.layers.quantization.flat_scales import divided, in_cut, indices
 from quintet.layers.quantization.group_scales import LEAST, fitted
@@ -47,46 +56,46 @@ class FourBits:
     nested: bool = False
     storage: torch.dtype = torch.uint8
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         name, numbers = part.source, outputs_of(part) * part.shape[1]
         if numbers % (2 * self.storage.itemsize):
             raise ValueError(f"{name} of {numbers} numbers of 4 bits does not fill bytes of {self.storage}")
         blocks = -(-numbers // self.block)
         found = {
-            name: OnFile((numbers // 2 // self.storage.itemsize, 1), (self.storage,)),
-            f"{name}.absmax": OnFile((blocks,), (torch.uint8,) if self.nested else (torch.float32,)),
-            f"{name}.quant_map": OnFile((16,), (torch.float32,)),
-            f"{name}.{STATE}{self.table}": OnFile(None, (torch.uint8,)),
+            name: StoredTensor((numbers // 2 // self.storage.itemsize, 1), (self.storage,)),
+            f"{name}.absmax": StoredTensor((blocks,), (torch.uint8,) if self.nested else (torch.float32,)),
+            f"{name}.quant_map": StoredTensor((16,), (torch.float32,)),
+            f"{name}.{STATE}{self.table}": StoredTensor(None, (torch.uint8,)),
         }
         if self.nested:
-            found[f"{name}.nested_absmax"] = OnFile((-(-blocks // NESTED),), (torch.float32,))
-            found[f"{name}.nested_quant_map"] = OnFile((256,), (torch.float32,))
+            found[f"{name}.nested_absmax"] = StoredTensor((-(-blocks // NESTED),), (torch.float32,))
+            found[f"{name}.nested_quant_map"] = StoredTensor((256,), (torch.float32,))
         return found
 
-    def form(self, cut: Cut) -> Form:
-        group = divided(self.block, cut)
-        return PLAIN if group < LEAST else Form("table4", 4, 16, group, table=TABLES[self.table])
+    def format(self, shard: ShardRange) -> WeightFormat:
+        group = divided(self.block, shard)
+        return PLAIN if group < LEAST else WeightFormat("table4", 4, 16, group, codebook=TABLES[self.table])
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, values = self.form(cut), self._values(part, cut, tensors)
-        return Matrix(values[:, ::2] | values[:, 1::2] << 4, self._scales(part, cut, tensors, form.group), form=form)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, values = self.format(shard), self._values(part, shard, tensors)
+        return Matrix(values[:, ::2] | values[:, 1::2] << 4, self._scales(part, shard, tensors, fmt.group), format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        group = divided(self.block, cut._replace(row=part.shape[1]))
-        scales = self._scales(part, cut, tensors, group).repeat_interleave(group, 1)
-        return torch.tensor(TABLES[self.table])[self._values(part, cut, tensors).int()] * scales
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        group = divided(self.block, shard._replace(row=part.shape[1]))
+        scales = self._scales(part, shard, tensors, group).repeat_interleave(group, 1)
+        return torch.tensor(TABLES[self.table])[self._values(part, shard, tensors).int()] * scales
 
-    def _values(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _values(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [N, K]."""
         row = part.shape[1]
-        first, last = (row * each for each in cut.outputs)
+        first, last = (row * each for each in shard.outputs)
         packed = tensors[part.source].view(torch.uint8).reshape(-1)[first // 2 : -(-last // 2)]
-        return in_cut(torch.stack([packed >> 4, packed & 15], -1).reshape(-1), first - first % 2, row, cut)
+        return in_cut(torch.stack([packed >> 4, packed & 15], -1).reshape(-1), first - first % 2, row, shard)
 
-    def _scales(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor], group: int) -> Tensor:
+    def _scales(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor], group: int) -> Tensor:
         """float32 [N, G]."""
         state = self._state(part, tensors)
-        at = indices(self.block, group, part.shape[1], cut)
+        at = indices(self.block, group, part.shape[1], shard)
         absmax = tensors[f"{part.source}.absmax"][at]
         if not self.nested:
             return absmax
@@ -95,7 +104,7 @@ class FourBits:
             raise ValueError(f"{part.source}: its quant_state is of no double quantization in runs of {NESTED}")
         return table[absmax.int()] * tensors[f"{part.source}.nested_absmax"][at // NESTED] + float(offset)
 
-    def _state(self, part: Part, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def _state(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """The JSON text, once it is known to say what the rest of the file does."""
         name, text = part.source, tensors[f"{part.source}.{STATE}{self.table}"]
         try:
@@ -121,27 +130,30 @@ class EightBits:
 
     marked: bool = False
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         name, outputs = part.source.removesuffix("weight"), outputs_of(part)
-        found = {part.source: OnFile((outputs, part.shape[1]), (torch.int8,)), f"{name}SCB": OnFile((outputs,), FLOATS)}
-        return found | ({f"{name}weight_format": OnFile((), (torch.uint8,))} if self.marked else {})
+        found = {
+            part.source: StoredTensor((outputs, part.shape[1]), (torch.int8,)),
+            f"{name}SCB": StoredTensor((outputs,), FLOATS),
+        }
+        return found | ({f"{name}weight_format": StoredTensor((), (torch.uint8,))} if self.marked else {})
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int8", 8, 16), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int8", 8, 16), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name = part.source.removesuffix("weight")
         if self.marked and int(tensors[f"{name}weight_format"]) != 0:
             raise ValueError(f"{name}weight_format is not 0: the weight lies in an order of one GPU's; save it by rows")
-        values = tensors[part.source][slice(*cut.outputs), slice(*cut.inputs)]
-        scales = tensors[f"{name}SCB"].float()[slice(*cut.outputs), None] / 127
-        return Matrix(values, scales.contiguous(), form=self.form(cut))
+        values = tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
+        scales = tensors[f"{name}SCB"].float()[slice(*shard.outputs), None] / 127
+        return Matrix(values, scales.contiguous(), format=self.format(shard))
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return dequantized(self.matrix(part, cut, tensors)._replace(form=Form("int8", 8, 16)))
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return dequantized(self.matrix(part, shard, tensors)._replace(format=WeightFormat("int8", 8, 16)))
 
 
-def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile]) -> TensorPlan:
+def found(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
     """Returns the readers of what the files hold: llm_int8_skip_modules is what the user requested, and models add to
     it. ValueError names what in the files is of another kind."""
     said(config)
@@ -150,7 +162,7 @@ def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile]) -> TensorPla
     return TensorPlan({**fours, **eights})
 
 
-def said(config: Mapping[str, Any]) -> Reader:
+def said(config: Mapping[str, Any]) -> WeightReader:
     """Returns the reader for a model with random weights. ValueError for a configuration that is not read."""
     kind = str(config.get("bnb_4bit_quant_type", "fp4"))
     if config.get("load_in_8bit"):
@@ -163,7 +175,7 @@ def said(config: Mapping[str, Any]) -> Reader:
     return FourBits(kind)
 
 
-def _four(module: str, tensors: Mapping[str, OnFile]) -> FourBits:
+def _four(module: str, tensors: Mapping[str, StoredTensor]) -> FourBits:
     """The length of its runs follows from how many absmax there are."""
     name = f"{module}.weight"
     kind = next((each for each in TABLES if f"{name}.{STATE}{each}" in tensors), None)

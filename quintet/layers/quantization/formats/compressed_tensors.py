@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.interface.weights import Reader
+from quintet.interface.weights import WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
 from quintet.layers.quantization.fp4_fp8 import BLOCK, SMALL_BLOCK, Float8
@@ -48,7 +48,7 @@ class Group:
 
     targets: Names
     everything: bool  # all products, where nothing else names them
-    reader: Reader | None
+    reader: WeightReader | None
 
 
 def arguments(said: object, where: str) -> Arguments | None:
@@ -98,37 +98,37 @@ def scales(weights: Arguments, where: str) -> Scales:
     return shapes[weights.strategy]
 
 
-def reader(weights: Arguments, inputs: Arguments | None, form: str, where: str) -> Reader:
+def reader(weights: Arguments, inputs: Arguments | None, fmt: str, where: str) -> WeightReader:
     """Returns the reader of a scheme in a format. ValueError says what in it is of another kind, and what would do."""
     lie = scales(weights, where)
     if weights.floats:
         if not weights.symmetric:
             raise ValueError(f"{where} has floats with zero points; quintet reads symmetric ones")
-        return _floats(weights, lie, form, where)
+        return _floats(weights, lie, fmt, where)
     if not 2 <= weights.bits <= 8:
         raise ValueError(f"{where} has {weights.bits} bits; quintet reads 2 to 8, W4A16 and W8A8 among them")
-    if form not in (*WHOLE, "pack-quantized"):
+    if fmt not in (*WHOLE, "pack-quantized"):
         raise ValueError(
-            f"{where} has whole numbers in the format {form!r:.60}; quintet reads pack-quantized and int-quantized"
+            f"{where} has whole numbers in the format {fmt!r:.60}; quintet reads pack-quantized and int-quantized"
         )
     if lie.rows > 1:
         raise ValueError(f"{where} has whole numbers in blocks; quintet reads them by tensor, channel and group")
     rounded = inputs is not None and not inputs.floats and inputs.bits <= 8
-    return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, form == "pack-quantized")
+    return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, fmt == "pack-quantized")
 
 
-def _floats(weights: Arguments, lie: Scales, form: str, where: str) -> Reader:
-    if weights.bits == 8 and form == "mxfp8-quantized" and lie == Scales(1, BLOCK):
+def _floats(weights: Arguments, lie: Scales, fmt: str, where: str) -> WeightReader:
+    if weights.bits == 8 and fmt == "mxfp8-quantized" and lie == Scales(1, BLOCK):
         return minifloats.mxfp8()
-    if weights.bits == 8 and form in WHOLE:
+    if weights.bits == 8 and fmt in WHOLE:
         return Float8(lie)
-    if weights.bits == 4 and form == "nvfp4-pack-quantized" and lie == Scales(1, SMALL_BLOCK):
+    if weights.bits == 4 and fmt == "nvfp4-pack-quantized" and lie == Scales(1, SMALL_BLOCK):
         return minifloats.nvfp4("weight_packed", "weight_global_scale", divides=True)
-    if weights.bits == 4 and form == "mxfp4-pack-quantized" and lie == Scales(1, BLOCK):
+    if weights.bits == 4 and fmt == "mxfp4-pack-quantized" and lie == Scales(1, BLOCK):
         return minifloats.mxfp4()
     raise ValueError(
         f"{where} has floats of {weights.bits} bits by {weights.strategy} (group_size {weights.group}) in the "
-        f"format {form!r:.60}; quintet reads float-quantized, mxfp8-quantized, nvfp4-pack-quantized and "
+        f"format {fmt!r:.60}; quintet reads float-quantized, mxfp8-quantized, nvfp4-pack-quantized and "
         "mxfp4-pack-quantized"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization.formats.compressed_tensors import (
     NAME,
     PLAIN,
@@ -29,7 +29,7 @@ class Groups:
     ignored: Names
     modules: Modules = Modules()
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         names = self.modules.names(module)
         if self.ignored.has(names):
             return None
@@ -39,7 +39,7 @@ class Groups:
         found = next(iter(by_name or of_all), None)
         return None if found is None else self._settled(found.reader, module)
 
-    def _settled(self, known: Reader | None, module: str) -> Reader | None:
+    def _settled(self, known: WeightReader | None, module: str) -> WeightReader | None:
         """With what the files alone say: whether groups have an order of their own."""
         order = self.modules.files.get(f"{module}.weight_g_idx")
         if not isinstance(known, IntWeights) or order is None or not order.shape:
@@ -47,7 +47,7 @@ class Groups:
         return replace(known, ordered=order.shape[0])
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Groups, tuple[str, ...]]:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[Groups, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
     refuse_others(config)
     said, groups, remarks = config.get("config_groups") or {}, [], []
@@ -63,13 +63,13 @@ def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Groups
         if weights is None:
             groups.append(Group(targets, everything, None))
             continue
-        form = str(scheme.get("format") or config.get("format") or "").lower()
-        if form in PLAIN:
+        fmt = str(scheme.get("format") or config.get("format") or "").lower()
+        if fmt in PLAIN:
             raise ValueError(
-                f"{where} has the format {form or 'None'}: its weights are floats that were never packed; save the "
+                f"{where} has the format {fmt or 'None'}: its weights are floats that were never packed; save the "
                 "model with save_compressed=True, or set quantization_config to null with hf_overrides"
             )
-        groups.append(Group(targets, everything, reader(weights, inputs, form, where)))
+        groups.append(Group(targets, everything, reader(weights, inputs, fmt, where)))
         remarks += notes(weights, inputs)
     ignored = config.get("ignore") or []
     if not isinstance(ignored, list | tuple):

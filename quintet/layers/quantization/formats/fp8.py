@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quintet.interface.weights import FLOATS, OnFile, Reader
+from quintet.interface.weights import FLOATS, StoredTensor, WeightReader
 from quintet.layers.quantization.block_scales import POWERS, Scales
 from quintet.layers.quantization.fp4_fp8 import Float8
 
@@ -29,9 +29,9 @@ class Fp8:
     dtype: torch.dtype = torch.float8_e4m3fn
     block: tuple[int, int] | None = None  # outputs and inputs
     dtypes: tuple[torch.dtype, ...] = FLOATS  # of the scales
-    files: Mapping[str, OnFile] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
+    files: Mapping[str, StoredTensor] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
 
-    def reader(self, module: str) -> Reader:
+    def reader(self, module: str) -> WeightReader:
         usual = NAMES[0 if self.block else 1]
         name = next((each for each in NAMES if f"{module}.{each}" in self.files), usual)
         there = self.files.get(f"{module}.{name}")
@@ -41,7 +41,7 @@ class Fp8:
         return Float8(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
 
 
-def _refuse_blocks_of_both(scales: OnFile, weight: OnFile | None, rows: int) -> None:
+def _refuse_blocks_of_both(scales: StoredTensor, weight: StoredTensor | None, rows: int) -> None:
     """ValueError where a stack's scales are as many for blocks of gate, then of up, as for blocks of both together, one
     of which would have rows of each."""
     if STACKED not in scales.name or not scales.shape or weight is None or not weight.shape:
@@ -54,7 +54,7 @@ def _refuse_blocks_of_both(scales: OnFile, weight: OnFile | None, rows: int) -> 
         )
 
 
-def read(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Fp8:
+def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8:
     """Reads a quantization_config. ValueError says what in it is of another kind."""
     block, kind = config.get("weight_block_size"), str(config.get("fmt", "e4m3"))
     if kind not in DTYPES or config.get("activation_scheme", "dynamic") not in ("dynamic", "static"):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form
+from quintet.interface.weights import WeightFormat
 from quintet.ops.quantized import MIDDLE
 
 FOUR = (0, 4)  # heights of a byte's fields of 4 bits; of 2, and of 1
@@ -31,7 +31,7 @@ class Numbers(NamedTuple):
 class Type(NamedTuple):
     """Form that a type is held in, and its unpacking: uint8 [N, B, bytes of a block] -> Numbers."""
 
-    form: Form
+    format: WeightFormat
     numbers: Callable[[Tensor], Numbers]
 
 
@@ -140,13 +140,13 @@ def _nvfp4(x: Tensor) -> Numbers:
     return Numbers(fields(x[..., 4:], 8, FOUR, 4), scales / 2)
 
 
-def _whole(bits: int, group: int, mins: bool = False) -> Form:
+def _whole(bits: int, group: int, mins: bool = False) -> WeightFormat:
     """4 bits with minima have zero points of 0: what stands for a number is counted from there, and not from 8."""
-    return Form("int4" if bits == 4 else "int8", bits, 16, group, zeros=mins and bits == 4, mins=mins)
+    return WeightFormat("int4" if bits == 4 else "int8", bits, 16, group, zeros=mins and bits == 4, mins=mins)
 
 
-def _table(group: int, values: Iterable[float]) -> Form:
-    return Form("table4", 4, 16, group, table=tuple(float(each) for each in values))
+def _table(group: int, values: Iterable[float]) -> WeightFormat:
+    return WeightFormat("table4", 4, 16, group, codebook=tuple(float(each) for each in values))
 
 
 TYPES: Mapping[str, Type] = {

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from quintet.gguf.names import unnumbered
 from quintet.gguf.tensor_types import KINDS, TensorType
-from quintet.interface.weights import PLAIN, Cut, Form, Matrix, OnFile, Part, Reader, Rows
+from quintet.interface.weights import (
+    PLAIN,
+    BlockRows,
+    CheckpointSlice,
+    Matrix,
+    ShardRange,
+    StoredTensor,
+    WeightFormat,
+    WeightReader,
+)
 from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
 from quintet.layers.quantization.group_scales import fitted, spread
 from quintet.ops.quantized import dequantized
@@ -30,50 +39,50 @@ class Blocks:
     def kind(self) -> TensorType:
         return _KINDS[self.name]
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
         if inputs % self.kind.values:
             raise ValueError(f"{part.source} has {inputs} inputs, no multiple of {self.name}'s {self.kind.values}")
-        return {part.source: OnFile((outputs, inputs // self.kind.values * self.kind.size), (torch.uint8,))}
+        return {part.source: StoredTensor((outputs, inputs // self.kind.values * self.kind.size), (torch.uint8,))}
 
-    def form(self, cut: Cut) -> Form:
+    def format(self, shard: ShardRange) -> WeightFormat:
         if self.name in GRIDS:
             return PLAIN
-        return fitted(replace(TYPES[self.name].form, blocks=self.name if self._whole(cut) else ""), cut)
+        return fitted(replace(TYPES[self.name].format, block_type=self.name if self._whole(shard) else ""), shard)
 
-    def rows(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Rows | None:
-        if not self._whole(cut):
+    def blocks(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> BlockRows | None:
+        if not self._whole(shard):
             return None
-        (first, last), count = cut.outputs, (cut.inputs[1] - cut.inputs[0]) // self.kind.values
-        found = self._blocks(tensors[part.source][first:last], cut.inputs)[0]
+        (first, last), count = shard.outputs, (shard.inputs[1] - shard.inputs[0]) // self.kind.values
+        found = self._blocks(tensors[part.source][first:last], shard.inputs)[0]
         if found.shape[:2] != (last - first, count):  # a platform reads them by their addresses
             raise ValueError(f"{part.source} has {list(found.shape[:2])} rows and blocks, not {[last - first, count]}")
-        return Rows(self.name, found.flatten(1))
+        return BlockRows(self.name, found.flatten(1))
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        return self._matrix(tensors[part.source][slice(*cut.outputs)], cut.inputs, self.form(cut))
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        return self._matrix(tensors[part.source][slice(*shard.outputs)], shard.inputs, self.format(shard))
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        rows = tensors[part.source][slice(*cut.outputs)]
-        known = torch.empty(len(rows), cut.inputs[1] - cut.inputs[0])
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        rows = tensors[part.source][slice(*shard.outputs)]
+        known = torch.empty(len(rows), shard.inputs[1] - shard.inputs[0])
         for index in range(0, len(rows), step := max(1, ROWS // part.shape[1])):
-            known[index : index + step] = self._floats(rows[index : index + step], cut.inputs)
+            known[index : index + step] = self._floats(rows[index : index + step], shard.inputs)
         return known
 
-    def _matrix(self, rows: Tensor, inputs: tuple[int, int], form: Form) -> Matrix:
+    def _matrix(self, rows: Tensor, inputs: tuple[int, int], fmt: WeightFormat) -> Matrix:
         held, (blocks, first) = TYPES[self.name], self._blocks(rows, inputs)
         found, start = held.numbers(blocks), inputs[0] - first
         stop = inputs[1] - first
         values = found.values.flatten(1)[:, start:stop]
-        if form.bits == 4:
+        if fmt.bits == 4:
             values = values[:, ::2] | values[:, 1::2] << 4
         scales, mins = (
-            None if each is None else spread(each.flatten(1), held.form.group, form.group, (start, stop))
+            None if each is None else spread(each.flatten(1), held.format.group, fmt.group, (start, stop))
             for each in (found.scales, found.mins)
         )
         assert scales is not None
-        zeros = torch.zeros(scales.shape, dtype=torch.uint8) if form.zeros else None
-        return Matrix(values.contiguous(), scales, zeros, form=form, mins=mins)
+        zeros = torch.zeros(scales.shape, dtype=torch.uint8) if fmt.zeros else None
+        return Matrix(values.contiguous(), scales, zeros, format=fmt, mins=mins)
 
     def _floats(self, rows: Tensor, inputs: tuple[int, int]) -> Tensor:
         """The share of some rows, by way of the whole blocks that it lies in."""
@@ -82,11 +91,11 @@ class Blocks:
         if self.name in GRIDS:
             known = _by_package(self.name, blocks).flatten(1)
         else:
-            known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].form))
+            known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].format))
         return known[:, inputs[0] - first : inputs[1] - first]
 
-    def _whole(self, cut: Cut) -> bool:
-        return not any(each % self.kind.values for each in cut.inputs)
+    def _whole(self, shard: ShardRange) -> bool:
+        return not any(each % self.kind.values for each in shard.inputs)
 
     def _blocks(self, rows: Tensor, inputs: tuple[int, int]) -> tuple[Tensor, int]:
         """[N, B, bytes] of the blocks that hold these inputs, and the first input of them."""
@@ -108,7 +117,7 @@ class Types:
 
     of: tuple[tuple[str, str], ...]
 
-    def reader(self, module: str) -> Reader | None:
+    def reader(self, module: str) -> WeightReader | None:
         name = self._by_module.get(unnumbered(module))
         return None if name is None else Blocks(name)
 

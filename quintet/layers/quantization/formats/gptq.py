@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import LEAST, fitted, spread
 from quintet.layers.quantization.int32_packing import ONES, nibbles, one_more, unpacked, words
 from quintet.ops.quantized import MIDDLE
@@ -29,48 +29,48 @@ class Gptq:
     indexed: bool = False  # g_idx says something
     ordered: int = 0  # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
         name, groups = part.source.removesuffix("weight"), -(-inputs // (self.group or inputs))
-        order = {f"{name}g_idx": OnFile((inputs,), (torch.int32,))} if self.indexed else {}
+        order = {f"{name}g_idx": StoredTensor((inputs,), (torch.int32,))} if self.indexed else {}
         return {
-            f"{name}qweight": OnFile((words(inputs, self.bits), outputs), (torch.int32,)),
-            f"{name}qzeros": OnFile((groups, words(outputs, self.bits)), (torch.int32,)),
-            f"{name}scales": OnFile((groups, outputs), FLOATS),
+            f"{name}qweight": StoredTensor((words(inputs, self.bits), outputs), (torch.int32,)),
+            f"{name}qzeros": StoredTensor((groups, words(outputs, self.bits)), (torch.int32,)),
+            f"{name}scales": StoredTensor((groups, outputs), FLOATS),
             **order,
         }
 
-    def form(self, cut: Cut) -> Form:
-        if self.group % LEAST or (self.indexed and cut.inputs != (0, self.ordered)):
+    def format(self, shard: ShardRange) -> WeightFormat:
+        if self.group % LEAST or (self.indexed and shard.inputs != (0, self.ordered)):
             return PLAIN
         if self.bits > 4:
-            form = Form("int8", 8, 16, self.group, mins=not self.symmetric)
+            fmt = WeightFormat("int8", 8, 16, self.group, mins=not self.symmetric)
         else:
-            form = Form("int4", 4, 16, self.group, zeros=not self.symmetric)
-        form = fitted(form, cut)
-        return form if form.plain else replace(form, ordered=self.indexed)
+            fmt = WeightFormat("int4", 4, 16, self.group, zeros=not self.symmetric)
+        fmt = fitted(fmt, shard)
+        return fmt if fmt.plain else replace(fmt, act_order=self.indexed)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        name, form = part.source.removesuffix("weight"), self.form(cut)
-        packed = tensors[f"{name}qweight"][:, slice(*cut.outputs)]
-        order = tensors[f"{name}g_idx"].argsort(stable=True).int() if form.ordered else None
-        values = self._whole(packed, cut.inputs) if order is None else None
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, fmt = part.source.removesuffix("weight"), self.format(shard)
+        packed = tensors[f"{name}qweight"][:, slice(*shard.outputs)]
+        order = tensors[f"{name}g_idx"].argsort(stable=True).int() if fmt.act_order else None
+        values = self._whole(packed, shard.inputs) if order is None else None
         if values is None:
-            values = self._values(unpacked(packed, self.bits, cut.inputs, self.planar), order)
-        scales = tensors[f"{name}scales"][:, slice(*cut.outputs)].t().float()
-        zeros = spread(self._zeros(name, cut, tensors), self.group, form.group, cut.inputs)
-        scales = spread(scales, self.group, form.group, cut.inputs)
-        mins = (self._middle - zeros.float()) * scales if form.mins else None
-        return Matrix(values, scales, zeros if form.zeros else None, order, form, mins)
+            values = self._values(unpacked(packed, self.bits, shard.inputs, self.planar), order)
+        scales = tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()
+        zeros = spread(self._zeros(name, shard, tensors), self.group, fmt.group, shard.inputs)
+        scales = spread(scales, self.group, fmt.group, shard.inputs)
+        mins = (self._middle - zeros.float()) * scales if fmt.mins else None
+        return Matrix(values, scales, zeros if fmt.zeros else None, order, fmt, mins)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        name, (first, last) = part.source.removesuffix("weight"), cut.inputs
-        packed = tensors[f"{name}qweight"][:, slice(*cut.outputs)]
-        known = unpacked(packed, self.bits, cut.inputs, self.planar).t().float()
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        name, (first, last) = part.source.removesuffix("weight"), shard.inputs
+        packed = tensors[f"{name}qweight"][:, slice(*shard.outputs)]
+        known = unpacked(packed, self.bits, shard.inputs, self.planar).t().float()
         inputs = torch.arange(first, last) // (self.group or part.shape[1])
         groups = tensors[f"{name}g_idx"][first:last].long() if self.indexed else inputs
-        known -= self._zeros(name, cut, tensors)[:, groups].float()
-        return known.mul_(tensors[f"{name}scales"][:, slice(*cut.outputs)].t().float()[:, groups])
+        known -= self._zeros(name, shard, tensors)[:, groups].float()
+        return known.mul_(tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()[:, groups])
 
     @property
     def _middle(self) -> int:
@@ -93,12 +93,12 @@ class Gptq:
             return (known.to(torch.int16) - self._middle).to(torch.int8)
         return nibbles(known + (MIDDLE - self._middle) if self.symmetric else known)
 
-    def _zeros(self, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _zeros(self, name: str, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [N, G]. ValueError where they are not what the configuration says."""
         packed = tensors[f"{name}qzeros"].t()
         if self.first and self.bits in ONES:
             packed = one_more(packed, self.bits)
-        zeros = unpacked(packed, self.bits, cut.outputs, self.planar)
+        zeros = unpacked(packed, self.bits, shard.outputs, self.planar)
         if self.first and self.bits not in ONES:
             zeros = zeros + 1 & (1 << self.bits) - 1
         if self.symmetric and bool((zeros != self._middle).any()):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from quintet.interface.weights import OnFile
+from quintet.interface.weights import StoredTensor
 from quintet.layers.quantization.packed_schemes import Packed, Rule, Scheme, flattened, scheme_of
 
 HEAD = "lm_head"
@@ -18,7 +18,7 @@ REFUSED = {
 PLANAR = (5, 6, 7)  # bits that GPTQModel packs in planes whatever the format is
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, OnFile]]) -> tuple[Packed, bool]:
+def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[Packed, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     version, scheme = _version(config), scheme_of(config, "GPTQ")
     if scheme is None:

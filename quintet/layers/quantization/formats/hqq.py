@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, PLAIN, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
 from quintet.layers.quantization.flat_scales import divided, in_cut, indices
 from quintet.layers.quantization.group_scales import LEAST
@@ -42,44 +42,44 @@ class Hqq:
     viewed: torch.dtype | None = None
     marked: bool = False
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         (rows, width), name = self._rows(part), part.source.removesuffix("weight")
         kind, own = (torch.int32, 4) if self.bits == 3 else (torch.uint8, 1)
         share = self.viewed.itemsize // own if self.viewed else 1
         high = -(-rows // PACKED[self.bits])
         if width % share or (self.bits != 3 and rows % PACKED[self.bits]):
             raise ValueError(f"{name[:-1]} of {rows} by {width} numbers does not divide into HQQ's of {self.bits} bits")
-        found = {f"{name}W_q": OnFile((high, width // share), (self.viewed or kind,))}
+        found = {f"{name}W_q": StoredTensor((high, width // share), (self.viewed or kind,))}
         shape = (rows, 1) if self.axis else (1, width)
-        found |= {f"{name}{each}": OnFile(shape, FLOATS) for each in ("scale", "zero")}
+        found |= {f"{name}{each}": StoredTensor(shape, FLOATS) for each in ("scale", "zero")}
         marks = ("nbits", "group_size", "axis") if self.marked else ()
-        return found | {f"{name}{each}": OnFile((), (torch.int32,)) for each in marks}
+        return found | {f"{name}{each}": StoredTensor((), (torch.int32,)) for each in marks}
 
-    def form(self, cut: Cut) -> Form:
-        row = cut.row or cut.inputs[1]
-        group = divided(self.group or row, cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        row = shard.row or shard.inputs[1]
+        group = divided(self.group or row, shard)
         if self.axis == 0 or group < LEAST:
             return PLAIN
         held = 8 if self.bits == 8 else 4
-        return Form(f"int{held}", held, 16, group, mins=True)
+        return WeightFormat(f"int{held}", held, 16, group, mins=True)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, (scales, zeros) = self.form(cut), self._numbers(part, tensors)
-        at = indices(self.group or part.shape[1], form.group, part.shape[1], cut)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, (scales, zeros) = self.format(shard), self._numbers(part, tensors)
+        at = indices(self.group or part.shape[1], fmt.group, part.shape[1], shard)
         scales, zeros = scales.reshape(-1)[at], zeros.reshape(-1)[at]
-        values = self._values(part, cut, tensors)
-        if form.bits == 8:
-            return Matrix((values.short() - 128).to(torch.int8), scales, form=form, mins=(128 - zeros) * scales)
-        return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales, form=form, mins=(MIDDLE - zeros) * scales)
+        values = self._values(part, shard, tensors)
+        if fmt.bits == 8:
+            return Matrix((values.short() - 128).to(torch.int8), scales, format=fmt, mins=(128 - zeros) * scales)
+        return Matrix(values[:, ::2] | values[:, 1::2] << 4, scales, format=fmt, mins=(MIDDLE - zeros) * scales)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         row, (_, width) = part.shape[1], self._rows(part)
-        values, (scales, zeros) = self._values(part, cut, tensors), self._numbers(part, tensors)
-        places = torch.arange(*cut.outputs)[:, None] * row + torch.arange(*cut.inputs)
+        values, (scales, zeros) = self._values(part, shard, tensors), self._numbers(part, tensors)
+        places = torch.arange(*shard.outputs)[:, None] * row + torch.arange(*shard.inputs)
         at = places // width if self.axis else places % width
         return (values - zeros.reshape(-1)[at]) * scales.reshape(-1)[at]
 
-    def _rows(self, part: Part) -> tuple[int, int]:
+    def _rows(self, part: CheckpointSlice) -> tuple[int, int]:
         """Rows that are packed, and numbers in each."""
         outputs, inputs = outputs_of(part), part.shape[1]
         size = self.group or (inputs if self.axis else outputs)
@@ -88,18 +88,18 @@ class Hqq:
         other = outputs * inputs // size
         return (other, size) if self.axis else (size, other)
 
-    def _values(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _values(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [N, K]; of the packed rows, only those that hold them are looked at."""
         row, (rows, width) = part.shape[1], self._rows(part)
         packed = tensors[part.source.removesuffix("weight") + "W_q"]
         packed = packed.contiguous().view(torch.int32 if self.bits == 3 else torch.uint8)
-        first, last = cut.outputs[0] * row // width, -(-cut.outputs[1] * row // width)
+        first, last = shard.outputs[0] * row // width, -(-shard.outputs[1] * row // width)
         places, many = torch.arange(first, min(last, rows)), PACKED[self.bits]
         shifts = self.bits * (many - 1 - places // len(packed))
         values = packed[places % len(packed)] >> shifts[:, None].to(packed.dtype) & (1 << self.bits) - 1
-        return in_cut(values.to(torch.uint8).reshape(-1), first * width, row, cut)
+        return in_cut(values.to(torch.uint8).reshape(-1), first * width, row, shard)
 
-    def _numbers(self, part: Part, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _numbers(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Scales and zeros, once the state is known to be of what the configuration says."""
         name = part.source.removesuffix("weight")
         if self.marked:
@@ -113,7 +113,9 @@ class Hqq:
         return tensors[f"{name}scale"].float(), tensors[f"{name}zero"].float()
 
 
-def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile], matches: Callable[[str, str], bool]) -> TensorPlan:
+def found(
+    config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], matches: Callable[[str, str], bool]
+) -> TensorPlan:
     """Returns readers of modules with a state in the files, by the configuration. ValueError for what is not read."""
     said = config.get("quant_config")
     if not isinstance(said, Mapping):

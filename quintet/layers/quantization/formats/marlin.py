@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import fitted, floats, spread
 from quintet.layers.quantization.int32_packing import nibbles
 
@@ -27,7 +27,7 @@ class Marlin:
     group: int  # 128, or 0: all of an output's inputs
     names: tuple[str, str] = ("B", "s")  # AutoGPTQ's of the weights and the scales; AutoAWQ's: qweight, scales
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
         name, (weight, scales) = part.source.removesuffix("weight"), self.names
         if inputs % INPUTS or outputs % (TILE * TILES) or part.transposed:
@@ -36,24 +36,24 @@ class Marlin:
                 "inputs; correct config.json, or fetch the model anew"
             )
         return {
-            f"{name}{weight}": OnFile((inputs // TILE, outputs * 2), (torch.int32,)),
-            f"{name}{scales}": OnFile((inputs // (self.group or inputs), outputs), FLOATS),
+            f"{name}{weight}": StoredTensor((inputs // TILE, outputs * 2), (torch.int32,)),
+            f"{name}{scales}": StoredTensor((inputs // (self.group or inputs), outputs), FLOATS),
         }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        name, form, (weight, scale) = part.source.removesuffix("weight"), self.form(cut), self.names
-        first, last = cut.inputs
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        name, fmt, (weight, scale) = part.source.removesuffix("weight"), self.format(shard), self.names
+        first, last = shard.inputs
         start = first // TILE
         known = _untiled(tensors[f"{name}{weight}"][start : -(-last // TILE)])
-        values = known[slice(*cut.outputs), first - start * TILE : last - start * TILE]
-        scales = _unshuffled(tensors[f"{name}{scale}"]).t().float()[slice(*cut.outputs)]
-        return Matrix(nibbles(values), spread(scales, self.group, form.group, cut.inputs), form=form)
+        values = known[slice(*shard.outputs), first - start * TILE : last - start * TILE]
+        scales = _unshuffled(tensors[f"{name}{scale}"]).t().float()[slice(*shard.outputs)]
+        return Matrix(nibbles(values), spread(scales, self.group, fmt.group, shard.inputs), format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
 
 def _untiled(packed: Tensor) -> Tensor:

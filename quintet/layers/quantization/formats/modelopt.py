@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
 from quintet.layers.quantization.fp4_fp8 import Float8
@@ -15,11 +15,11 @@ MIXED = "MIXED_PRECISION"
 MOST = 2**20  # inputs of a group, and modules that are listed
 
 
-def _nvfp4(group: int) -> Reader:
+def _nvfp4(group: int) -> WeightReader:
     return minifloats.nvfp4("weight", "weight_scale_2", divides=False, block=group or minifloats.SMALL_BLOCK)
 
 
-ALGORITHMS: Mapping[str, Callable[[int], Reader]] = {  # of a group's size, 0 where none is given
+ALGORITHMS: Mapping[str, Callable[[int], WeightReader]] = {  # of a group's size, 0 where none is given
     "FP8": lambda group: Float8(Scales(0, 0)),
     "FP8_PER_CHANNEL_PER_TOKEN": lambda group: Float8(Scales(1, 0)),
     "FP8_PB_WO": lambda group: Float8(Scales(BLOCK, BLOCK)),
@@ -35,7 +35,7 @@ SILENT = (".input_scale", ".k_scale", ".v_scale", ".q_scale", ".k_bmm_quantizer"
 NOTE = "activations stay in the model's type, whatever ModelOpt's algorithm means for them"
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Listed:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed:
     """Reads a quantization_config, or what hf_quant_config.json has. ValueError says what in it is not read."""
     said = config.get("quantization", config)
     if not isinstance(said, Mapping):
@@ -49,7 +49,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Listed:
     layers = said.get("quantized_layers")
     if not isinstance(layers, Mapping) or len(layers) > MOST:
         raise ValueError(f"ModelOpt's quantized_layers is {layers!r:.60}, not an object with a layer for each key")
-    held: dict[Reader, set[str]] = {}
+    held: dict[WeightReader, set[str]] = {}
     for name, how in layers.items():
         if not isinstance(how, Mapping):
             raise ValueError(f"ModelOpt's quantized_layers has {how!r:.60} for {str(name)[:80]}, not an object")
@@ -57,7 +57,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> Listed:
     return Listed(tuple((Names(frozenset(names)), how) for how, names in held.items()), None, ignored, Modules(files))
 
 
-def _reader(said: Mapping[str, Any], where: str) -> Reader:
+def _reader(said: Mapping[str, Any], where: str) -> WeightReader:
     algorithm, group = str(said.get("quant_algo")).upper()[:60], said.get("group_size") or 0
     if algorithm not in ALGORITHMS:
         scaled = " (its inputs are scaled before products)" * any(each in algorithm for each in ("AWQ", "SQ", "SVD"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from quintet.interface.weights import OnFile, Reader
+from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
 from quintet.layers.quantization.formats.quark_int4 import QuarkInt4
@@ -22,7 +22,7 @@ SILENT = (
 )  # fmt: skip
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, OnFile]) -> tuple[Listed, tuple[str, ...]]:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[Listed, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
     export = config.get("export") or {}
     if not isinstance(export, Mapping) or export.get("weight_format", "real_quantized") != "real_quantized":
@@ -59,7 +59,7 @@ def _refuse_rotations(config: Mapping[str, Any]) -> None:
             )
 
 
-def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> Reader | None:
+def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> WeightReader | None:
     """Returns the reader of a layer's configuration; None where its weights are in floats."""
     if said is None:
         return None
@@ -78,7 +78,7 @@ def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> Reade
     return found
 
 
-def _of_two(stages: list[Any], where: str) -> Reader:
+def _of_two(stages: list[Any], where: str) -> WeightReader:
     """Scales that are quantized too: NVFP4."""
     dtypes = [each.get("dtype") if isinstance(each, Mapping) else None for each in stages]
     if dtypes != ["fp4", "fp8_e4m3"] or stages[0].get("group_size") != SMALL_BLOCK:
@@ -86,7 +86,7 @@ def _of_two(stages: list[Any], where: str) -> Reader:
     return minifloats.nvfp4("weight", "weight_scale_2", divides=False)
 
 
-def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
+def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightReader:
     if not isinstance(said, Mapping):
         raise ValueError(f"{where} has Quark's weights {said!r:.60}, which is no object")
     dtype, scheme, group = str(said.get("dtype")), str(said.get("qscheme")), said.get("group_size")
@@ -105,7 +105,7 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> Reader:
             raise ValueError(f"{where} has Quark's int4 with zero points; quintet reads uint4 with them")
         return QuarkInt4(size, dtype == "int4", reordered)
     if scheme == "per_group" and group == BLOCK and said.get("scale_format") == "e8m0":
-        floats: dict[str, Reader] = {
+        floats: dict[str, WeightReader] = {
             "fp6_e2m3": Float6(E2M3),
             "fp6_e3m2": Float6(E3M2),
             "fp4": minifloats.mxfp4("weight"),

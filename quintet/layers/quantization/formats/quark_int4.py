@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.block_scales import beside, whole
 from quintet.layers.quantization.group_scales import fitted, floats, spread
 
@@ -24,7 +24,7 @@ class QuarkInt4:
     signed: bool
     reordered: bool = True
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = whole(part)
         group = self.group or inputs
         if outputs % PACKED or inputs % PACKED or inputs % group:
@@ -32,34 +32,34 @@ class QuarkInt4:
         words = (inputs, outputs // PACKED) if self.group else (outputs, inputs // PACKED)
         lead = (inputs // group,) if self.group else ()
         found = {
-            part.source: OnFile(words, (torch.int32,)),
-            beside(part, "weight_scale"): OnFile((*lead, outputs), FLOATS),
+            part.source: StoredTensor(words, (torch.int32,)),
+            beside(part, "weight_scale"): StoredTensor((*lead, outputs), FLOATS),
         }
         if not self.signed:
-            found[beside(part, "weight_zero_point")] = OnFile((*lead, outputs // PACKED), (torch.int32,))
+            found[beside(part, "weight_zero_point")] = StoredTensor((*lead, outputs // PACKED), (torch.int32,))
         return found
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group, zeros=not self.signed), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group, zeros=not self.signed), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, outputs, inputs = self.form(cut), slice(*cut.outputs), slice(*cut.inputs)
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, outputs, inputs = self.format(shard), slice(*shard.outputs), slice(*shard.inputs)
         words = tensors[part.source]
         held = self._apart(words[inputs]).t()[outputs] if self.group else self._apart(words[outputs])[:, inputs]
         held = (held ^ SIGN if self.signed else held).contiguous()
-        scales = self._spread(tensors[beside(part, "weight_scale")].float(), cut, form)
+        scales = self._spread(tensors[beside(part, "weight_scale")].float(), shard, fmt)
         zeros = None
         if not self.signed:
             points = tensors[beside(part, "weight_zero_point")]
-            zeros = self._spread(self._apart(points if self.group else points[None]), cut, form)
-        return Matrix(held[:, ::2] | held[:, 1::2] << 4, scales, zeros, form=form)
+            zeros = self._spread(self._apart(points if self.group else points[None]), shard, fmt)
+        return Matrix(held[:, ::2] | held[:, 1::2] << 4, scales, zeros, format=fmt)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
-    def _spread(self, x: Tensor, cut: Cut, form: Form) -> Tensor:
+    def _spread(self, x: Tensor, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """[G, N], or [N] -> [n, G'] of the share."""
-        return spread(x.reshape(-1, x.shape[-1]).t()[slice(*cut.outputs)], self.group, form.group, cut.inputs)
+        return spread(x.reshape(-1, x.shape[-1]).t()[slice(*shard.outputs)], self.group, fmt.group, shard.inputs)
 
     def _apart(self, words: Tensor) -> Tensor:
         """int32 [M, W] -> uint8 [M, 8 W]."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import FLOATS, Cut, Form, Matrix, OnFile, Part
+from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
 from quintet.layers.quantization.group_scales import fitted, floats, spread
 from quintet.layers.quantization.module_patterns import expression
@@ -35,47 +35,47 @@ BY_MODULE = {"FqnToConfig", "ModuleFqnToConfig"}
 class Torchao:
     """Reads one module's numbers of 8 bits. `of` is the form of the whole matrix."""
 
-    of: Form
+    of: WeightFormat
     zeros: torch.dtype | None = None  # type of the zero points on file
     shifted: bool = False  # they may be another number than 0
     whole: bool = False  # one scale for all
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         module, outputs, inputs = part.source.removesuffix(".weight"), outputs_of(part), part.shape[1]
         group = self.of.group or inputs
         if inputs % group:
             raise ValueError(f"{part.source} has {inputs} inputs, which do not divide into groups of {group}")
         shape = (1, 1) if self.whole else (outputs, inputs // group)
         found = {
-            f"{module}{DATA}": OnFile((outputs, inputs), (self.of.dtype or torch.int8,)),
-            f"{module}{SCALE}": OnFile(shape, FLOATS),
+            f"{module}{DATA}": StoredTensor((outputs, inputs), (self.of.dtype or torch.int8,)),
+            f"{module}{SCALE}": StoredTensor(shape, FLOATS),
         }
-        return found | ({f"{module}{ZERO}": OnFile(shape, (self.zeros,))} if self.zeros else {})
+        return found | ({f"{module}{ZERO}": StoredTensor(shape, (self.zeros,))} if self.zeros else {})
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(replace(self.of, mins=self.shifted), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(replace(self.of, mins=self.shifted), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, module, rows = self.form(cut), part.source.removesuffix(".weight"), slice(*cut.outputs)
-        values = tensors[f"{module}{DATA}"][rows, slice(*cut.inputs)]
-        if form.bits == 4:
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, module, rows = self.format(shard), part.source.removesuffix(".weight"), slice(*shard.outputs)
+        values = tensors[f"{module}{DATA}"][rows, slice(*shard.inputs)]
+        if fmt.bits == 4:
             values = (values + MIDDLE).view(torch.uint8)
             if bool((values > 15).any()):
                 raise ValueError(f"{module}{DATA} holds numbers beyond -8 to 7, which 4 bits are; fetch the model anew")
             values = values[:, ::2] | values[:, 1::2] << 4
-        scales = self._wide(tensors[f"{module}{SCALE}"], part, cut, form)
-        zeros = self._wide(tensors[f"{module}{ZERO}"], part, cut, form) if self.zeros else None
+        scales = self._wide(tensors[f"{module}{SCALE}"], part, shard, fmt)
+        zeros = self._wide(tensors[f"{module}{ZERO}"], part, shard, fmt) if self.zeros else None
         if zeros is not None and not self.shifted and bool(zeros.any()):
             raise ValueError(f"{module}{ZERO} is not all 0, and the configuration says so; fetch the model anew")
-        return Matrix(values, scales, form=form, mins=-zeros * scales if zeros is not None and self.shifted else None)
+        return Matrix(values, scales, format=fmt, mins=-zeros * scales if zeros is not None and self.shifted else None)
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.of.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.of.group, part, shard, tensors)
 
-    def _wide(self, x: Tensor, part: Part, cut: Cut, form: Form) -> Tensor:
+    def _wide(self, x: Tensor, part: CheckpointSlice, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """float32 [N, G] of the cut."""
-        x = x.float().expand(cut.outputs[1], 1) if self.whole else x.float()
-        return spread(x[slice(*cut.outputs)], self.of.group, form.group, cut.inputs)
+        x = x.float().expand(shard.outputs[1], 1) if self.whole else x.float()
+        return spread(x[slice(*shard.outputs)], self.of.group, fmt.group, shard.inputs)
 
 
 @dataclass(frozen=True)
@@ -84,27 +84,31 @@ class Fours:
 
     group: int
 
-    def stored(self, part: Part) -> dict[str, OnFile]:
+    def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         module, outputs, inputs = part.source.removesuffix(".weight"), outputs_of(part), part.shape[1]
         if inputs % self.group or self.group % 2:
             raise ValueError(f"{part.source} has {inputs} inputs, which do not divide into pairs, {self.group} a group")
-        found = {f"{module}{DATA}": OnFile((outputs, inputs // 2), (torch.int8, torch.uint8))}
-        return found | {f"{module}{each}": OnFile((inputs // self.group, outputs), FLOATS) for each in (SCALE, ZERO)}
+        found = {f"{module}{DATA}": StoredTensor((outputs, inputs // 2), (torch.int8, torch.uint8))}
+        return found | {
+            f"{module}{each}": StoredTensor((inputs // self.group, outputs), FLOATS) for each in (SCALE, ZERO)
+        }
 
-    def form(self, cut: Cut) -> Form:
-        return fitted(Form("int4", 4, 16, self.group, mins=True), cut)
+    def format(self, shard: ShardRange) -> WeightFormat:
+        return fitted(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
 
-    def matrix(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Matrix:
-        form, module, (first, last) = self.form(cut), part.source.removesuffix(".weight"), cut.inputs
-        packed = tensors[f"{module}{DATA}"].view(torch.uint8)[slice(*cut.outputs), first // 2 : last // 2]
+    def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
+        fmt, module, (first, last) = self.format(shard), part.source.removesuffix(".weight"), shard.inputs
+        packed = tensors[f"{module}{DATA}"].view(torch.uint8)[slice(*shard.outputs), first // 2 : last // 2]
         scales, mins = (
-            spread(tensors[f"{module}{each}"].float()[:, slice(*cut.outputs)].t(), self.group, form.group, cut.inputs)
+            spread(
+                tensors[f"{module}{each}"].float()[:, slice(*shard.outputs)].t(), self.group, fmt.group, shard.inputs
+            )
             for each in (SCALE, ZERO)
         )
-        return Matrix(packed ^ 0x88, scales, form=form, mins=mins)  # -8..7 to 0..15
+        return Matrix(packed ^ 0x88, scales, format=fmt, mins=mins)  # -8..7 to 0..15
 
-    def floats(self, part: Part, cut: Cut, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, cut, tensors)
+    def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
+        return floats(self, self.group, part, shard, tensors)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class ParsedConfig:
     shifted: bool = False
 
 
-def found(config: Mapping[str, Any], tensors: Mapping[str, OnFile]) -> TensorPlan:
+def found(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
     """The modules that the files hold so. ValueError for what is not read."""
     named = [(name, None if each is None else _said(*each)) for name, each in entries(config)]
     return TensorPlan({module: _reader(module, tensors, _of(module, named)) for module in modules(tensors, DATA)})
@@ -191,7 +195,7 @@ def _of(module: str, named: list[tuple[str, ParsedConfig | None]]) -> ParsedConf
     return next(iter([*own, *by_pattern]), dict(named).get("_default")) or ParsedConfig()
 
 
-def _reader(module: str, tensors: Mapping[str, OnFile], said: ParsedConfig) -> Torchao | Fours:
+def _reader(module: str, tensors: Mapping[str, StoredTensor], said: ParsedConfig) -> Torchao | Fours:
     """By what the files hold."""
     data, scale, zero = (tensors.get(f"{module}{each}") for each in (DATA, SCALE, ZERO))
     shapes = [each.shape for each in (data, scale) if each is not None and each.shape is not None]
@@ -208,17 +212,17 @@ def _reader(module: str, tensors: Mapping[str, OnFile], said: ParsedConfig) -> T
             raise other
         return Fours(2 * inputs // rows)
     if kind in FLOAT8 and (rows == outputs or whole) and groups and inputs % groups == 0:
-        form = Form(
+        fmt = WeightFormat(
             "fp8a8" if said.dynamic else "fp8", 8, 8 if said.dynamic else 16, _group(inputs, groups), dtype=kind
         )
-        return Torchao(form, whole=whole)
+        return Torchao(fmt, whole=whole)
     if kind == torch.int8 and (rows == outputs or whole) and groups and inputs % groups == 0:
         if zero is not None and (not zero.dtypes or zero.shape != (rows, groups)):
             raise other
         held = 4 if said.bits <= 4 and inputs % 2 == 0 else 8
         dynamic = said.dynamic and held == 8 and groups == 1
-        form = Form("w8a8" if dynamic else f"int{held}", held, 8 if dynamic else 16, _group(inputs, groups))
-        return Torchao(form, zero.dtypes[0] if zero else None, said.shifted, whole)
+        fmt = WeightFormat("w8a8" if dynamic else f"int{held}", held, 8 if dynamic else 16, _group(inputs, groups))
+        return Torchao(fmt, zero.dtypes[0] if zero else None, said.shifted, whole)
     raise other
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import attention, biased_attention, page_shape, paged_attention, row_width, write_kv
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, missing
@@ -26,20 +26,20 @@ def probe() -> str | None:
     k, v, kv = torch.ones(1, 1, 8), torch.arange(8.0).reshape(1, 1, 8), torch.zeros(2, 2, 1, 16, 8)
     none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     group = Group(16 * one, one[None], one)
-    books = Books(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
-    out = _paged_attention(k, _write_kv(kv, k, v, books), books, spec, None)
+    context = StepContext(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
+    out = _paged_attention(k, _write_kv(kv, k, v, context), context, spec, None)
     return None if torch.equal(out, v) else f"attention to one token gave {out.tolist()}, not its values"
 
 
 @write_kv.provide("native", probe)
-def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> Tensor:
     """Writes in place."""
     pages, sides, heads, size, width = kv.shape
     if not kv.is_contiguous():
         raise ValueError("the cache is not contiguous")
     k = _rows(k, k.dtype if kv.dtype in QUANTIZED else kv.dtype)
     v = None if v is None else _rows(v, k.dtype)
-    slots, bytes_ = books.group.slots, k.element_size()
+    slots, bytes_ = context.group.slot_mapping, k.element_size()
     if v is not None and k.shape != v.shape or sides != 1 + (v is not None) or _width(k, kv) != width:
         raise ValueError(f"k {tuple(k.shape)}, v {v is None or tuple(v.shape)} do not fit a cache of {tuple(kv.shape)}")
     if slots.shape[0] != k.shape[0] or k.shape[1] != heads:
@@ -53,20 +53,20 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
 
 
 @paged_attention.provide("native", probe)
-def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    if kv.dtype != spec.cached or not kv.is_contiguous():
-        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
+def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    if kv.dtype != spec.cache_dtype or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cache_dtype}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec):
         raise ValueError(f"q {tuple(q.shape)} and a cache of {tuple(kv.shape)} do not fit {spec}")
     q = _rows(q, q.dtype)
     out = empty((*q.shape[:2], spec.value_dim), q.dtype)
-    batch, group = books
-    table, starts = group.table, batch.starts
+    batch, group = context
+    table, starts = group.block_table, batch.query_start_loc
     if sinks is not None:
         sinks = sinks.float().contiguous()
     _layer(spec, q.dtype)(
         out.data_ptr(), q.data_ptr(), q.stride(0), kv.data_ptr(), kv.shape[0], _address(batch.positions),
-        _address(starts), _address(group.lengths), _address(table), q.shape[0], table.shape[0], table.shape[1],
+        _address(starts), _address(group.seq_lens), _address(table), q.shape[0], table.shape[0], table.shape[1],
         0 if sinks is None else sinks.data_ptr(), 0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
     )  # fmt: skip
     return out
@@ -95,11 +95,21 @@ def _within(  # noqa: PLR0913
     if sinks is not None:
         sinks = sinks.float().contiguous()
     _whole_layer(spec, q.dtype)(
-        out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-        _address(batch.starts), q.shape[0], batch.starts.shape[0] - 1, 0 if sinks is None else sinks.data_ptr(),
-        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(), 0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        _address(batch.query_start_loc),
+        q.shape[0],
+        batch.query_start_loc.shape[0] - 1,
+        0 if sinks is None else sinks.data_ptr(),
+        0 if spec.alibi is None else _slopes(spec.alibi).data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         0 if bias is None else bias.shape[1] // 2,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -133,7 +143,7 @@ def _address(x: Tensor) -> int:
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
     layer: Callable[..., None] = extension().PagedAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.chunk or 0,
-        spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cached),
+        spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cache_dtype),
     )  # fmt: skip
     return layer
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.platforms.cpu.arena import empty, lasting
 from quintet.platforms.cpu.ops.extension import KINDS, extension, fitting, missing
@@ -26,16 +26,16 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
 
     The values may be a memory map. ValueError for numbers or scales that are not finite, and for groups of an odd size.
     """
-    form, values, scales = matrix.form, matrix.values, matrix.scales
-    assert scales is not None and matrix.order is None and matrix.mins is None, "8-bit floats have scales alone"
+    fmt, values, scales = matrix.format, matrix.values, matrix.scales
+    assert scales is not None and matrix.input_order is None and matrix.mins is None, "8-bit floats have scales alone"
     if values.dtype not in FORMATS:
         raise ValueError(f"8-bit floats are {', '.join(map(str, FORMATS))} here, not {values.dtype}")
-    (outputs, inputs), group = values.shape, form.group
+    (outputs, inputs), group = values.shape, fmt.group
     if group % 2 and group < inputs:
         raise ValueError(f"groups of {group} inputs share scales, which cuts the pairs that are multiplied at once")
     if values.stride(1) != 1 or values.stride(0) < inputs:
         values = values.contiguous()
-    packed_shape, scales_shape = _shapes(outputs, inputs, form)
+    packed_shape, scales_shape = _shapes(outputs, inputs, fmt)
     packed = lasting(packed_shape, torch.uint8)
     sizes = outputs, inputs, values.stride(0)
     if not extension().pack_float8(FORMATS[values.dtype], packed.data_ptr(), values.data_ptr(), *sizes):
@@ -46,20 +46,20 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     return {"weight": packed, "scales": wide.reshape(-1, COLUMNS, scales_shape[1]).transpose(1, 2).contiguous()}
 
 
-def holds(form: Form, inputs: int) -> bool:
+def holds(fmt: WeightFormat, inputs: int) -> bool:
     """True if laid() takes matrices of the form, with so many inputs."""
-    return form.dtype in FORMATS and (form.group % 2 == 0 or form.group >= inputs)
+    return fmt.dtype in FORMATS and (fmt.group % 2 == 0 or fmt.group >= inputs)
 
 
-def shared(form: Form, inputs: int) -> int:
+def shared(fmt: WeightFormat, inputs: int) -> int:
     """Inputs that share scales, as products count them."""
-    return min(form.group or inputs, inputs)
+    return min(fmt.group or inputs, inputs)
 
 
-def packed_bytes(shape: tuple[int, ...], form: Form) -> int:
+def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
     """Returns the bytes of laid()'s results for a weight [N, K] of this shape."""
     outputs, inputs = shape
-    packed, scales = _shapes(outputs, inputs, form)
+    packed, scales = _shapes(outputs, inputs, fmt)
     return math.prod(packed) + math.prod(scales) * torch.float32.itemsize
 
 
@@ -78,42 +78,42 @@ def probe() -> str | None:
     x, weight = torch.zeros(1, 33), torch.zeros(2, 33)
     x[0, 5], x[0, 32], weight[0, 5], weight[1, 32] = 1.0, -1.0, 3.0, 0.5
     for kind in FORMATS:
-        form = Form("fp8", 8, 16, 32, dtype=kind)
-        packed = laid(Matrix(weight.to(kind), torch.full((2, 2), 4.0), form=form))
-        got = _linear(x, Matrix(packed["weight"], packed["scales"], form=form), None, (2,)).tolist()
+        fmt = WeightFormat("fp8", 8, 16, 32, dtype=kind)
+        packed = laid(Matrix(weight.to(kind), torch.full((2, 2), 4.0), format=fmt))
+        got = _linear(x, Matrix(packed["weight"], packed["scales"], format=fmt), None, (2,)).tolist()
         if got != [[12.0, -2.0]]:
             return f"a product with {kind} gave {got}, not [[12.0, -2.0]]"
     return None
 
 
-@linear.provide("native", probe, forms=("fp8",))
+@linear.provide("native", probe, kinds=("fp8",))
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """A weight of two dimensions was not packed."""
-    packed, scales, form = weight.values, weight.scales, weight.form
-    if packed.dim() == 2 or scales is None or form.dtype is None:
+    packed, scales, fmt = weight.values, weight.scales, weight.format
+    if packed.dim() == 2 or scales is None or fmt.dtype is None:
         return by_torch(x, weight, bias, outputs)
     (tokens, inputs), count, dtype = x.shape, sum(outputs), x.dtype
-    fit(packed, scales, form, count, inputs)
+    fit(packed, scales, fmt, count, inputs)
     x, bias = fitting(x, bias, count)
     out = empty((tokens, count), dtype)
     extension().float8(
-        FORMATS[form.dtype], KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(),
-        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, shared(form, inputs),
+        FORMATS[fmt.dtype], KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(),
+        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, shared(fmt, inputs),
     )  # fmt: skip
     return out
 
 
-def fit(packed: Tensor, scales: Tensor, form: Form, outputs: int, inputs: int) -> None:
+def fit(packed: Tensor, scales: Tensor, fmt: WeightFormat, outputs: int, inputs: int) -> None:
     """ValueError where these are not laid()'s of a weight [outputs, inputs]."""
     there = tuple(packed.shape), tuple(scales.shape)
-    if there != _shapes(outputs, inputs, form) or packed.dtype != torch.uint8 or scales.dtype != torch.float32:
+    if there != _shapes(outputs, inputs, fmt) or packed.dtype != torch.uint8 or scales.dtype != torch.float32:
         raise ValueError(
             f"{inputs} inputs and {outputs} outputs do not fit a packed weight {there[0]} {packed.dtype} with scales "
-            f"{there[1]} {scales.dtype} for groups of {form.group}"
+            f"{there[1]} {scales.dtype} for groups of {fmt.group}"
         )
 
 
-def _shapes(outputs: int, inputs: int, form: Form) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the shapes of laid()'s weight and scales."""
     blocks = -(-outputs // COLUMNS)
-    return (blocks, -(-inputs // 2), STEP), (blocks, form.groups(inputs), COLUMNS)
+    return (blocks, -(-inputs // 2), STEP), (blocks, fmt.groups(inputs), COLUMNS)

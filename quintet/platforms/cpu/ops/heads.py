@@ -16,7 +16,7 @@ from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import KINDS, extension, kind_of, missing
 
-USES = ("heads", "turned heads")
+USES = ("heads", "transposed heads")
 
 
 @functools.cache
@@ -56,9 +56,9 @@ def pack(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 @by_heads.provide("native", probe)
-def _by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+def _by_heads(x: Tensor, weight: Tensor, outputs: int, transposed: bool) -> Tensor:
     if weight.dim() == 3:
-        plain: Tensor = by_heads.providers["torch"](x, weight, outputs, turned)
+        plain: Tensor = by_heads.providers["torch"](x, weight, outputs, transposed)
         return plain
     return _product(x, weight, outputs)
 

@@ -39,7 +39,7 @@ def pack(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
     """A stack from the checkpoint's tensors, as pack_experts() lays it; joined beforehand only if blocks ask for it."""
     if weight.shape[1] % extension().LINEAR_COLUMNS:
         return pack_experts(weight.local(tensors).to(weight.dtype))
-    packed = linear.pack(*(piece.to(weight.dtype) for piece in weight.pieces(tensors)))
+    packed = linear.pack(*(piece.to(weight.dtype) for piece in weight.local_slices(tensors)))
     return packed.view(weight.stack, -1, *packed.shape[1:])
 
 

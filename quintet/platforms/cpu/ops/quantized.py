@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.ops.quantized import dequantized, rounded
 from quintet.platforms.cpu.arena import empty, lasting
@@ -31,7 +31,7 @@ from quintet.platforms.cpu.weight_layout import (
 )
 
 
-def pack(weight: Tensor, form: Form) -> dict[str, Tensor]:
+def pack(weight: Tensor, fmt: WeightFormat) -> dict[str, Tensor]:
     """[N, K] in floats -> "weight" uint8 [blocks, ceil(K / 4), 256 or 128] and "scales" [blocks, G, 64].
 
     The weight may be a memory map. ValueError where the form's group does not divide K, and for numbers that are not
@@ -41,8 +41,8 @@ def pack(weight: Tensor, form: Form) -> dict[str, Tensor]:
         raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_described(weight)}")
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()
-    (outputs, inputs), number = weight.shape, number_of(form)
-    packed_shape, scales_shape = shapes(outputs, inputs, form)
+    (outputs, inputs), number = weight.shape, number_of(fmt)
+    packed_shape, scales_shape = shapes(outputs, inputs, fmt)
     packed = lasting(packed_shape, torch.uint8)
     scales = torch.empty(scales_shape, dtype=scale_type(number))
     sizes = outputs, inputs, scales_shape[1], weight.stride(0)
@@ -64,15 +64,15 @@ def probe() -> str | None:
     x, weight = torch.zeros(1, 32), torch.zeros(2, 32)
     x[0, 5], x[0, 7], weight[0, 5], weight[1, 7] = 1.0, -1.0, 3.0, 2.0
     for name in ("int8", "int4", "w8a8", "w4a8"):
-        form = Form(name, 4 if "4" in name else 8, 8 if "a8" in name else 16, 0 if name == "w8a8" else 32)
-        packed = pack(weight, form)
-        got = _product(x, Matrix(packed["weight"], packed["scales"], form=form), None, (2,))
+        fmt = WeightFormat(name, 4 if "4" in name else 8, 8 if "a8" in name else 16, 0 if name == "w8a8" else 32)
+        packed = pack(weight, fmt)
+        got = _product(x, Matrix(packed["weight"], packed["scales"], format=fmt), None, (2,))
         if not torch.allclose(got, torch.tensor([[3.0, -2.0]]), rtol=0.02):
             return f"a product by {name} gave {got.tolist()}, not [[3.0, -2.0]]"
     return None
 
 
-@linear.provide("native", probe, forms=HELD)
+@linear.provide("native", probe, kinds=HELD)
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """A weight of two dimensions was not packed."""
     if weight.values.dim() == 2 or weight.scales is None:
@@ -82,12 +82,12 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
 
 def by_torch(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """The reference's product with what was not packed, a row's bits the same whatever rows stand beside it."""
-    dtype, shifted = x.dtype, weight.zeros is not None or weight.mins is not None or bool(weight.form.table)
-    if weight.form.activations == 8 and not shifted:  # sums of whole numbers
+    dtype, shifted = x.dtype, weight.zeros is not None or weight.mins is not None or bool(weight.format.codebook)
+    if weight.format.activations == 8 and not shifted:  # sums of whole numbers
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
-    if weight.form.activations == 8:
-        x, weight = rounded(x, weight), weight._replace(order=None)
+    if weight.format.activations == 8:
+        x, weight = rounded(x, weight), weight._replace(input_order=None)
     bias = None if bias is None else bias.float()
     y: Tensor = linear.providers["torch"](x.float(), Matrix(dequantized(weight)), bias, outputs)
     return y.to(dtype)
@@ -97,7 +97,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     packed, scales = weight.values, weight.scales
     assert scales is not None
     count, (tokens, inputs), dtype = sum(outputs), x.shape, x.dtype
-    known = settled(weight.form, inputs)
+    known = settled(weight.format, inputs)
     blocks = len(packed)
     if (
         packed.shape[1:] != known.packed
@@ -114,7 +114,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     extension().quantized(
         known.number, KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),
         _address(bias), tokens, inputs, count, known.groups, _address(weight.zeros), _address(weight.mins),
-        _address(weight.order), known.span, scales.shape[1] > known.rows, _address(known.table),
+        _address(weight.input_order), known.span, scales.shape[1] > known.rows, _address(known.table),
     )  # fmt: skip
     return out
 
@@ -132,13 +132,13 @@ class Settled(NamedTuple):
 
 
 @functools.cache
-def settled(form: Form, inputs: int) -> Settled:
+def settled(fmt: WeightFormat, inputs: int) -> Settled:
     """Looked up in each step."""
-    number, own = number_of(form), held(form, inputs)
+    number, own = number_of(fmt), held(fmt, inputs)
     (_, *packed), (_, rows, _) = shapes(1, inputs, own)
     groups = inputs // own.group if leveled(own) else rows
-    span = (form.group or inputs) if form.activations == 8 else 0
-    table = stored_table(form) if number in (TABLE4, TABLE4_A8) else None
+    span = (fmt.group or inputs) if fmt.activations == 8 else 0
+    table = stored_table(fmt) if number in (TABLE4, TABLE4_A8) else None
     return Settled(number, (packed[0], packed[1]), groups, rows, scale_type(number), span, table)
 
 

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.embedding import quantized_embedding
 from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.arena import empty
@@ -34,14 +34,17 @@ def probe() -> str | None:
     if reason := missing("gather_float8"):
         return reason
     numbers, ids = torch.tensor([[1.0] * 16, [-2.0] * 16]), torch.ones(1, dtype=torch.int32)
-    four, wide = Form("int4", 4, 16, 16), Form("fp8", 8, dtype=torch.float8_e4m3fn)
+    four, wide = WeightFormat("int4", 4, 16, 16), WeightFormat("fp8", 8, dtype=torch.float8_e4m3fn)
     halves, whole = torch.ones(2, 1) / 2, (numbers * 2 + 8).to(torch.uint8)
-    given = Matrix(whole[:, ::2] | whole[:, 1::2] << 4, halves, form=four), Matrix((2 * numbers).to(wide.dtype), halves)
-    for laid, form in ((tiles.laid(given[0]), four), (float8.laid(given[1]._replace(form=wide)), wide)):
-        table = Matrix(laid["weight"], laid["scales"], form=form)
+    given = (
+        Matrix(whole[:, ::2] | whole[:, 1::2] << 4, halves, format=four),
+        Matrix((2 * numbers).to(wide.dtype), halves),
+    )
+    for laid, fmt in ((tiles.laid(given[0]), four), (float8.laid(given[1]._replace(format=wide)), wide)):
+        table = Matrix(laid["weight"], laid["scales"], format=fmt)
         got = _embedding(ids, table, 0, (2, 16), torch.float32)
         if not torch.equal(got, numbers[1:]):
-            return f"sixteen times -2 by {form.kind} came out as {got.tolist()}"
+            return f"sixteen times -2 by {fmt.kind} came out as {got.tolist()}"
     return None
 
 
@@ -52,30 +55,43 @@ def _embedding(ids: Tensor, weight: Matrix, first: int, shape: Shape, dtype: tor
         plain: Tensor = quantized_embedding.reference(ids, weight, first, shape, dtype)
         return plain
     out, at = empty((len(ids), shape[1]), dtype), indices(ids)
-    if weight.form.dtype is not None:
+    if weight.format.dtype is not None:
         _float8(out, at, weight, first, shape)
         return out
-    values, scales, known = weight.values, weight.scales, settled(weight.form, shape[1])
+    values, scales, known = weight.values, weight.scales, settled(weight.format, shape[1])
     powers = scales.shape[1] > known.rows
     held = known.rows, known.rows + POWERS
     fits = values.shape[1:] == known.packed and scales.dtype == known.scale and scales.shape[1] in held
     if not fits or not _covers(values, shape[0]):
         raise ValueError(f"a table {shape} is not {_described(values)} with scales {_described(scales)}")
     extension().gather(
-        known.number, kind_of(dtype), out.data_ptr(), at, values.data_ptr(), scales.data_ptr(), len(ids), shape[1],
-        shape[0], known.groups, first, _address(weight.zeros), _address(weight.mins), _address(weight.order), powers,
+        known.number,
+        kind_of(dtype),
+        out.data_ptr(),
+        at,
+        values.data_ptr(),
+        scales.data_ptr(),
+        len(ids),
+        shape[1],
+        shape[0],
+        known.groups,
+        first,
+        _address(weight.zeros),
+        _address(weight.mins),
+        _address(weight.input_order),
+        powers,
         _address(known.table),
-    )  # fmt: skip
+    )
     return out
 
 
 def _float8(out: Tensor, ids: int, weight: Matrix, first: int, shape: Shape) -> None:
-    form, (rows, width) = weight.form, shape
-    assert form.dtype is not None and weight.scales is not None
-    float8.fit(weight.values, weight.scales, form, rows, width)
+    fmt, (rows, width) = weight.format, shape
+    assert fmt.dtype is not None and weight.scales is not None
+    float8.fit(weight.values, weight.scales, fmt, rows, width)
     places = out.data_ptr(), ids, weight.values.data_ptr(), weight.scales.data_ptr()
-    sizes = len(out), width, rows, float8.shared(form, width)
-    extension().gather_float8(float8.FORMATS[form.dtype], kind_of(out.dtype), *places, *sizes, first)
+    sizes = len(out), width, rows, float8.shared(fmt, width)
+    extension().gather_float8(float8.FORMATS[fmt.dtype], kind_of(out.dtype), *places, *sizes, first)
 
 
 def _covers(packed: Tensor, rows: int) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.weights import Form, Matrix, Weight
+from quintet.interface.weights import Matrix, Weight, WeightFormat
 from quintet.ops.activation import gated
 from quintet.ops.linear import linear
 from quintet.ops.moe import biased_experts, mixed, one_of, quantized_experts
@@ -27,21 +27,21 @@ from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, mis
 from quintet.platforms.cpu.weight_layout import COLUMNS
 
 
-def packer_of(form: Form) -> Any:
+def packer_of(fmt: WeightFormat) -> Any:
     """Returns the module that packs a canonical matrix of the form, by its laid(), holds() and packed_bytes()."""
-    return float8 if form.kind == "fp8" else tiles
+    return float8 if fmt.kind == "fp8" else tiles
 
 
-def lays(form: Form, inputs: int) -> bool:
+def lays(fmt: WeightFormat, inputs: int) -> bool:
     """True if a quantized matrix is packed: for products that are there, and serve it."""
-    serves = float8 if form.kind == "fp8" else quantized
-    return serves.probe() is None and bool(packer_of(form).holds(form, inputs))
+    serves = float8 if fmt.kind == "fp8" else quantized
+    return serves.probe() is None and bool(packer_of(fmt).holds(fmt, inputs))
 
 
 def packs(weight: Weight) -> bool:
     """True if a stack is packed as our products read it."""
     whole = weight.shape[2] % tiles.QUAD == 0  # so that packed stacks say how many inputs they have
-    return probe() is None and whole and lays(weight.form, weight.shape[2])
+    return probe() is None and whole and lays(weight.format, weight.shape[2])
 
 
 def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = _packed(weight, parts) if packs(weight) else attributes(_canonical(weight, parts))
     except ValueError as error:
         done = "quantized" if weight.reader is None else "packed"
-        raise ValueError(f"{weight.parts[0].source} cannot be {done}: {error}") from None
+        raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None
     count = weight.stack
     return of_stack(weight.name, {name: each.view(count, -1, *each.shape[1:]) for name, each in found.items()})
 
@@ -62,15 +62,15 @@ def placed_bytes(weight: Weight) -> int:
 
 def quantizes(weight: Weight) -> bool:
     """True if it holds floats that quantized.pack() rounds to whole numbers; other packed weights go through laid()."""
-    return weight.reader is None and weight.form.dtype is None and not weight.form.table
+    return weight.reader is None and weight.format.dtype is None and not weight.format.codebook
 
 
 def packed_bytes(weight: Weight) -> int:
     """Returns the bytes of one of its matrices, once packed."""
-    shape, form = weight.shape[-2:], weight.form
+    shape, fmt = weight.shape[-2:], weight.format
     if quantizes(weight):
-        return tiles.packed_bytes(shape, form, powers=False)
-    found: int = packer_of(form).packed_bytes(shape, form)
+        return tiles.packed_bytes(shape, fmt, powers=False)
+    found: int = packer_of(fmt).packed_bytes(shape, fmt)
     return found
 
 
@@ -78,10 +78,10 @@ def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     spare = -weight.shape[1] % COLUMNS
     if quantizes(weight):
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
-        return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.form)
+        return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.format)
     if blocks.lays(weight):
         return blocks.laid(weight, parts)
-    found: dict[str, Tensor] = packer_of(weight.form).laid(_canonical(weight, parts, spare))
+    found: dict[str, Tensor] = packer_of(weight.format).laid(_canonical(weight, parts, spare))
     return found
 
 
@@ -96,9 +96,9 @@ def _canonical(weight: Weight, parts: Mapping[str, Tensor], spare: int = 0) -> M
 def _longer(matrix: Matrix, spare: int) -> Matrix:
     if not spare:
         return matrix
-    values, scales, zeros, order, form, mins = matrix
+    values, scales, zeros, order, fmt, mins = matrix
     scales, zeros, mins = (None if x is None else _under(x, spare) for x in (scales, zeros, mins))
-    return Matrix(_under(values, spare), scales, zeros, order, form, mins)
+    return Matrix(_under(values, spare), scales, zeros, order, fmt, mins)
 
 
 def _under(x: Tensor, spare: int) -> Tensor:
@@ -111,13 +111,13 @@ def probe() -> str | None:
     """Checks two tokens, each with an expert of its own: one that keeps the numbers, and one that doubles them."""
     if reason := missing("quantized_experts"):
         return reason
-    form, x = Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
+    fmt, x = WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn), torch.tensor([[1.0, 2.0], [4.0, 8.0]])
     eye, stacks = torch.eye(2), []
     for experts in ([eye.repeat(2, 1)] * 2, [eye, 2 * eye]):
-        rows = [Matrix(each.to(form.dtype), torch.ones(len(each), 1), form=form) for each in experts]
+        rows = [Matrix(each.to(fmt.dtype), torch.ones(len(each), 1), format=fmt) for each in experts]
         laid = float8.laid(joined([_longer(each, -len(each.values) % COLUMNS) for each in rows]))
         weight, scales = (laid[name].view(2, 1, *laid[name].shape[1:]) for name in ("weight", "scales"))
-        stacks.append(Matrix(weight, scales, form=form))
+        stacks.append(Matrix(weight, scales, format=fmt))
     ids = torch.tensor([[0], [1]], dtype=torch.int32)
     got = _experts(x, stacks[0], stacks[1], torch.ones(2, 1), ids, "relu").tolist()
     want = [[1.0, 4.0], [32.0, 128.0]]  # x * x, once or twice
@@ -148,7 +148,7 @@ def _biased_experts(
     clamp: tuple[float, float],
 ) -> Tensor:
     """Stacks are both packed, or go to torch."""
-    plain = [stack.form.plain for stack in stacks]
+    plain = [stack.format.plain for stack in stacks]
     if any(stack.values.dim() == 3 for stack in stacks) or plain[0] != plain[1]:
         other: Tensor = biased_experts.providers["torch"](x, stacks, biases, weights, ids, clamp)
         return other
@@ -162,7 +162,7 @@ def _served(x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tens
     (tokens, hidden), k, num = x.shape, ids.shape[1], len(stacks[1].values)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
-    plain = stacks[0].form.plain
+    plain = stacks[0].format.plain
     inner = native_moe.inner_of(x, *(each.values for each in stacks)) if plain else _inputs(stacks[1])
     x = x if x.stride(1) == 1 and x.stride(0) >= hidden else x.contiguous()
     weights, ids = weights.contiguous(), ids.contiguous()
@@ -182,8 +182,8 @@ def _served(x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tens
 def _inputs(stack: Matrix) -> int:
     """Returns the inputs of its matrices: whole words of them where they are packed, see packs()."""
     if stack.values.dim() == 3:
-        return stack.values.shape[2] * 8 // stack.form.bits
-    return stack.values.shape[2] * (2 if stack.form.kind == "fp8" else tiles.QUAD)
+        return stack.values.shape[2] * 8 // stack.format.bits
+    return stack.values.shape[2] * (2 if stack.format.kind == "fp8" else tiles.QUAD)
 
 
 def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -205,14 +205,14 @@ def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callabl
 
 def _described(stack: Matrix, inputs: int) -> list[int]:
     """Describes a stack as csrc/cpu/bindings/bind_moe_quantized.cpp reads it."""
-    values, scales, form = stack.values, stack.scales, stack.form
+    values, scales, fmt = stack.values, stack.scales, stack.format
     assert scales is not None, "what is quantized has scales"
     beside = [stack.zeros, stack.mins]
-    if form.dtype is not None:
-        head = [1, float8.FORMATS[form.dtype], float8.shared(form, inputs), 0, 0, 0]
-        packed, groups = (-(-inputs // 2), float8.STEP), [form.groups(inputs)]
+    if fmt.dtype is not None:
+        head = [1, float8.FORMATS[fmt.dtype], float8.shared(fmt, inputs), 0, 0, 0]
+        packed, groups = (-(-inputs // 2), float8.STEP), [fmt.groups(inputs)]
     else:
-        known = quantized.settled(form, inputs)
+        known = quantized.settled(fmt, inputs)
         powers = scales.shape[2] > known.rows
         table = 0 if known.table is None else known.table.data_ptr()
         head = [0, known.number, known.groups, known.span, int(powers), table]
@@ -245,5 +245,5 @@ def _by_all(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[T
 
 
 def _product(x: Tensor, weight: Matrix, outputs: int) -> Tensor:
-    product: Tensor = linear.kinds[weight.form.kind].providers["native"](x, weight, None, (outputs,))
+    product: Tensor = linear.kinds[weight.format.kind].providers["native"](x, weight, None, (outputs,))
     return product

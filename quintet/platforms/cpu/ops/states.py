@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.elementwise import sigmoid_gate
 from quintet.ops.norm import gated_norm
 from quintet.ops.states import Conv, Moves, Scan, Turns, delta_rule, selective_scan, short_conv, state_space
@@ -20,21 +20,21 @@ def probe() -> str | None:
         return reason
     none, one = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     group = Group(none, torch.tensor([[0, 1]], dtype=torch.int32), one)
-    books = Books(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
+    context = StepContext(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
     x, weight = torch.tensor([[3.0, 5.0]]), torch.tensor([[7.0, 2.0], [7.0, 4.0]])
-    out, state = _short_conv(x, None, Conv(weight), torch.zeros(2, 2, 1), books, False)
+    out, state = _short_conv(x, None, Conv(weight), torch.zeros(2, 2, 1), context, False)
     good = torch.equal(out, torch.tensor([[6.0, 20.0]])) and torch.equal(state[1], x.T)
     return None if good else f"a convolution of {x.tolist()} gave {out.tolist()} and kept {state.tolist()}"
 
 
 @short_conv.provide("native", probe)
 def _short_conv(
-    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool
+    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, channels = x.shape
     taps = conv.weight.shape[1]
     if not 2 <= taps <= MOST_TAPS:
-        return short_conv.reference(x, gates, conv, state, books, silu)
+        return short_conv.reference(x, gates, conv, state, context, silu)
     if state.shape[1:] != (channels, taps - 1) or conv.weight.shape[0] != channels or state.dtype != x.dtype:
         raise ValueError(f"x {tuple(x.shape)} and a state {tuple(state.shape)} {state.dtype} do not fit {taps} taps")
     if gates is not None and (gates.shape != (tokens, 2 * channels) or gates.dtype != x.dtype):
@@ -44,13 +44,13 @@ def _short_conv(
     out = empty((tokens, channels), x.dtype)
     extension().short_conv(
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), _at(gates), weight.data_ptr(), _at(bias), _kept(state),
-        x.stride(0), 0 if gates is None else gates.stride(0), channels, taps, silu, _rows(state, books),
+        x.stride(0), 0 if gates is None else gates.stride(0), channels, taps, silu, _rows(state, context),
     )  # fmt: skip
     return out, state
 
 
 @state_space.provide("native", probe)
-def _state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> tuple[Tensor, Tensor]:
+def _state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> tuple[Tensor, Tensor]:
     tokens, heads, dim = moves.x.shape
     groups, width = moves.into.shape[1:]
     if state.shape[1:] != (heads, dim, width) or state.dtype != torch.float32:
@@ -67,17 +67,17 @@ def _state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: f
         0 if scan.dt_bias is None else _float(scan.dt_bias), 0 if scan.skip is None else _float(scan.skip),
         steps.data_ptr(), sides.data_ptr(), _kept(state),
         (x.stride(0), 0 if dt is None else dt.stride(0), into.stride(0), out_of.stride(0)),
-        tokens, heads, groups, dim, width, least, _rows(state, books),
+        tokens, heads, groups, dim, width, least, _rows(state, context),
     )  # fmt: skip
     return out, state
 
 
 @selective_scan.provide("native", probe)
-def _selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def _selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     tokens, channels, _ = moves.x.shape
     width = moves.into.shape[2]
     if width > MOST_WIDTH:
-        return selective_scan.reference(moves, scan, state, books)
+        return selective_scan.reference(moves, scan, state, context)
     if state.shape[1:] != (channels, width) or state.dtype != torch.float32 or scan.a_log.shape != (channels, width):
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     if moves.dt is None or scan.dt_bias is None:
@@ -88,13 +88,13 @@ def _selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tu
     extension().selective_scan(
         kind_of(moves.x.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
         _float(scan.dt_bias), 0 if scan.skip is None else _float(scan.skip), sides.data_ptr(), _kept(state),
-        tuple(each.stride(0) for each in given), tokens, channels, width, _rows(state, books),
+        tuple(each.stride(0) for each in given), tokens, channels, width, _rows(state, context),
     )  # fmt: skip
     return out, state
 
 
 @delta_rule.provide("native", probe)
-def _delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def _delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     tokens, groups, width = turns.q.shape
     heads, values = turns.v.shape[1:]
     if state.shape[1:] != (heads, values, width) or state.dtype != torch.float32 or scan.dt_bias is None:
@@ -106,7 +106,7 @@ def _delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[
     extension().delta_rule(
         kind_of(turns.q.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
         _float(scan.dt_bias), steps.data_ptr(), units.data_ptr(), _kept(state),
-        tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, _rows(state, books),
+        tuple(each.stride(0) for each in given), tokens, heads, groups, values, width, _rows(state, context),
     )  # fmt: skip
     return out, state
 
@@ -177,6 +177,6 @@ def _kept(state: Tensor) -> int:
     return state.data_ptr()
 
 
-def _rows(state: Tensor, books: Books) -> Rows:
-    table, starts = books.group.table, books.batch.starts
+def _rows(state: Tensor, context: StepContext) -> Rows:
+    table, starts = context.group.block_table, context.batch.query_start_loc
     return indices(starts), indices(table), table.shape[0], table.shape[1], state.shape[0]

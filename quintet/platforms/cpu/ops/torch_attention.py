@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.types import AttentionSpec, StepContext
 from quintet.ops.attention import paged_attention, widened
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
@@ -29,23 +29,23 @@ class Queries:
 
 
 @paged_attention.provide("torch")
-def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """Requests with one token go together, the others one by one."""
-    batch, group = books
-    starts = batch.starts.tolist()
+    batch, group = context
+    starts = batch.query_start_loc.tolist()
     counts = [last - first for first, last in zip(starts[:-1], starts[1:], strict=True)]
     out = q.new_empty((*q.shape[:2], spec.value_dim))
     single = [r for r, count in enumerate(counts) if count == 1]
     if single:
         rows = [starts[r] for r in single]
         together = _queries(
-            q[rows][:, None], batch.positions[rows][:, None], group.table[single], group.lengths[single]
+            q[rows][:, None], batch.positions[rows][:, None], group.block_table[single], group.seq_lens[single]
         )
         out[rows] = _attend(together, kv, spec, sinks)[:, 0]
     for r, count in enumerate(counts):
         if count > 1:
             own, row = slice(starts[r], starts[r + 1]), slice(r, r + 1)
-            alone = _queries(q[None, own], batch.positions[None, own], group.table[row], group.lengths[row])
+            alone = _queries(q[None, own], batch.positions[None, own], group.block_table[row], group.seq_lens[row])
             out[own] = _attend(alone, kv, spec, sinks)[0]
     return out
 

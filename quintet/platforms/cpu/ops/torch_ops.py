@@ -101,9 +101,9 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 
 @by_heads.provide("torch")
-def _by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+def _by_heads(x: Tensor, weight: Tensor, outputs: int, transposed: bool) -> Tensor:
     """Head by head."""
-    weights = weight.mT.contiguous() if turned else weight
+    weights = weight.mT.contiguous() if transposed else weight
     each = [_linear(x[:, h].contiguous(), Matrix(own), None, (len(own),)) for h, own in enumerate(weights)]
     return torch.stack(each, 1)
 
@@ -128,6 +128,6 @@ def _biased_experts(
 
 
 def _product(x: Tensor, weight: Matrix) -> Tensor:
-    serve = _linear if weight.form.plain else linear.reference
+    serve = _linear if weight.format.plain else linear.reference
     product: Tensor = serve(x, weight, None, (len(weight.values),))
     return product

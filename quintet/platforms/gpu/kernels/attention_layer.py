@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.interface.types import Books
+from quintet.interface.types import StepContext
 from quintet.platforms.gpu.kernels import attention_parts as parts
 from quintet.platforms.gpu.kernels.chips import Cut
 
@@ -175,7 +175,7 @@ class Call:
 
     layer: Layer
     limits: Limits
-    books: Books
+    context: StepContext
     out: Tensor
     q: Tensor
     kv: Tensor
@@ -187,17 +187,26 @@ class Call:
 
     @property
     def arrays(self) -> tuple[Tensor | None, ...]:
-        batch, group = self.books
-        return self.q, self.kv, self.scales, group.table, batch.starts, group.lengths, self.sinks, self.slopes
+        batch, group = self.context
+        return (
+            self.q,
+            self.kv,
+            self.scales,
+            group.block_table,
+            batch.query_start_loc,
+            group.seq_lens,
+            self.sinks,
+            self.slopes,
+        )
 
     @property
     def requests(self) -> int:
-        return self.books.group.lengths.shape[0]
+        return self.context.group.seq_lens.shape[0]
 
     @property
     def pages(self) -> int:
         """Columns of the table."""
-        return self.books.group.table.shape[1]
+        return self.context.group.block_table.shape[1]
 
     @property
     def numbers(self) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.interface.types import Books
+from quintet.interface.types import StepContext
 from quintet.platforms.gpu.kernels.attention_layer import (
     CHUNK,
     E4M3,
@@ -229,17 +229,17 @@ def may_split(call: Call) -> bool:
 def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
     """Both kernels over a step, the first alone where nothing is split; `parts` and `stats` are what needed() says, for
     as many requests at a time."""
-    together, (batch, group) = parts.shape[0] or max(1, call.requests), call.books
+    together, (batch, group) = parts.shape[0] or max(1, call.requests), call.context
     for first in range(0, max(1, call.requests), together):
         end = min(first + together, call.requests)
-        some = group._replace(table=group.table[first:end], lengths=group.lengths[first:end])
-        books = Books(batch._replace(starts=batch.starts[first : end + 1]), some)
-        _launch(replace(call, books=books), parts, stats, call.q.shape[0] if end == call.requests else 0)
+        some = group._replace(block_table=group.block_table[first:end], seq_lens=group.seq_lens[first:end])
+        context = StepContext(batch._replace(query_start_loc=batch.query_start_loc[first : end + 1]), some)
+        _launch(replace(call, context=context), parts, stats, call.q.shape[0] if end == call.requests else 0)
 
 
 def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
     """`tokens` of the step, those of padding among them, if the last of its requests are here; else 0."""
-    of, (batch, group) = call.layer, call.books
+    of, (batch, group) = call.layer, call.context
     blocks, most = split_blocks(of, call.limits), most_splits(of)
     common = {**of.sight, "BLOCK_N": blocks.slots, "LEAST": least_blocks(blocks, call.limits), "MOST": most}
     requests = call.requests
@@ -251,7 +251,7 @@ def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
     if not may_split(call):
         return
     merge_splits[(requests, of.heads)](
-        call.out, parts, stats, batch.starts, group.lengths, call.sinks, requests,
+        call.out, parts, stats, batch.query_start_loc, group.seq_lens, call.sinks, requests,
         HEADS=of.heads, VALUE=of.value, BLOCK_D=of.block_dim, HAS_SINKS=of.sinks, STEP=min(STEP, most), **common,
         num_warps=merge_warps(of), num_stages=2,
     )  # fmt: skip

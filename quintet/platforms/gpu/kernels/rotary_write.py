@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.interface.types import Turn
+from quintet.interface.types import RotaryArgs
 from quintet.platforms.gpu.kernels import rotary, write_kv
 from quintet.platforms.gpu.kernels.rotary import turned
 from quintet.platforms.gpu.kernels.variant import Variant
@@ -64,17 +64,17 @@ def rotary_write(
         write_whole(kv, scales, x, rows + KV_HEADS * PAGE_SIZE, wanted, there, columns, WIDTH, DIM, STORED)
 
 
-def launch(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+def launch(q: Tensor, k: Tensor, v: Tensor, args: RotaryArgs, kv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
     """q [T, H, D], k and v [T, Hkv, D] with a dense last axis; kv [P, 2, Hkv, page_size, row width], contiguous ->
     q turned."""
     tokens, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     pages = write_kv.constants_of(kv, dim)
-    turns = rotary.constants_of(dim, turn.table, turn.norms, turn.neighbours)
+    turns = rotary.constants_of(dim, args.cos_sin, args.norms, args.interleaved)
     q_blocks, k_blocks = (triton.cdiv(x.shape[1], turns["HEADS"]) for x in (q, k))
-    of_q, of_k, eps, offset = (q, k, 0.0, 0.0) if turn.norms is None else turn.norms
+    of_q, of_k, eps, offset = (q, k, 0.0, 0.0) if args.norms is None else args.norms
     rotary_write[(tokens, q_blocks + k_blocks)](
-        out, *write_kv.seen(kv), q, k, v, of_q, of_k, turn.table, positions, slots, heads, *q.stride()[:2],
+        out, *write_kv.seen(kv), q, k, v, of_q, of_k, args.cos_sin, positions, slots, heads, *q.stride()[:2],
         *k.stride()[:2], *v.stride()[:2], q_blocks, eps, offset, **turns, **_beside(pages),
     )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.interface.types import Books
+from quintet.interface.types import StepContext
 from quintet.ops.states import Conv, Moves, Scan, Turns
 from quintet.platforms.gpu.kernels.variant import Variant
 
@@ -191,29 +191,29 @@ def delta_rule(
     tl.store(state + to * size + inside, held, mask=block)
 
 
-def units(books: Books) -> Units:
+def units(context: StepContext) -> Units:
     """Returns the units of a step."""
-    table = books.group.table
-    return Units(books.batch.starts, table, table.stride(0))
+    table = context.group.block_table
+    return Units(context.batch.query_start_loc, table, table.stride(0))
 
 
-def convolve(x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool) -> Tensor:
+def convolve(x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool) -> Tensor:
     """x [T, C] and gates [T, 2 C] with dense rows; writes to the state [units, C, K - 1] -> [T, C]."""
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    at, taps = units(books), conv.weight.shape[1]
+    at, taps = units(context), conv.weight.shape[1]
     short_conv[(tokens + len(at.starts) - 1, triton.cdiv(width, CHANNELS))](
-        out, x, gates, conv.weight, conv.bias, state, books.batch.owners, *at, tokens, width, x.stride(0),
+        out, x, gates, conv.weight, conv.bias, state, context.batch.token_to_seq, *at, tokens, width, x.stride(0),
         0 if gates is None else gates.stride(0), SILU=silu, TAPS=taps, B=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return out
 
 
-def spaces(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> Tensor:
+def spaces(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> Tensor:
     """moves with dense rows; writes to the state [units, H, P, N] -> [T, H, P] float32."""
     x, dt, into, out = moves
     tokens, heads, dim = x.shape
-    y, at = _results(books, (tokens, heads, dim)), units(books)
+    y, at = _results(context, (tokens, heads, dim)), units(context)
     block, numbers = _block(dim, into.shape[2])
     state_space[(len(at.starts) - 1, heads, triton.cdiv(dim, block))](
         y, x, dt, into, out, scan.a_log, scan.dt_bias, scan.skip, state, *at, least, dim, into.shape[2],
@@ -223,12 +223,12 @@ def spaces(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) 
     return y
 
 
-def scanned(moves: Moves, scan: Scan, state: Tensor, books: Books) -> Tensor:
+def scanned(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> Tensor:
     """moves with dense rows; writes to the state [units, C, N] -> [T, C, 1] float32."""
     x, dt, into, out = moves
     assert dt is not None, "a scan is selective by its dt"
     (tokens, channels, _), width = x.shape, into.shape[2]
-    y, at = _results(books, (tokens, channels, 1)), units(books)
+    y, at = _results(context, (tokens, channels, 1)), units(context)
     block, numbers = _block(channels, width)
     selective_scan[(len(at.starts) - 1, triton.cdiv(channels, block))](
         y, x, dt, into, out, scan.a_log, scan.dt_bias, scan.skip, state, *at, channels, width, x.stride(0),
@@ -237,11 +237,11 @@ def scanned(moves: Moves, scan: Scan, state: Tensor, books: Books) -> Tensor:
     return y
 
 
-def turned(turns: Turns, scan: Scan, state: Tensor, books: Books) -> Tensor:
+def turned(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> Tensor:
     """turns with dense rows; writes to the state [units, H, V, D] -> [T, H, V] float32."""
     q, k, v, forget, learn = turns
     (tokens, heads, values), width = v.shape, q.shape[2]
-    out, at = _results(books, (tokens, heads, values)), units(books)
+    out, at = _results(context, (tokens, heads, values)), units(context)
     block, numbers = _block(values, width, LEARNT)
     delta_rule[(len(at.starts) - 1, heads, triton.cdiv(values, block))](
         out, q, k, v, forget, learn, scan.a_log, scan.dt_bias, state, *at, width**-0.5, values, width,
@@ -251,10 +251,10 @@ def turned(turns: Turns, scan: Scan, state: Tensor, books: Books) -> Tensor:
     return out
 
 
-def _results(books: Books, shape: tuple[int, ...]) -> Tensor:
+def _results(context: StepContext, shape: tuple[int, ...]) -> Tensor:
     """float32, and zeros for tokens that pad a step: no request has them, and the layers that follow take them in."""
-    device, tokens = books.batch.starts.device, shape[0]
-    every = tokens == len(books.batch.starts) - 1  # one for each request, and none is padding
+    device, tokens = context.batch.query_start_loc.device, shape[0]
+    every = tokens == len(context.batch.query_start_loc) - 1  # one for each request, and none is padding
     return (torch.empty if every else torch.zeros)(shape, dtype=torch.float32, device=device)
 
 
@@ -268,15 +268,17 @@ def variants() -> list[Variant]:
     """LFM2's and Mamba's convolutions; Mamba 2's states of 64 by 128, Falcon-H1's by 256; Mamba's; Qwen3-Next's."""
     found = []
     for kind in ("bf16", "fp16"):
-        books = {"starts": "*i32", "table": "*i32", "row": "i32"}
-        given = dict.fromkeys(("out", "x", "weight", "state"), f"*{kind}") | {"owners": "*i32", "tokens": "i32"} | books
+        context = {"starts": "*i32", "table": "*i32", "row": "i32"}
+        given = (
+            dict.fromkeys(("out", "x", "weight", "state"), f"*{kind}") | {"owners": "*i32", "tokens": "i32"} | context
+        )
         given |= dict.fromkeys(("width", "x_row"), "i32:16")
         for what, taps, gated in (("LFM2's", 3, True), ("Mamba's", 4, False)):
             others = {"gates": f"*{kind}", "gate_row": "i32:16"} if gated else {"bias": f"*{kind}", "gate_row": "i32"}
             lacking = {"bias": None} if gated else {"gates": None}
             fixed: dict[str, Any] = {"SILU": not gated, "TAPS": taps, "B": CHANNELS, **lacking}
             found.append(Variant(f"{what} convolution {kind}", short_conv, given | others, fixed, WARPS))
-        moved = dict.fromkeys(("x", "dt", "into", "out"), f"*{kind}") | books
+        moved = dict.fromkeys(("x", "dt", "into", "out"), f"*{kind}") | context
         moved |= dict.fromkeys(("y", "a_log", "dt_bias", "skip", "state"), "*fp32") | {"width": "i32:16"}
         moved |= dict.fromkeys(("x_row", "dt_row", "into_row", "out_row"), "i32:16")
         heads = moved | {"least": "fp32", "dim": "i32:16", "each": "i32"}
@@ -291,7 +293,7 @@ def variants() -> list[Variant]:
         fixed = dict(zip(("C", "N"), _block(5120, 16), strict=True))
         signature = moved | {"channels": "i32:16"}
         found.append(Variant(f"selective scan by 16 {kind}", selective_scan, signature, fixed, WARPS))
-        given = dict.fromkeys(("q", "k", "v", "forget", "learn"), f"*{kind}") | books | {"scale": "fp32"}
+        given = dict.fromkeys(("q", "k", "v", "forget", "learn"), f"*{kind}") | context | {"scale": "fp32"}
         given |= dict.fromkeys(("out", "a_log", "dt_bias", "state"), "*fp32") | {"each": "i32"}
         given |= dict.fromkeys(("values", "width", "q_row", "k_row", "v_row", "forget_row", "learn_row"), "i32:16")
         fixed = dict(zip(("V", "D"), _block(128, 128, LEARNT), strict=True))

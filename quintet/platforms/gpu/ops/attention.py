@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Batch, Books, Group
+from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops.attention import page_shape, paged_attention, row_width, stored, widened, write_kv
 from quintet.platforms.gpu import library_checks as trials
 from quintet.platforms.gpu.attention import single
@@ -33,9 +33,9 @@ def reasons(spec: AttentionSpec) -> list[str]:
     found = []
     if spec.dtype not in SERVED:
         found.append(f"it computes in {', '.join(map(str, SERVED))}, not in {spec.dtype}")
-    if spec.cached != spec.dtype and spec.cached not in QUANTIZED:
-        found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cached}")
-    if spec.cached == torch.int8 and spec.head_dim % 4:
+    if spec.cache_dtype != spec.dtype and spec.cache_dtype not in QUANTIZED:
+        found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cache_dtype}")
+    if spec.cache_dtype == torch.int8 and spec.head_dim % 4:
         found.append(f"a float32 scale stands behind each int8 row: head_dim {spec.head_dim} must be a multiple of 4")
     if spec.value_dim > MOST_DIM:
         found.append(f"heads of {spec.value_dim} numbers are more than {MOST_DIM}, which no program could hold")
@@ -56,7 +56,7 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
         most = trials.tokens_for(device)
         pages = -(-(most + 1) // spec.page_size)
         kv = torch.zeros(pages + 1, *page_shape(spec), dtype=torch.uint8, device=device)
-        kv = kv.repeat_interleave(spec.cached.itemsize, -1).view(spec.cached)
+        kv = kv.repeat_interleave(spec.cache_dtype.itemsize, -1).view(spec.cache_dtype)
         table = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
         k = trials.drawn(device, most + 1, spec.kv_heads, spec.head_dim).to(spec.dtype)
         v, q = k.flip(0), trials.queries(spec, device, most + 1)
@@ -64,10 +64,10 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
         for what, first, last in (
             ("a prompt", 0, behind), ("the rest of a prompt", behind, most), ("a token alone", most, most + 1),
         ):  # fmt: skip
-            books, now = step(first, last, spec.page_size, device, table), slice(first, last)
-            kv = _write_kv(kv, k[now], None if spec.shared else v[now], books)
-            got = _paged_attention(q[now], kv, books, spec, sinks)
-            if wrong := trials.differ_by_row(got, _specified(q[now], k[:last], v[:last], books, spec, sinks), what):
+            context, now = step(first, last, spec.page_size, device, table), slice(first, last)
+            kv = _write_kv(kv, k[now], None if spec.shared else v[now], context)
+            got = _paged_attention(q[now], kv, context, spec, sinks)
+            if wrong := trials.differ_by_row(got, _specified(q[now], k[:last], v[:last], context, spec, sinks), what):
                 return wrong
     except Exception as error:  # compilers and drivers fail in many ways; each is a reason not to serve
         lines = str(error).strip().splitlines()
@@ -75,16 +75,18 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
     return None
 
 
-def _specified(q: Tensor, k: Tensor, v: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _specified(
+    q: Tensor, k: Tensor, v: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """In float32, over K and V as a cache has them, on one page: some types have no indexing of their own."""
-    kept = [widened(stored(each, spec.cached), spec.head_dim) for each in ((k,) if spec.shared else (k, v))]
+    kept = [widened(stored(each, spec.cache_dtype), spec.head_dim) for each in ((k,) if spec.shared else (k, v))]
     kv = torch.stack(kept).transpose(1, 2).contiguous()[None]  # [1, 2 or 1, Hkv, tokens, D]
-    group = books.group._replace(table=books.group.table[:, :1] * 0)
+    group = context.group._replace(block_table=context.group.block_table[:, :1] * 0)
     of = replace(spec, dtype=torch.float32, kv_dtype=None, page_size=len(k))
-    return trials.specified(q.float(), kv, books._replace(group=group), of, None if sinks is None else sinks.float())
+    return trials.specified(q.float(), kv, context._replace(group=group), of, None if sinks is None else sinks.float())
 
 
-def step(first: int, last: int, page_size: int, device: torch.device, pages: Tensor | None = None) -> Books:
+def step(first: int, last: int, page_size: int, device: torch.device, pages: Tensor | None = None) -> StepContext:
     """Some positions of one request, on these pages or on page 1; planned as what they are."""
     own = torch.arange(first, last, dtype=torch.int32, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
@@ -92,7 +94,7 @@ def step(first: int, last: int, page_size: int, device: torch.device, pages: Ten
     plan = torch.empty(0, 1 if last - first == 1 else 2, 0, dtype=torch.int32, device=device)
     slots = torch.index_select(pages, 0, own // page_size) * page_size + own % page_size
     group = Group(slots, pages[None], one * last, (plan,))
-    return Books(Batch(own, own, own * 0, torch.cat([one * 0, one * (last - first)]), one, (group,)), group)
+    return StepContext(Batch(own, own, own * 0, torch.cat([one * 0, one * (last - first)]), one, (group,)), group)
 
 
 def workspace(spec: AttentionSpec, requests: int, device: torch.device) -> int:
@@ -110,10 +112,10 @@ def _check(device: torch.device) -> str | None:
     k = torch.zeros(3, 1, 16, device=device)
     v = torch.arange(3.0, device=device)[:, None, None].expand(3, 1, 16).contiguous()
     for first, last in ((0, 2), (2, 3)):
-        own, books = torch.arange(first, last, device=device), step(first, last, 16, device)
-        books = books._replace(group=books.group._replace(plan=()))  # a caller of an op need not have planned
-        kv = _write_kv(kv, k[first:last], v[first:last], books)
-        out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, books, spec, None)
+        own, context = torch.arange(first, last, device=device), step(first, last, 16, device)
+        context = context._replace(group=context.group._replace(plan=()))  # a caller of an op need not have planned
+        kv = _write_kv(kv, k[first:last], v[first:last], context)
+        out = _paged_attention(torch.ones(last - first, 2, 16, device=device), kv, context, spec, None)
         want = own[:, None, None].float() / 2  # the mean of the values up to a token's own
         if not torch.allclose(out, want.expand_as(out)):
             return f"attention over equal keys gave {out[:, 0, 0].tolist()}, not the means {want.flatten().tolist()}"
@@ -121,13 +123,13 @@ def _check(device: torch.device) -> str | None:
 
 
 @write_kv.provide("triton", probing(_check))
-def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, books: Books) -> Tensor:
+def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> Tensor:
     """Writes in place."""
     from quintet.platforms.gpu.kernels import write_kv as kernel
 
     check_written(kv, k, v)
     if k.shape[0]:
-        kernel.launch(kv, _rows(k), None if v is None else _rows(v), books.group.slots)
+        kernel.launch(kv, _rows(k), None if v is None else _rows(v), context.group.slot_mapping)
     return kv
 
 
@@ -143,38 +145,40 @@ def check_written(kv: Tensor, k: Tensor, v: Tensor | None) -> None:
 
 
 @paged_attention.provide("triton", probing(_check))
-def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     _check_fits(q, kv, spec)
-    return attend(q, kv, books, spec, sinks, limits(q.device))
+    return attend(q, kv, context, spec, sinks, limits(q.device))
 
 
-def attend_alike(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def attend_alike(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The op, every token by the kernel for prompts: no bit depends on how a prompt is cut, or on the batch."""
     from quintet.platforms.gpu.kernels import attention
 
     _check_fits(q, kv, spec)
     out = torch.zeros((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)  # of padding
     if q.shape[0]:
-        attention.launch(_call(out, q, kv, books, spec, sinks, limits(q.device)), least=1)
+        attention.launch(_call(out, q, kv, context, spec, sinks, limits(q.device)), least=1)
     return out
 
 
 def _check_fits(q: Tensor, kv: Tensor, spec: AttentionSpec) -> None:
-    if kv.dtype != spec.cached or not kv.is_contiguous():
-        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cached}")
+    if kv.dtype != spec.cache_dtype or not kv.is_contiguous():
+        raise ValueError(f"the cache is {kv.dtype}, contiguous: {kv.is_contiguous()}, and must be {spec.cache_dtype}")
     if q.shape[1:] != (spec.heads, spec.head_dim) or kv.shape[1:] != page_shape(spec) or q.dtype != spec.dtype:
         raise ValueError(f"q {tuple(q.shape)} {q.dtype} and a cache of {tuple(kv.shape)} do not fit {spec}")
 
 
-def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits") -> Tensor:
+def attend(
+    q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits"
+) -> Tensor:
     """Runs the op, with the kernels as they are made for a device of these limits."""
     from quintet.platforms.gpu.kernels import attention, attention_split
 
     out = torch.empty((*q.shape[:2], spec.value_dim), dtype=q.dtype, device=q.device)
     if not q.shape[0]:
         return out
-    call = _call(out, q, kv, books, spec, sinks, limits)
-    if not single(books.group):
+    call = _call(out, q, kv, context, spec, sinks, limits)
+    if not single(context.group):
         attention.launch(call)
     shapes = attention_split.needed(call)
     attention_split.launch(call, *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes))
@@ -182,14 +186,20 @@ def attend(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tens
 
 
 def _call(  # noqa: PLR0913  # the op's arguments
-    out: Tensor, q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits"
+    out: Tensor,
+    q: Tensor,
+    kv: Tensor,
+    context: StepContext,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+    limits: "Limits",
 ) -> "Call":
     from quintet.platforms.gpu.kernels.attention_layer import Call
 
     slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
     seen, scales = _seen(kv, limits)
     layer = _layer(spec, sinks is not None, limits)
-    return Call(layer, limits, books, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    return Call(layer, limits, context, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -214,13 +224,13 @@ def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
     from quintet.platforms.gpu.kernels.attention_layer import PLAIN, Layer
     from quintet.platforms.gpu.kernels.write_kv import STORED
 
-    native = _native(spec.cached, limits)
-    stored = PLAIN if native else STORED.get(spec.cached, PLAIN)
+    native = _native(spec.cache_dtype, limits)
+    stored = PLAIN if native else STORED.get(spec.cache_dtype, PLAIN)
     return Layer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
-        native and spec.cached == torch.float8_e4m3fn, spec.shared, spec.causal, spec.chunk or 0,
-        native and spec.cached == torch.float8_e4m3fnuz,
+        native and spec.cache_dtype == torch.float8_e4m3fn, spec.shared, spec.causal, spec.chunk or 0,
+        native and spec.cache_dtype == torch.float8_e4m3fnuz,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ by how much is unmeasured. Unverified on a GPU.
 import torch
 from torch import Tensor
 
-from quintet.interface.types import AttentionSpec, Books
+from quintet.interface.types import AttentionSpec, StepContext
 from quintet.interface.weights import Matrix
 from quintet.ops.attention import paged_attention
 from quintet.ops.heads import by_heads
@@ -33,18 +33,18 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     return _times(x, weight.values, bias)
 
 
-@linear.provide("invariant", probing(_check), forms=KINDS)
+@linear.provide("invariant", probing(_check), kinds=KINDS)
 def _quantized(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     return by_matrix(x, weight, bias, outputs, True)
 
 
 @by_heads.provide("invariant", probing(_check))
-def _by_heads(x: Tensor, weight: Tensor, outputs: int, turned: bool) -> Tensor:
+def _by_heads(x: Tensor, weight: Tensor, outputs: int, transposed: bool) -> Tensor:
     """Heads stand one behind the other, as the rows of experts do."""
     tokens, heads, inputs = x.shape
     rows = x.transpose(0, 1).reshape(tokens * heads, inputs)
     counts = torch.full((heads,), tokens, dtype=torch.int32, device=x.device)
-    out = by_groups(rows, weight.transpose(1, 2).contiguous() if turned else weight, counts, True)
+    out = by_groups(rows, weight.transpose(1, 2).contiguous() if transposed else weight, counts, True)
     return out.view(heads, tokens, outputs).transpose(0, 1).contiguous()
 
 
@@ -63,8 +63,8 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 
 @paged_attention.provide("invariant", probing(triton_attention._check))
-def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    return triton_attention.attend_alike(q, kv, books, spec, sinks)
+def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    return triton_attention.attend_alike(q, kv, context, spec, sinks)
 
 
 def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

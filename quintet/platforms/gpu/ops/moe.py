@@ -125,7 +125,7 @@ def _biased_experts(
 ) -> Tensor:
     from quintet.platforms.gpu.kernels.moe import Gate, mixed
 
-    if not all(stack.form.plain for stack in stacks):
+    if not all(stack.format.plain for stack in stacks):
         raise ValueError("experts are floats on this platform; their stacks came in another form")
     gate_up, down = (stack.values for stack in stacks)
     _check_sizes(x, gate_up, down, weights, ids)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu.ops.probe import probing
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 TRIED = 128  # tokens of a probe where a byte holds two numbers: Triton has been wrong from 64 on
 
 
-def check(form: Form) -> Callable[[torch.device], str | None]:
+def check(fmt: WeightFormat) -> Callable[[torch.device], str | None]:
     """A product of 256 inputs and two outputs, for one token and, in 4 bits, for TRIED."""
 
     def run(device: torch.device) -> str | None:
         weight = torch.zeros(2, 256, device=device)
         weight[0, [5, 20, 197]], weight[1, [7, 22]] = 3.0, 2.0  # of both halves of a byte, and of two steps
-        if form.table:
-            packed = attributes(quantize(weight, form))
-        elif form.dtype is None:
-            packed = pack(weight, form)
+        if fmt.codebook:
+            packed = attributes(quantize(weight, fmt))
+        elif fmt.dtype is None:
+            packed = pack(weight, fmt)
         else:
-            packed = {"weight": weight.to(form.dtype), "scales": torch.ones(2, 1, device=device)}
-        for tokens in (1, TRIED) if form.bits == 4 else (1,):
+            packed = {"weight": weight.to(fmt.dtype), "scales": torch.ones(2, 1, device=device)}
+        for tokens in (1, TRIED) if fmt.bits == 4 else (1,):
             x, times = torch.zeros(tokens, 256), 1.0 + torch.arange(tokens)[:, None] % 3
             x[:, [5, 20, 197]], x[:, [7, 22]] = times, -times
-            matrix = Matrix(packed["weight"], packed["scales"], form=form)
+            matrix = Matrix(packed["weight"], packed["scales"], format=fmt)
             got = packed_linear(x.half().to(device), matrix, None, (2,)).float().cpu()
             if not torch.allclose(got, want := times * torch.tensor([[9.0, -4.0]]), rtol=0.02):
                 wrong = int((got - want).abs().amax(1).argmax())
@@ -55,50 +55,55 @@ def packed_linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple
 
 def by_matrix(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...], fixed: bool) -> Tensor:
     """The op linear. `fixed`: by one tile, and in one sum, however many tokens there are."""
-    form, packed = weight.form, _packed(x, weight, sum(outputs))
+    fmt, packed = weight.format, _packed(x, weight, sum(outputs))
     if not packed.part():
         if fixed:
             raise ValueError(
-                f"batch_invariant=True: torch multiplies a weight in {form.kind} with groups of {form.group} here, and "
+                f"batch_invariant=True: torch multiplies a weight in {fmt.kind} with groups of {fmt.group} here, and "
                 "its bits depend on the batch; leave one of them out"
             )
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
-    if weight.order is not None:  # a row of x is short beside the weight
-        x = torch.index_select(x, 1, weight.order)
-    if form.activations == 16:
+    if weight.input_order is not None:  # a row of x is short beside the weight
+        x = torch.index_select(x, 1, weight.input_order)
+    if fmt.activations == 16:
         return _product((x, None), packed, bias, x.dtype, fixed)
-    kind = torch.int8 if form.dtype is None else weight.values.dtype
-    return _product(_quantized(x, form.group or x.shape[1], kind), packed, bias, x.dtype, fixed)
+    kind = torch.int8 if fmt.dtype is None else weight.values.dtype
+    return _product(_quantized(x, fmt.group or x.shape[1], kind), packed, bias, x.dtype, fixed)
 
 
 _HALVES = tuple(each / 2 for each in range(-7, 9))
 for _form in (
-    *(Form("int8", 8, 16, 64), Form("int4", 4, 16, 32), Form("w8a8", 8, 8), Form("w4a8", 4, 8, 64)),
-    *(Form("fp8", 8, 16, dtype=torch.float8_e4m3fn), Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)),
-    *(Form("table4", 4, 16, 32, table=_HALVES), Form("table8", 8, 16, 32, table=_HALVES)),
+    *(
+        WeightFormat("int8", 8, 16, 64),
+        WeightFormat("int4", 4, 16, 32),
+        WeightFormat("w8a8", 8, 8),
+        WeightFormat("w4a8", 4, 8, 64),
+    ),
+    *(WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn), WeightFormat("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)),
+    *(WeightFormat("table4", 4, 16, 32, codebook=_HALVES), WeightFormat("table8", 8, 16, 32, codebook=_HALVES)),
 ):
-    linear.provide("triton", probing(check(_form)), forms=(_form.kind,))(packed_linear)
+    linear.provide("triton", probing(check(_form)), kinds=(_form.kind,))(packed_linear)
 
 
 def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
     """ValueError where x, weight and scales do not fit."""
     from quintet.platforms.gpu.kernels.quantized import WHOLE, Packed
 
-    values, scales, zeros, _, form, mins = weight
-    inputs, bits = x.shape[1], form.bits
+    values, scales, zeros, _, fmt, mins = weight
+    inputs, bits = x.shape[1], fmt.bits
     assert scales is not None, "what is quantized has scales"
     row = values.shape[1:].numel() * 8 // bits
     fits = row == inputs if values.dim() == 2 else 0 <= row - inputs < 2 * values.shape[2]
-    if len(values) != count or not fits or scales.shape != (count, form.groups(inputs)):
+    if len(values) != count or not fits or scales.shape != (count, fmt.groups(inputs)):
         raise ValueError(
             f"x {tuple(x.shape)} and {count} outputs do not fit a weight {tuple(values.shape)} of {bits} bits "
-            f"with scales {tuple(scales.shape)} for groups of {form.group}"
+            f"with scales {tuple(scales.shape)} for groups of {fmt.group}"
         )
-    group = form.group if scales.shape[1] > 1 else 0 if zeros is None and mins is None else WHOLE
+    group = fmt.group if scales.shape[1] > 1 else 0 if zeros is None and mins is None else WHOLE
     zeros, mins = (None if each is None else _beside(scales, each) for each in (zeros, mins))
-    kind = torch.int8 if form.dtype is None else values.dtype
-    return Packed(_rows(values), scales, count, bits, group, zeros, kind, mins, form.table)
+    kind = torch.int8 if fmt.dtype is None else values.dtype
+    return Packed(_rows(values), scales, count, bits, group, zeros, kind, mins, fmt.codebook)
 
 
 def _beside(scales: Tensor, each: Tensor) -> Tensor:

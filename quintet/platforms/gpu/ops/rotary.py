@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.interface.types import Books, HeadNorms, Turn
+from quintet.interface.types import HeadNorms, RotaryArgs, StepContext
 from quintet.ops.attention import rotary_write_kv
 from quintet.ops.rotary import norm_rotary, pair_rotary, rotary
 from quintet.platforms.gpu.ops import attention as triton_attention
@@ -22,8 +22,8 @@ def _check(device: torch.device) -> str | None:
 def _check_written(device: torch.device) -> str | None:
     """The same quarter turn of K, and what V is, at the place of a slot."""
     one, kv = torch.ones(1, 1, 2, device=device), torch.zeros(2, 2, 1, 16, 2, device=device)
-    table, books = torch.tensor([[0.0, 1.0]], device=device), triton_attention.step(0, 1, 16, device)
-    _rotary_write_kv(one, one, 3 * one, Turn(table), kv, books)
+    table, context = torch.tensor([[0.0, 1.0]], device=device), triton_attention.step(0, 1, 16, device)
+    _rotary_write_kv(one, one, 3 * one, RotaryArgs(table), kv, context)
     want = torch.zeros_like(kv)
     want[1, 0, 0, 0], want[1, 1, 0, 0] = torch.tensor([-1.0, 1.0], device=device), 3.0
     return None if torch.allclose(kv, want) else f"a quarter turn of (1, 1) was kept as {kv[1, :, 0, 0].tolist()}"
@@ -45,19 +45,21 @@ def _norm_rotary(q: Tensor, k: Tensor, norms: HeadNorms, table: Tensor, position
 
 
 @rotary_write_kv.provide("triton", lambda: probing(_check)() or probing(_check_written)())
-def _rotary_write_kv(q: Tensor, k: Tensor, v: Tensor, turn: Turn, kv: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def _rotary_write_kv(
+    q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, kv: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
     """Writes in place, bit for bit as the two ops do by Triton."""
     from quintet.platforms.gpu.kernels import rotary_write
 
-    positions = books.batch.positions
-    q, k = _fitting(q, k, turn.table, positions, turn.norms)
+    positions = context.batch.positions
+    q, k = _fitting(q, k, rotary.cos_sin, positions, rotary.norms)
     triton_attention.check_written(kv, k, v)
-    if turn.norms is not None and turn.neighbours:
+    if rotary.norms is not None and rotary.interleaved:
         raise ValueError("neighbours are turned without norms of heads before")
     if not q.shape[0]:
         return torch.empty_like(q), kv
     v = v if v.stride(2) == 1 else v.contiguous()
-    return rotary_write.launch(q, k, v, turn, kv, positions.contiguous(), books.group.slots), kv
+    return rotary_write.launch(q, k, v, rotary, kv, positions.contiguous(), context.group.slot_mapping), kv
 
 
 def _turn(

@@ -3,16 +3,16 @@
 import torch
 from torch import Tensor
 
-from quintet.interface.types import Batch, Books, Group
+from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.states import Conv, Moves, Scan, Turns, delta_rule, selective_scan, short_conv, state_space
 from quintet.platforms.gpu.ops.probe import probing
 
 
-def _two(device: torch.device) -> Books:
+def _two(device: torch.device) -> StepContext:
     """Two tokens of one request; its state is read from unit 1 and written to unit 2."""
     ints = [torch.tensor(each, dtype=torch.int32, device=device) for each in ([0, 0], [0, 2], [[1, 2]], [2])]
     none, starts, table, lengths = ints
-    return Books(Batch(none, none, none, starts, none), Group(none, table, lengths))
+    return StepContext(Batch(none, none, none, starts, none), Group(none, table, lengths))
 
 
 def _check_conv(device: torch.device) -> str | None:
@@ -56,37 +56,37 @@ def _check_rule(device: torch.device) -> str | None:
 
 @short_conv.provide("triton", probing(_check_conv))
 def _short_conv(
-    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, books: Books, silu: bool
+    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.states import convolve
 
     _check_state(state, conv.weight.shape[0], conv.weight.shape[1] - 1, like=x)
     conv = Conv(conv.weight.contiguous(), conv.bias)
-    return convolve(_rows(x), None if gates is None else _rows(gates), conv, state, books, silu), state
+    return convolve(_rows(x), None if gates is None else _rows(gates), conv, state, context, silu), state
 
 
 @state_space.provide("triton", probing(_check_spaces))
-def _state_space(moves: Moves, scan: Scan, state: Tensor, books: Books, least: float) -> tuple[Tensor, Tensor]:
+def _state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.states import spaces
 
     _check_state(state, *moves.x.shape[1:], moves.into.shape[2])
-    return spaces(_moves(moves), scan, state, books, least), state
+    return spaces(_moves(moves), scan, state, context, least), state
 
 
 @selective_scan.provide("triton", probing(_check_scan))
-def _selective_scan(moves: Moves, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def _selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.states import scanned
 
     _check_state(state, moves.x.shape[1], moves.into.shape[2])
-    return scanned(_moves(moves), scan, state, books), state
+    return scanned(_moves(moves), scan, state, context), state
 
 
 @delta_rule.provide("triton", probing(_check_rule))
-def _delta_rule(turns: Turns, scan: Scan, state: Tensor, books: Books) -> tuple[Tensor, Tensor]:
+def _delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.states import turned
 
     _check_state(state, *turns.v.shape[1:], turns.q.shape[2])
-    return turned(Turns(*map(_dense, turns)), scan, state, books), state
+    return turned(Turns(*map(_dense, turns)), scan, state, context), state
 
 
 def _check_state(state: Tensor, *shape: int, like: Tensor | None = None) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.interface.types import AttentionSpec, Batch, Books
+from quintet.interface.types import AttentionSpec, Batch, StepContext
 from quintet.ops.attention import attention, paged_attention, widened
 
 ROWS = 512  # tokens of a request at a time: scores are rows x context in float32
@@ -25,15 +25,17 @@ class Context:
 
 
 @paged_attention.provide("gathered")
-def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    batch, group = books
+def _paged_attention(
+    q: Tensor, kv: Tensor, step_context: StepContext, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
+    batch, group = step_context
     out = q.new_zeros((*q.shape[:2], spec.value_dim))  # of padded tokens
-    starts, lengths = batch.starts.tolist(), group.lengths.tolist()
+    starts, lengths = batch.query_start_loc.tolist(), group.seq_lens.tolist()
     for row, length in enumerate(lengths):
         own = slice(starts[row], starts[row + 1])
         if own.start < own.stop:
             first = length - (own.stop - own.start)
-            context = _context(kv, group.table[row], (_behind(first, spec), length), spec)
+            context = _context(kv, group.block_table[row], (_behind(first, spec), length), spec)
             _attend_rows(out, q, batch.positions, own, context, (spec, sinks))
     return out
 
@@ -41,7 +43,7 @@ def _paged_attention(q: Tensor, kv: Tensor, books: Books, spec: AttentionSpec, s
 @attention.provide("gathered")
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     out = torch.zeros_like(q)  # of padded tokens
-    starts = batch.starts.tolist()
+    starts = batch.query_start_loc.tolist()
     for own in map(slice, starts[:-1], starts[1:]):
         if own.start < own.stop:
             context = Context(k[own].transpose(0, 1), v[own].transpose(0, 1), batch.positions[own])

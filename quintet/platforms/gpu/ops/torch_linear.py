@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
 from quintet.ops.moe import experts
 from quintet.platforms.gpu.ops import moe as triton_moe
@@ -30,7 +30,7 @@ BLOCK = 128  # inputs that share a scale
 EVEN_ROWS = 4  # cuBLASLt: where scales are of blocks
 GROUPED = ((9, 0), (10, 0))  # compute capabilities with grouped products that ask the host nothing
 TYPES = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)  # a chip multiplies one of them: gfx942 the second
-E4M3 = Form("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)
+E4M3 = WeightFormat("fp8a8", 8, 8, dtype=torch.float8_e4m3fn)
 
 
 def _check_float8(device: torch.device) -> str | None:
@@ -65,7 +65,7 @@ def _tried(device: torch.device, group: int, kind: torch.dtype) -> str | None:
     values = torch.full((32, 2 * BLOCK), 2.0, device=device).to(kind)
     scales = torch.ones(2 if group else 1, 32, device=device)
     scales[0] = 4.0
-    matrix = Matrix(values, scales.t(), form=Form("fp8a8", 8, 8, group, dtype=kind))
+    matrix = Matrix(values, scales.t(), format=WeightFormat("fp8a8", 8, 8, group, dtype=kind))
     for rows in (1, 17):
         x = torch.ones(rows, 2 * BLOCK, dtype=torch.bfloat16, device=device)
         got, want = by_float8(x, matrix, None), 2.0 * BLOCK * (4 + 1 if group else 8)
@@ -77,8 +77,8 @@ def _tried(device: torch.device, group: int, kind: torch.dtype) -> str | None:
 def _check_int8(device: torch.device) -> str | None:
     x = torch.ones(LEAST_INTEGERS + 1, 64, dtype=torch.bfloat16, device=device)
     values = torch.full((32, 64), 3, dtype=torch.int8, device=device)
-    form = Form("w8a8", 8, 8)
-    got = by_int8(x, Matrix(values, torch.full((32, 1), 0.5, device=device), form=form), None)
+    fmt = WeightFormat("w8a8", 8, 8)
+    got = by_int8(x, Matrix(values, torch.full((32, 1), 0.5, device=device), format=fmt), None)
     good = bool((got.float() == 96.0).all())
     return None if good else f"torch._int_mm gave {float(got.float().mean())}, not 96"
 
@@ -99,7 +99,7 @@ def _check_experts(device: torch.device) -> str | None:
     return None if got == want else f"torch._grouped_mm gave {got}, not {want}"
 
 
-def _beside(form: Form, check: Callable[[torch.device], str | None]) -> Callable[[], str | None]:
+def _beside(fmt: WeightFormat, check: Callable[[torch.device], str | None]) -> Callable[[], str | None]:
     """A probe: of the kernels that serve where torch does not, too."""
 
     def checked(device: torch.device) -> str | None:
@@ -107,7 +107,7 @@ def _beside(form: Form, check: Callable[[torch.device], str | None]) -> Callable
             return "the host's own products are no GPU's"
         return check(device)
 
-    own, theirs = probing(triton_quantized.check(form)), probing(checked)
+    own, theirs = probing(triton_quantized.check(fmt)), probing(checked)
     return lambda: own() or theirs()
 
 
@@ -118,15 +118,15 @@ def _probe_experts() -> str | None:
     return probing(triton_moe.check_experts)() or probing(checked)()
 
 
-@linear.provide("vendor", _beside(E4M3, _check_float8), forms=("fp8a8",))
+@linear.provide("vendor", _beside(E4M3, _check_float8), kinds=("fp8a8",))
 def _float8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    few = _few("FEW_BLOCKS" if weight.form.group else "FEW", x.device)
+    few = _few("FEW_BLOCKS" if weight.format.group else "FEW", x.device)
     if len(x) > few and float8_fits(x, weight, bias):
         return by_float8(x, weight, bias)
     return triton_quantized.packed_linear(x, weight, bias, outputs)
 
 
-@linear.provide("vendor", _beside(Form("w8a8", 8, 8), _check_int8), forms=("w8a8",))
+@linear.provide("vendor", _beside(WeightFormat("w8a8", 8, 8), _check_int8), kinds=("w8a8",))
 def _int8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     if len(x) > max(LEAST_INTEGERS, _few("FEW_INTEGERS", x.device)) and int8_fits(x, weight):
         return by_int8(x, weight, bias)
@@ -150,12 +150,12 @@ def _few(name: str, device: torch.device) -> int:
 
 def float8_fits(x: Tensor, weight: Matrix, bias: Tensor | None) -> bool:
     """True if torch._scaled_mm takes them: bfloat16, to which every version rounds results, and e4m3 of the chip."""
-    form, (outputs, inputs), kind = weight.form, weight.values.shape, weight.values.dtype
-    blocks = form.group == BLOCK and inputs % BLOCK == 0 and bias is None
+    fmt, (outputs, inputs), kind = weight.format, weight.values.shape, weight.values.dtype
+    blocks = fmt.group == BLOCK and inputs % BLOCK == 0 and bias is None
     blocks = blocks and blocks_refused(x.device.type, kind) is None
-    plain = weight.order is None and weight.mins is None and kind in TYPES
+    plain = weight.input_order is None and weight.mins is None and kind in TYPES
     even = inputs % 16 == 0 and outputs % 16 == 0 and weight.values.is_contiguous()
-    return plain and even and (blocks or form.group == 0) and x.dtype == torch.bfloat16
+    return plain and even and (blocks or fmt.group == 0) and x.dtype == torch.bfloat16
 
 
 def by_float8(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
@@ -169,9 +169,9 @@ def by_float8(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
     kind, scales, tokens = weight.values.dtype, weight.scales, len(x)
     assert scales is not None, "what is quantized has scales"
     x = x if x.stride(-1) == 1 else x.contiguous()
-    if weight.form.group and tokens % EVEN_ROWS:
+    if weight.format.group and tokens % EVEN_ROWS:
         x = torch.nn.functional.pad(x, (0, 0, 0, -tokens % EVEN_ROWS))
-    values, own = quantized(x, weight.form.group or x.shape[1], kind, together=scales.shape[1] > 1)
+    values, own = quantized(x, weight.format.group or x.shape[1], kind, together=scales.shape[1] > 1)
     scales = scales.t().contiguous()  # as place() leaves them: a copy of nothing
     product: Tensor = torch._scaled_mm(
         values.view(kind), weight.values.t(), own, scales, bias=bias, out_dtype=x.dtype, use_fast_accum=False
@@ -181,7 +181,7 @@ def by_float8(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
 
 def int8_fits(x: Tensor, weight: Matrix) -> bool:
     outputs, inputs = weight.values.shape
-    plain = weight.order is None and weight.zeros is None and weight.mins is None and weight.form.group == 0
+    plain = weight.input_order is None and weight.zeros is None and weight.mins is None and weight.format.group == 0
     return plain and weight.values.is_contiguous() and inputs % 8 == 0 and outputs % 8 == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quintet.interface.types import Array, HostBatch, HostGroup
+from quintet.interface.types import HostBatch, HostGroup, IntArray
 
 LEAST_BLOCK, LARGEST_BLOCK = 8, 64  # tokens; 8 rows fill a register of the TPU, 64 keep its memory free for context
 
@@ -54,18 +54,18 @@ def num_runs(tokens: int, requests: int, page_size: int) -> int:
 
 def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> Work:
     """Returns one group's work list. A request's tokens must be consecutive in position, and so in a page's slots."""
-    tokens, requests = len(batch.positions), len(group.lengths)
+    tokens, requests = len(batch.positions), len(group.seq_lens)
     used = _pieces(batch, group, block_tokens(tokens, requests))
     pieces = _fill(used, num_pieces(tokens, requests))
     if used.size:
         pieces[[BLOCK, OWNER], used.shape[1] :] = used[[BLOCK, OWNER], -1:]  # so that nothing is fetched for them
-    runs = _runs(group.slots[: batch.starts[-1]], page_size)
+    runs = _runs(group.slot_mapping[: batch.query_start_loc[-1]], page_size)
     return Work(pieces, _fill(runs, num_runs(tokens, requests, page_size)))
 
 
-def _pieces(batch: HostBatch, group: HostGroup, size: int) -> Array:
-    rows = np.flatnonzero(batch.starts[1:] > batch.starts[:-1])
-    starts, ends = batch.starts[rows], batch.starts[rows + 1]
+def _pieces(batch: HostBatch, group: HostGroup, size: int) -> IntArray:
+    rows = np.flatnonzero(batch.query_start_loc[1:] > batch.query_start_loc[:-1])
+    starts, ends = batch.query_start_loc[rows], batch.query_start_loc[rows + 1]
     first = starts // size
     counts = (ends - 1) // size - first + 1
     each = np.repeat(np.arange(len(rows)), counts)
@@ -73,10 +73,10 @@ def _pieces(batch: HostBatch, group: HostGroup, size: int) -> Array:
     base = block * size
     shift = (batch.positions[starts] - starts)[each] + base
     begin, end = np.maximum(starts[each] - base, 0), np.minimum(ends[each] - base, size)
-    return np.stack([block, rows[each], begin, end, shift, group.lengths[rows][each]]).astype(np.int32)
+    return np.stack([block, rows[each], begin, end, shift, group.seq_lens[rows][each]]).astype(np.int32)
 
 
-def _runs(slots: Array, page_size: int) -> Array:
+def _runs(slots: IntArray, page_size: int) -> IntArray:
     pages = slots // page_size
     offsets = slots - pages * page_size
     breaks = np.empty(len(slots) + 1, bool)
@@ -88,7 +88,7 @@ def _runs(slots: Array, page_size: int) -> Array:
     return np.stack([pages[first], first - begin, begin, begin + np.diff(edges)]).astype(np.int32)
 
 
-def _fill(columns: Array, size: int) -> Array:
+def _fill(columns: IntArray, size: int) -> IntArray:
     assert columns.shape[1] <= size, f"{columns.shape[1]} pieces or runs in a batch that can have {size}"
     filled = np.zeros((columns.shape[0], size), np.int32)
     filled[:, : columns.shape[1]] = columns

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quintet.interface.weights import Form, Matrix
+from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantized import MIDDLE, SMALLEST
 from quintet.platforms.tpu.kernels.linear import finish, in_order, product
@@ -20,7 +20,7 @@ from quintet.platforms.tpu.torchax_bridge import serve
 FEW = 16
 
 
-@serve(linear, static=("outputs",), forms=KINDS)
+@serve(linear, static=("outputs",), kinds=KINDS)
 def quantized(x: jax.Array, weight: Matrix, bias: jax.Array | None, outputs: tuple[int, ...]) -> jax.Array:
     """x [T, K], weight [N, K], or with its tensors' rows [ranks, N / ranks] (see sharding.Placement), bias shaped like
     them -> [T, N] like x."""
@@ -38,18 +38,18 @@ class Arrays(NamedTuple):
     scales: jax.Array
     zeros: jax.Array | None
     mins: jax.Array | None
-    form: Form
+    format: WeightFormat
 
 
 def _arrays(weight: Matrix) -> Arrays:
     held: Any = weight  # arrays of JAX, typed as tensors
-    return Arrays(held.values, held.scales, held.zeros, held.mins, held.form)
+    return Arrays(held.values, held.scales, held.zeros, held.mins, held.format)
 
 
 def _whole(x: jax.Array, weight: Arrays) -> jax.Array:
     """[T, N] float32; what is added to a group comes in by the sum of the group's inputs."""
-    y, added = BY_KIND[weight.form.kind](x, weight), weight.mins
-    if weight.form.activations == 8 and weight.zeros is not None:
+    y, added = BY_KIND[weight.format.kind](x, weight), weight.mins
+    if weight.format.activations == 8 and weight.zeros is not None:
         shift = (MIDDLE - weight.zeros.astype(jnp.float32)) * weight.scales
         added = shift if added is None else added + shift
     return y if added is None else y + product(_as_taken(x, weight).sum(-1), added)
@@ -58,7 +58,7 @@ def _whole(x: jax.Array, weight: Arrays) -> jax.Array:
 def _as_taken(x: jax.Array, weight: Arrays) -> jax.Array:
     """x as products take it, float32 [T, G, K / G]."""
     cut = x.astype(jnp.float32).reshape(x.shape[0], weight.scales.shape[1], -1)
-    if weight.form.activations == 16:
+    if weight.format.activations == 16:
         return cut
     values, own = _stretched(cut, 127.0)
     return jnp.round(values) * own
@@ -71,27 +71,27 @@ def _rounded(x: jax.Array, weight: Arrays) -> jax.Array:
 def _fours(x: jax.Array, weight: Arrays) -> jax.Array:
     """Two products, of the even inputs by the low bits and of the odd ones by the high bits: what is unpacked is
     never put in order."""
-    values, scales, zeros, _, form = weight
+    values, scales, zeros, _, fmt = weight
     num = values.shape[1]
     wide, middle = _columns(scales, num), MIDDLE if zeros is None else _columns(zeros.astype(jnp.float32), num)
 
     def half(inputs: jax.Array, bits: jax.Array) -> jax.Array:
-        known = looked_up(form.table, bits) if form.table else bits.astype(jnp.float32) - middle
+        known = looked_up(fmt.codebook, bits) if fmt.codebook else bits.astype(jnp.float32) - middle
         return product(inputs, (known * wide).astype(x.dtype))
 
     return half(x[:, ::2], values & 15) + half(x[:, 1::2], values >> 4)
 
 
 def _eights(x: jax.Array, weight: Arrays) -> jax.Array:
-    return _scaled(x, weight.values, weight.scales, weight.form.group)
+    return _scaled(x, weight.values, weight.scales, weight.format.group)
 
 
 def _by_table(x: jax.Array, weight: Arrays) -> jax.Array:
-    if weight.form.activations == 8:
+    if weight.format.activations == 8:
         x = _rounded(x, weight)
-    if weight.form.bits == 4:
+    if weight.format.bits == 4:
         return _fours(x, weight)
-    return _scaled(x, looked_up(weight.form.table, weight.values), weight.scales, weight.form.group)
+    return _scaled(x, looked_up(weight.format.codebook, weight.values), weight.scales, weight.format.group)
 
 
 def looked_up(table: tuple[float, ...], places: jax.Array) -> jax.Array:
@@ -115,15 +115,15 @@ def _groups_by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
     Of many tokens that would be too much memory: there x is rounded, and multiplied as floats.
     """
     scales, groups = weight.scales, weight.scales.shape[1]
-    if weight.form.bits == 8 and groups == 1:
+    if weight.format.bits == 8 and groups == 1:
         return _by_integers(x, weight)
     if len(x) > FEW and groups > 1:
-        exact = _eights if weight.form.bits == 8 else _fours
+        exact = _eights if weight.format.bits == 8 else _fours
         return exact(_rounded(x, weight), weight._replace(zeros=None))
     stretched, own = _stretched(x.astype(jnp.float32).reshape(len(x), groups, -1), 127.0)
     whole, values = jnp.round(stretched).astype(jnp.int8), weight.values.reshape(len(weight.values), groups, -1)
     each = jax.vmap(product, in_axes=1)
-    if weight.form.bits == 8:
+    if weight.format.bits == 8:
         sums = each(whole, values)
     else:
         low, high = ((bits.astype(jnp.int8) - MIDDLE) for bits in (values & 15, values >> 4))
@@ -132,16 +132,16 @@ def _groups_by_integers(x: jax.Array, weight: Arrays) -> jax.Array:
 
 
 def _by_float8(x: jax.Array, weight: Arrays) -> jax.Array:
-    values, scales, _, _, form = weight
+    values, scales, _, _, fmt = weight
     (tokens, inputs), largest = x.shape, float(jnp.finfo(values.dtype).max)
     if scales.shape[1] == 1:
         stretched, own = _stretched(x.astype(jnp.float32), largest)
         exact = stretched.astype(values.dtype).astype(jnp.bfloat16)  # holds all that fp8 holds, and multiplies fast
         return product(exact, values.astype(jnp.bfloat16)) * own * scales.T
-    cut = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, -inputs % form.group))).reshape(tokens, -1, form.group)
+    cut = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, -inputs % fmt.group))).reshape(tokens, -1, fmt.group)
     stretched, own = _stretched(cut, largest)
     known = (stretched.astype(values.dtype).astype(jnp.float32) * own).reshape(tokens, -1)[:, :inputs].astype(x.dtype)
-    return _scaled(known, values, scales, form.group)
+    return _scaled(known, values, scales, fmt.group)
 
 
 BY_KIND = {

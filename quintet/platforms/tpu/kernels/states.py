@@ -18,13 +18,13 @@ Step = Callable[[Array, Array], tuple[Array, Array]]  # of ops.states._through
 
 
 @serve(spec.short_conv, static=("silu",))
-def short_conv(x: Array, gates: Array | None, conv: Any, state: Array, books: Any, silu: bool) -> tuple[Array, Array]:
+def short_conv(x: Array, gates: Array | None, conv: Any, state: Array, context: Any, silu: bool) -> tuple[Array, Array]:
     """x [T, C] and state [units, C, K - 1] -> [T, C]; a state in int16 holds bfloat16's bits."""
     channels, taps = conv.weight.shape
-    batch, weight, dtype = books.batch, conv.weight.astype(jnp.float32), x.dtype
+    batch, weight, dtype = context.batch, conv.weight.astype(jnp.float32), x.dtype
     x = x if gates is None else x * gates[:, :channels]
     packed = state.dtype == jnp.int16
-    kept = _read(lax.bitcast_convert_type(state, dtype) if packed else state, books).swapaxes(1, 2)  # [R, K - 1, C]
+    kept = _read(lax.bitcast_convert_type(state, dtype) if packed else state, context).swapaxes(1, 2)  # [R, K - 1, C]
     starts = batch.starts[:-1]
     # of each token, and of each request's end: the place behind it, counted from its request's first token
     at = jnp.arange(x.shape[0]) + 1 - starts[batch.owners]
@@ -43,12 +43,12 @@ def short_conv(x: Array, gates: Array | None, conv: Any, state: Array, books: An
     out = (total / (1 + jnp.exp(-total)) if silu else total).astype(dtype)
     every = jnp.arange(starts.shape[0])
     after = jnp.stack([before(lengths, every, back) for back in range(taps - 1, 0, -1)], axis=2).astype(dtype)
-    state = _written(state, lax.bitcast_convert_type(after, jnp.int16) if packed else after, books)
+    state = _written(state, lax.bitcast_convert_type(after, jnp.int16) if packed else after, context)
     return (out if gates is None else out * gates[:, channels:]), state
 
 
 @serve(spec.state_space, static=("least",))
-def state_space(moves: Any, scan: Any, state: Array, books: Any, least: float) -> tuple[Array, Array]:
+def state_space(moves: Any, scan: Any, state: Array, context: Any, least: float) -> tuple[Array, Array]:
     """x [T, H, P] and state [units, H, P, N] -> [T, H, P] float32."""
     x, dt, into, out = moves
     each = x.shape[1] // into.shape[1]
@@ -64,12 +64,12 @@ def state_space(moves: Any, scan: Any, state: Array, books: Any, least: float) -
         after = before * kept[:, :, None, None] + given[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    made, state = _through(step, state, books)
+    made, state = _through(step, state, context)
     return (made if scan.skip is None else made + x * scan.skip[:, None]), state
 
 
 @serve(spec.selective_scan)
-def selective_scan(moves: Any, scan: Any, state: Array, books: Any) -> tuple[Array, Array]:
+def selective_scan(moves: Any, scan: Any, state: Array, context: Any) -> tuple[Array, Array]:
     """x [T, C, 1] and state [units, C, N] -> [T, C, 1] float32."""
     x, dt, into, out = (one.astype(jnp.float32) for one in moves)
     steps, rates = _softplus(dt + scan.dt_bias), jnp.exp(scan.a_log)  # [T, C], [C, N]
@@ -80,12 +80,12 @@ def selective_scan(moves: Any, scan: Any, state: Array, books: Any) -> tuple[Arr
         after = before * jnp.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
         return (after * query[:, None]).sum(-1), after
 
-    made, state = _through(step, state, books)
+    made, state = _through(step, state, context)
     return (made if scan.skip is None else made + x[:, :, 0] * scan.skip)[:, :, None], state
 
 
 @serve(spec.delta_rule)
-def delta_rule(turns: Any, scan: Any, state: Array, books: Any) -> tuple[Array, Array]:
+def delta_rule(turns: Any, scan: Any, state: Array, context: Any) -> tuple[Array, Array]:
     """q and k [T, G, D], v [T, H, V] and state [units, H, V, D] -> [T, H, V] float32."""
     q, k, values, forget, learn = (one.astype(jnp.float32) for one in turns)
     each = values.shape[1] // q.shape[1]
@@ -102,32 +102,32 @@ def delta_rule(turns: Any, scan: Any, state: Array, books: Any) -> tuple[Array, 
         after = faded + missing[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    return _through(step, state, books)
+    return _through(step, state, context)
 
 
 def _softplus(x: Array) -> Array:
     return jnp.where(x > 20, x, jnp.log1p(jnp.exp(jnp.minimum(x, 20))))
 
 
-def _read(state: Array, books: Any) -> Array:
+def _read(state: Array, context: Any) -> Array:
     """Returns each request's state [R, *shape], zeros where it begins."""
-    units = books.group.table[:, 0]
+    units = context.group.table[:, 0]
     return jnp.where((units == 0).reshape(-1, *[1] * (state.ndim - 1)), 0, state[units])
 
 
-def _written(state: Array, kept: Array, books: Any) -> Array:
-    return state.at[books.group.table[:, 1]].set(kept)
+def _written(state: Array, kept: Array, context: Any) -> Array:
+    return state.at[context.group.table[:, 1]].set(kept)
 
 
-def _through(step: Step, state: Array, books: Any) -> tuple[Array, Array]:
+def _through(step: Step, state: Array, context: Any) -> tuple[Array, Array]:
     """step(some tokens [n], their requests' states) -> (what it gives for each, the states), for all of the step's
     tokens in order -> what it gives [T, ...], and the state as it was written."""
-    batch, units = books.batch, books.group.table[:, 1]
+    batch, units = context.batch, context.group.table[:, 1]
     firsts, counts = batch.starts[:-1], batch.starts[1:] - batch.starts[:-1]
-    tokens, kept = batch.token_ids.shape[0], _read(state, books)
+    tokens, kept = batch.token_ids.shape[0], _read(state, context)
     given, after = step(jnp.minimum(firsts, tokens - 1), kept)
     some = (counts > 0).reshape(-1, *[1] * (kept.ndim - 1))
-    state = _written(state, jnp.where(some, after, kept), books)
+    state = _written(state, jnp.where(some, after, kept), context)
     outs = jnp.zeros((tokens, *given.shape[1:]), given.dtype)
     outs = outs.at[jnp.where(counts > 0, firsts, tokens)].set(given, mode="drop")  # of padding nothing comes out
     order = jnp.argsort(counts <= 1, stable=True)  # requests with more tokens first
