@@ -144,17 +144,17 @@ class HostBatch(NamedTuple):
     def on(self, tensors: Iterable[Tensor]) -> Batch:
         """The Batch of these tensors, which stand for leaves()."""
         tensors = tuple(tensors)
-        steps = tensors[:5]
+        token_ids, positions, token_to_seq, query_start_loc, logits_indices = tensors[:5]
         groups, at = [], 5
         for group in self.groups:
-            end = at + 3 + len(group.plan)
-            groups.append(Group(*tensors[at : at + 3], tensors[at + 3 : end]))
-            at = end
+            slot_mapping, block_table, seq_lens = tensors[at : at + 3]
+            at += 3 + len(group.plan)
+            groups.append(Group(slot_mapping, block_table, seq_lens, tensors[at - len(group.plan) : at]))
         if self.inputs is _NO_INPUTS:
-            return Batch(*steps, tuple(groups))
+            return Batch(token_ids, positions, token_to_seq, query_start_loc, logits_indices, tuple(groups))
         left = iter(tensors[at:])
         inputs = Inputs(*[None if each is None else next(left) for each in self.inputs])
-        return Batch(*steps, tuple(groups), inputs)
+        return Batch(token_ids, positions, token_to_seq, query_start_loc, logits_indices, tuple(groups), inputs)
 
 
 _NO_INPUTS = HostBatch._field_defaults["inputs"]  # the same object wherever none were given

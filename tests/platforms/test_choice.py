@@ -243,7 +243,7 @@ def test_a_form_may_have_an_order_of_its_own(formed: Op) -> None:
 
 
 def test_a_provider_for_a_form_that_is_not_there_is_refused(formed: Op) -> None:
-    with pytest.raises(ValueError, match=r"doubled has no forms \['int3'\]; it has int8, int4"):
+    with pytest.raises(ValueError, match=r"doubled has no kinds \['int3'\]; it has int8, int4"):
         formed.provide("fast", kinds=("int8", "int3"))
     assert "fast" not in formed.kinds["int8"].providers
 

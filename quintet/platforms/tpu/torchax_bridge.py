@@ -151,12 +151,12 @@ def serve(
     *,
     static: tuple[str, ...] = (),
     probe: Callable[[], str | None] | None = None,
-    forms: tuple[str, ...] = (),
+    kinds: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Registers a function of JAX arrays as a provider of the op; called by the model's trace, or by the engine itself.
 
     It is compiled once for each shape. `static` names the parameters that are Python values: they are compiled in, as
-    the form of a matrix is.
+    the format of a matrix is.
     """
 
     def register(function: Function) -> Function:
@@ -168,7 +168,7 @@ def serve(
         def bridged(*args: Any) -> Any:
             return torch_view(compiled(*jax_view(args)))
 
-        op.provide(provider, probe, forms)(bridged)
+        op.provide(provider, probe, kinds)(bridged)
         return function
 
     return register
