@@ -101,7 +101,7 @@ struct Step {
     cpu::AttentionType type;
     cpu::KVKind kind;
     std::vector<Request> requests;
-    std::vector<int32_t> starts{0}, lengths, table, positions, slots;
+    std::vector<int32_t> query_start_loc{0}, seq_lens, block_table, positions, slot_mapping;
     std::vector<float> sinks, slopes;
     std::vector<uint8_t> q, kv, out;
     long width = 0, pages = 1, row;
@@ -132,10 +132,10 @@ struct Step {
 
     void add(const Request& each, long& last) {
         const long count = (each.cached + each.count + shape.page_size - 1) / shape.page_size;
-        for (long p = 0; p < width; ++p) table.push_back(static_cast<int32_t>(p < count ? last-- : 0));
+        for (long p = 0; p < width; ++p) block_table.push_back(static_cast<int32_t>(p < count ? last-- : 0));
         for (long p = each.cached; p < each.cached + each.count; ++p) positions.push_back(static_cast<int32_t>(p));
-        starts.push_back(static_cast<int32_t>(positions.size()));
-        lengths.push_back(static_cast<int32_t>(each.cached + each.count));
+        query_start_loc.push_back(static_cast<int32_t>(positions.size()));
+        seq_lens.push_back(static_cast<int32_t>(each.cached + each.count));
     }
 
     size_t tokens() const { return positions.size(); }
@@ -151,7 +151,7 @@ struct Step {
         std::vector<uint8_t> k, v;
         std::vector<int32_t> where;
         for (size_t r = 0; r < requests.size(); ++r) {
-            for (long p = 0; p < lengths[r]; ++p) {
+            for (long p = 0; p < seq_lens[r]; ++p) {
                 const size_t at = where.size() * static_cast<size_t>(one) * size_of(type) * 2;
                 k.resize(at + static_cast<size_t>(2 * one) * size_of(type));
                 v.resize(k.size());
@@ -161,7 +161,7 @@ struct Step {
                     put(value(n, p, 0, i / shape.dim, i % shape.dim), type, k.data() + to);
                     put(value(n, p, 1, i / shape.dim, i % shape.dim), type, v.data() + to);
                 }
-                const int32_t page = table[r * static_cast<size_t>(width) + static_cast<size_t>(p / shape.page_size)];
+                const int32_t page = block_table[r * static_cast<size_t>(width) + static_cast<size_t>(p / shape.page_size)];
                 where.push_back(static_cast<int32_t>(page * shape.page_size + p % shape.page_size));
             }
         }
@@ -176,14 +176,14 @@ struct Step {
                               shape.slopes ? slopes.data() : nullptr, shape.heads * shape.dim, shape.heads,
                               shape.kv_heads, shape.dim, shape.page_size, shape.dim, shape.window, shape.chunk, false, true,
                               0.25F, shape.softcap},
-                             {starts.data(), lengths.data(), table.data(), static_cast<long>(tokens()),
+                             {query_start_loc.data(), seq_lens.data(), block_table.data(), static_cast<long>(tokens()),
                               static_cast<long>(requests.size()), width, pages},
                              type, kind);
     }
 
     // Of a row, in bytes of the cache.
     long place(long r, long position, long side, long head) const {
-        const long page = table[static_cast<size_t>(r * width + position / shape.page_size)];
+        const long page = block_table[static_cast<size_t>(r * width + position / shape.page_size)];
         const long at = ((page * 2 + side) * shape.kv_heads + head) * shape.page_size + position % shape.page_size;
         return at * row;
     }
@@ -241,7 +241,7 @@ void attention_is_the_textbooks(const char* isa, const Shape& shape, cpu::Attent
         for (size_t r = 0; r < mix.size(); ++r) {
             const long count = mix[r].count;
             for (long t = 0; t < count; t += t + 4 < count ? 3 : 1) {
-                const size_t token = static_cast<size_t>(step.starts[r] + t);
+                const size_t token = static_cast<size_t>(step.query_start_loc[r] + t);
                 for (long head = 0; head < shape.heads; head += shape.heads > 8 ? 7 : 1) {
                     const double off = step.off(static_cast<long>(r), token, head);
                     if (!(off <= kRoundings[type])) return fail("attention", isa, type, kind, off);
@@ -315,7 +315,7 @@ void broken_values_reach_who_sees_them(const char* isa, const Shape& shape, cpu:
 
 void what_points_outside_is_refused() {
     Step step({2, 1, 16, 16, 0, 0.0F, false, false}, cpu::kFloat32, cpu::kKVSame, {{20, 3}});
-    for (int32_t* const field : {&step.table[1], &step.positions[2], &step.lengths[0], &step.starts[1]}) {
+    for (int32_t* const field : {&step.block_table[1], &step.positions[2], &step.seq_lens[0], &step.query_start_loc[1]}) {
         const int32_t before = *field;
         *field = 1000;
         try {

@@ -40,15 +40,15 @@ float number(long i) { return static_cast<float>((i * 37 + i / 7 * 11) % 65 - 32
 struct Step {
     Shape shape;
     bool half;  // bfloat16
-    std::vector<int32_t> starts;
+    std::vector<int32_t> query_start_loc;
     std::vector<float> sinks, slopes, biases;  // of keys up to kReach away
     std::vector<uint8_t> qkv, out;
 
-    Step(const Shape& of, bool bfloat16, const std::vector<int32_t>& lengths) : shape(of), half(bfloat16), starts{0} {
-        for (const int32_t length : lengths) starts.push_back(starts.back() + length);
-        qkv.resize(static_cast<size_t>(starts.back() * stride() * size()));
-        out.resize(static_cast<size_t>(starts.back() * of.heads * of.dim * size()));
-        for (long i = 0; i < starts.back() * stride(); ++i) put(number(i + i / 101), i);
+    Step(const Shape& of, bool bfloat16, const std::vector<int32_t>& seq_lens) : shape(of), half(bfloat16), query_start_loc{0} {
+        for (const int32_t length : seq_lens) query_start_loc.push_back(query_start_loc.back() + length);
+        qkv.resize(static_cast<size_t>(query_start_loc.back() * stride() * size()));
+        out.resize(static_cast<size_t>(query_start_loc.back() * of.heads * of.dim * size()));
+        for (long i = 0; i < query_start_loc.back() * stride(); ++i) put(number(i + i / 101), i);
         for (long h = 0; of.more && h < of.heads; ++h) {
             sinks.push_back(number(h));
             slopes.push_back(std::ldexp(1.0F, -static_cast<int>(h) - 1));
@@ -81,7 +81,7 @@ struct Step {
                               shape.more ? sinks.data() : nullptr, shape.more ? slopes.data() : nullptr,
                               shape.more ? biases.data() : nullptr, kReach, stride(), stride(), stride(), shape.heads, shape.kv_heads, shape.dim, shape.window, 0, shape.causal, 0.25F,
                               shape.softcap},
-                             {starts.data(), starts.back(), static_cast<long>(starts.size()) - 1},
+                             {query_start_loc.data(), query_start_loc.back(), static_cast<long>(query_start_loc.size()) - 1},
                              half ? cpu::kBfloat16 : cpu::kFloat32);
     }
 
@@ -92,7 +92,7 @@ struct Step {
 
     // The largest difference between what came out for a token's head and the textbook.
     double off(size_t r, long own, long head) const {
-        const long first = starts[r], length = starts[r + 1] - first, group = shape.heads / shape.kv_heads;
+        const long first = query_start_loc[r], length = query_start_loc[r + 1] - first, group = shape.heads / shape.kv_heads;
         const long q = (first + own) * stride() + head * shape.dim;
         const size_t h = static_cast<size_t>(head);
         std::vector<double> acc(static_cast<size_t>(shape.dim), 0.0);
@@ -125,8 +125,8 @@ struct Step {
 void it_is_the_textbooks(const char* isa, const Shape& shape, bool half) {
     Step step(shape, half, {70, 1, 130, 33});
     step.run();
-    for (size_t r = 0; r + 1 < step.starts.size(); ++r) {
-        const long length = step.starts[r + 1] - step.starts[r];
+    for (size_t r = 0; r + 1 < step.query_start_loc.size(); ++r) {
+        const long length = step.query_start_loc[r + 1] - step.query_start_loc[r];
         for (long t = 0; t < length; t += t + 4 < length ? 3 : 1) {
             for (long head = 0; head < shape.heads; ++head) {
                 const double off = step.off(r, t, head);
@@ -151,12 +151,12 @@ void company_changes_no_bit(const char* isa, const Shape& shape, bool half) {
 
 void what_points_outside_is_refused() {
     Step step({2, 1, 16, 0, false, 0.0F, false}, false, {20, 3});
-    const long tokens = step.starts.back();
+    const long tokens = step.query_start_loc.back();
     for (const int32_t wrong : {static_cast<int32_t>(tokens) + 1, -1}) {
-        step.starts[1] = wrong;
+        step.query_start_loc[1] = wrong;
         try {
             cpu::whole_attention({step.out.data(), step.qkv.data(), step.qkv.data(), step.qkv.data(), nullptr, nullptr, nullptr, 0, 64,
-                                  64, 64, 2, 1, 16, 0, 0, false, 1.0F, 0.0F}, {step.starts.data(), tokens, 2}, cpu::kFloat32);
+                                  64, 64, 2, 1, 16, 0, 0, false, 1.0F, 0.0F}, {step.query_start_loc.data(), tokens, 2}, cpu::kFloat32);
             fail("what points outside is refused", "", 0, 0.0);
         } catch (const std::invalid_argument&) {
         }

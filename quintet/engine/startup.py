@@ -109,7 +109,7 @@ class EnginePlan:
         first = self.ranks.workers[0]
         sizes = plan_buckets(largest(self.config, first, self.plan.max_model_len))
         if first.model.takes_types and self.pooling is not None:
-            return tuple(each._replace(inputs=("types",)) for each in sizes)
+            return tuple(each._replace(inputs=("token_type_ids",)) for each in sizes)
         if not self.embeds_width:
             return sizes
         return *sizes, *(each._replace(inputs=("embeds",), width=self.embeds_width) for each in sizes)

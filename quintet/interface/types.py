@@ -31,9 +31,9 @@ class ShapeBucket(NamedTuple):
         count = np.arange(self.requests + 1, dtype=np.int32)
         inputs: dict[str, Any] = dict.fromkeys(self.inputs, nothing)
         if "embeds" in inputs:
-            inputs |= {"embeds": np.zeros((self.tokens, self.width), np.float32), "places": nothing - 1}
-        if "angles" in inputs:
-            inputs["angles"] = np.zeros((3, self.tokens), np.int32)
+            inputs |= {"embeds": np.zeros((self.tokens, self.width), np.float32), "embed_indices": nothing - 1}
+        if "rotary_positions" in inputs:
+            inputs["rotary_positions"] = np.zeros((3, self.tokens), np.int32)
         return HostBatch(
             token_ids=nothing,
             positions=nothing,

@@ -132,7 +132,7 @@ class StoredTensor(NamedTuple):
 class BlockRows(NamedTuple):
     """A matrix as a file has it: each row a number of blocks."""
 
-    kind: str  # of the blocks: Form.blocks
+    kind: str  # of the blocks: Format.blocks
     bytes: Tensor  # uint8 [N, B]; a row's bytes are neighbours
 
 

@@ -16,7 +16,7 @@ class Embedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`.
 
     A table that a checkpoint holds quantized stays so where the platform looks rows up in its format ("embedding" of
-    Capabilities.weight_formats): a tied head has the same form, and the two are held once.
+    Capabilities.weight_formats): a tied head has the same format, and the two are held once.
     """
 
     def __init__(self, build: BuildContext, count: int, width: int, replicated: bool = False) -> None:
@@ -30,7 +30,7 @@ class Embedding(Layer):
         self.weight: Tensor
 
     def settle(self, path: str) -> None:
-        """The form, and the provider for it. What has padding is held in floats."""
+        """The format, and the provider for it. What has padding is held in floats."""
         (weight,) = self.weights(path)
         fmt, self._reader = self._build.forms.of_table().of(path, weight.shard(weight.slices[0]))
         self.format = PLAIN if weight.padded else fmt

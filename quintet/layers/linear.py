@@ -49,11 +49,11 @@ class ColumnParallelLinear(Layer):
         self._pieces: list[SubLinear] = []
         self._apart = False  # each strip is a part of its own
         self._widths = tuple(split.local(build.rank) for split in self._outputs.values())
-        self.weight: Tensor  # as place() packed it, with scales, zeros and order where its form has them
+        self.weight: Tensor  # as place() packed it, with scales, zeros and order where its format has them
         self.bias: Tensor | None = None
 
     def settle(self, path: str) -> None:
-        """The form, and the provider for it: steps ask for neither. Where outputs are held in different forms they
+        """The format, and the provider for it: steps ask for neither. Where outputs are held in different formats they
         become products of their own, side by side."""
         self._apart = self._stored.strips > 1 and self._packed(path)
         weight = self._weight(path)
@@ -85,7 +85,7 @@ class ColumnParallelLinear(Layer):
         return (PLAIN, reader) if weight.padded and reader is not None else (fmt, reader)
 
     def _split(self, path: str, held: Sequence[tuple[WeightFormat, WeightReader | None]]) -> None:
-        """Neighbours of one form stay together."""
+        """Neighbours of one format stay together."""
         named, first = list(self._outputs.items()), 0
         while first < len(held):
             last = first + 1
@@ -174,7 +174,7 @@ class ColumnParallelLinear(Layer):
 
 
 class SubLinear(ColumnParallelLinear):
-    """Some outputs of another, which are held in a form of their own: the checkpoint knows them by the other's path."""
+    """Some outputs of another layer, in a format of their own: the checkpoint has them under the other's path."""
 
     def place_in(self, path: str, outputs: Mapping[str, Shards], first: int) -> None:
         """`outputs` are the other's; the piece begins with number `first`."""
@@ -214,7 +214,7 @@ class Sections(ColumnParallelLinear):
         return Weight("weight", parts, 0, build.rank, build.dtype, "linear")
 
     def _split(self, path: str, held: Sequence[tuple[WeightFormat, WeightReader | None]]) -> None:
-        raise ValueError(f"{path} is held in several forms, and is one product here; use a checkpoint that holds one")
+        raise ValueError(f"{path} is held in several formats, and is one product here; use a checkpoint that holds one")
 
 
 class RowParallelLinear(ColumnParallelLinear):

@@ -61,7 +61,7 @@ class Declared:
     weight: Weight
 
     def told_of_sharing(self, wanted: Mapping[tuple[str, int, WeightFormat], int]) -> "Declared":
-        """Sets Weight.shared if the same slice of a tensor is wanted more than once in the same form."""
+        """Sets Weight.shared if the same slice of a tensor is wanted more than once in the same format."""
         shared = any(wanted[part.source, part.offset, self.weight.format] > 1 for part in self.weight.slices)
         return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
 

@@ -1,6 +1,6 @@
 """Each rank's weights as they were placed, in a folder of safetensors that a later engine reads as they are.
 
-The layout is vLLM's sharded_state, one file for each rank; what is in a file is ours: forms and tables included.
+The layout is vLLM's sharded_state, one file for each rank; what is in a file is ours: formats and tables included.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Specification of the matrix products with weights, in every form that these are held in."""
+"""Specification of the matrix products with weights, in every format that these are held in."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -9,7 +9,7 @@ from quintet.ops.registry import Op
 
 KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
 
-# what a platform may keep of a form beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points;
+# what a platform may keep of a format beside its kind; grouped: w8a8 in groups, w4a8 without them or with zero points;
 # experts: stacks of such matrices; rows: tables in which rows are looked up
 EXTRAS = ("mins", "order", "grouped", "experts", "embedding")
 
@@ -21,7 +21,7 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, .
     `outputs` says which products stand side by side in it (q, k and v), by their widths: N together. Platforms with a
     place() that reorders a weight for its devices return the products in this order.
 
-    Of a form that is not plain: the product of what the numbers stand for, in float32, the bias added, rounded once.
+    Of a format that is not plain: the product of what the numbers stand for, in float32, the bias added, rounded once.
     """
     fmt = weight.format
     if fmt.plain:

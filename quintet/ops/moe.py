@@ -189,7 +189,7 @@ def biased_experts(
 ) -> Tensor:
     """experts() with biases and another gate (gpt-oss; OpenAI 2025): down[e] @ inner + its bias.
 
-    stacks [E, 2 I, D] and [E, D, I], plain or, where quantized_experts() is called, in any form; biases [E, 2 I] and
+    stacks [E, 2 I, D] and [E, D, I], plain or, where quantized_experts() is called, in any format; biases [E, 2 I] and
     [E, D]. Of the first product's outputs 2 i is gate's and 2 i + 1 up's. With clamp (alpha, limit), inner is
     (up + 1) * gate * sigmoid(alpha * gate), where gate is at most the limit, and up within it.
     """
@@ -217,7 +217,7 @@ def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
 
 
 def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
-    """grouped_linear() of any form."""
+    """grouped_linear() of any format."""
     if stack.format.plain:
         plain: Tensor = grouped_linear.reference(x, stack.values, counts)
         return plain

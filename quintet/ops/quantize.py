@@ -14,7 +14,7 @@ from quintet.ops.quantized import MIDDLE
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
-    """This rank's matrix, in the weight's form."""
+    """This rank's matrix, in the weight's format."""
     return joined(canonicals(weight, parts))
 
 
@@ -26,7 +26,7 @@ def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
 
 
 def joined(matrices: Sequence[Matrix]) -> Matrix:
-    """One after the other by their outputs; all have one form."""
+    """One after the other by their outputs; all have one format."""
     if len(matrices) == 1:
         return matrices[0]
     first = matrices[0]

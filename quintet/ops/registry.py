@@ -1,7 +1,7 @@
 """Ops and their providers: the plain torch function is the specification; bind() picks one provider for each, once.
 
-An op that multiplies by weights has providers for each kind of form that a weight may have: "linear" is the plain one,
-"linear:int4" the one for int4.
+An op that multiplies by weights has providers for each kind of format that a weight may have: "linear" is the plain
+one, "linear:int4" the one for int4.
 """
 
 import inspect
@@ -143,7 +143,7 @@ class Ops:
 
 
 def of_kind(op: str, kind: str) -> str:
-    """The name under which the op is bound for weights of such a form."""
+    """The name under which the op is bound for weights of such a format."""
     return op if kind == "plain" else f"{op}:{kind}"
 
 

@@ -75,7 +75,7 @@ def _forgets_sinks(args: list[Any]) -> list[Any]:
 def _stale_table(args: list[Any]) -> list[Any]:
     """Of every request but the first, the first one's pages."""
     context = args[4]
-    table = context.group.table[:1].expand_as(context.group.table).contiguous()
+    table = context.group.block_table[:1].expand_as(context.group.block_table).contiguous()
     return [*args[:4], context._replace(group=context.group._replace(block_table=table)), args[5]]
 
 
@@ -166,7 +166,7 @@ def test_a_window_that_is_kept_too_short_is_found() -> None:
 
 def test_neighbours_in_a_step_are_found() -> None:
     def together(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-        alone = batch._replace(token_to_seq=torch.zeros_like(batch.owners))
+        alone = batch._replace(token_to_seq=torch.zeros_like(batch.token_to_seq))
         out: Tensor = Op.registry["attention"].reference(q, k, v, alone, spec, sinks)
         return out
 

@@ -797,8 +797,8 @@ def stale(what: str) -> type[Platform]:
         (Scribbled, "graphs.padding", "whose padding is not zeros"),
         (ReadsPageZero, "graphs.padding", "after page 0 was written to"),
         (stale("token_ids"), "graphs.replay", "held against enforce_eager"),
-        (stale("table"), "graphs.replay", "held against enforce_eager"),
-        (stale("lengths"), "graphs.replay", "held against enforce_eager"),
+        (stale("block_table"), "graphs.replay", "held against enforce_eager"),
+        (stale("seq_lens"), "graphs.replay", "held against enforce_eager"),
         (stale("cache"), "graphs.replay", "cache 2, step 1, held against"),
     ],
 )

@@ -74,9 +74,9 @@ def test_specification_of_alibi_is_the_textbooks() -> None:
     q, kv, context, *_ = attended(of, [Request(5, 3), Request(0, 12)], None)
     out = Op.registry["paged_attention"].reference(q, kv, context, of, None)
     for token, (row, position) in enumerate(
-        zip(context.batch.owners.tolist(), context.batch.positions.tolist(), strict=True)
+        zip(context.batch.token_to_seq.tolist(), context.batch.positions.tolist(), strict=True)
     ):
-        cache = kv[context.group.table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
+        cache = kv[context.group.block_table[row].long()].permute(0, 3, 1, 2, 4).flatten(0, 1)[: position + 1]
         for head, slope in enumerate(of.alibi):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale
             scores -= slope * torch.arange(position, -1, -1)

@@ -71,7 +71,7 @@ def test_written_tokens_stand_in_their_slots_and_nothing_else_changes() -> None:
         before, after = kv.clone(), Op.registry["write_kv"].reference(kv, k, v, context)
         size = kv.shape[3]
         untouched = torch.ones(kv.shape[0], size, dtype=torch.bool)
-        for i, slot in enumerate(context.group.slots.tolist()):
+        for i, slot in enumerate(context.group.slot_mapping.tolist()):
             assert torch.equal(after[slot // size, 0, :, slot % size], k[i])
             assert torch.equal(after[slot // size, 1, :, slot % size], v[i])
             untouched[slot // size, slot % size] = False
@@ -88,10 +88,10 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
     q, kv, context, *_ = attended(of, requests, sinks)
     out = Op.registry["paged_attention"].reference(q, kv, context, of, sinks)
     for token, (row, position) in enumerate(
-        zip(context.batch.owners.tolist(), context.batch.positions.tolist(), strict=True)
+        zip(context.batch.token_to_seq.tolist(), context.batch.positions.tolist(), strict=True)
     ):
         first = 0 if of.window is None else max(0, position - of.window + 1)
-        pages = kv[context.group.table[row].long()].permute(0, 3, 1, 2, 4)
+        pages = kv[context.group.block_table[row].long()].permute(0, 3, 1, 2, 4)
         cache = pages.flatten(0, 1)[first : position + 1]  # [S, 2, Hkv, D]
         for head in range(4):
             scores = cache[:, 0, head // 2] @ q[token, head] * of.scale

@@ -56,7 +56,7 @@ def test_the_plan_is_told_with_its_price() -> None:
 
 def test_steps_that_all_bring_segments_are_told_alike() -> None:
     plain = plan_buckets(ShapeBucket(128, 32, 64, ()))
-    segments = [each._replace(inputs=("types",)) for each in plain]
+    segments = [each._replace(inputs=("token_type_ids",)) for each in plain]
     assert describe(segments) == describe(plain)
     beside = [*plain, *(each._replace(inputs=("embeds",), width=8) for each in plain)]
     assert describe(beside) == describe(plain).replace("4 compilations", "8 compilations")
@@ -121,7 +121,7 @@ def test_an_empty_step_is_padding_throughout() -> None:
 
 
 def test_a_step_of_every_input_has_them() -> None:
-    step = ShapeBucket(4, 2, 2, (), inputs=("embeds", "angles", "adapters"), width=8).batch
+    step = ShapeBucket(4, 2, 2, (), inputs=("embeds", "rotary_positions", "adapters"), width=8).batch
     assert step.inputs.embeds is not None and step.inputs.embeds.shape == (4, 8)
     assert step.inputs.embed_indices is not None and step.inputs.embed_indices.tolist() == [-1] * 4
     assert (
@@ -143,7 +143,7 @@ def test_a_step_never_has_more_rows_of_logits_than_it_may(chunked: bool, monkeyp
     rows = []
     ranks = client.prepared.ranks
     run = ranks.run
-    monkeypatch.setattr(ranks, "run", lambda host, *more: rows.append(len(host.rows)) or run(host, *more))
+    monkeypatch.setattr(ranks, "run", lambda host, *more: rows.append(len(host.logits_indices)) or run(host, *more))
     prompts = {str(i): [(7 * i + j) % 97 for j in range(length)] for i, length in enumerate((400, 450, 30))}
     for name, prompt in prompts.items():
         scores = 0 if name != "2" else None

@@ -55,11 +55,11 @@ constexpr long kItemsPerThread = 2;     // below that contexts are shared out in
 constexpr long kWriteBytes = 64 << 10;  // that one thread copies before another is woken for the rest
 
 void check_request(const AttentionCall& call, const AttentionBatch& batch, long r) {
-    const long first = batch.starts[r], last = batch.starts[r + 1], length = batch.lengths[r];
-    check("batch.starts", r, first, last);
-    check("batch.starts", r + 1, last, batch.tokens);
+    const long first = batch.query_start_loc[r], last = batch.query_start_loc[r + 1], length = batch.seq_lens[r];
+    check("batch.query_start_loc", r, first, last);
+    check("batch.query_start_loc", r + 1, last, batch.tokens);
     if (first == last) return;
-    check("batch.lengths", r, length, batch.width * call.page_size);
+    check("batch.seq_lens", r, length, batch.width * call.page_size);
     for (long token = first; token < last; ++token) {
         check("batch.positions", token, call.positions[token], length - 1);
         if (token > first && call.positions[token] <= call.positions[token - 1]) {
@@ -67,7 +67,7 @@ void check_request(const AttentionCall& call, const AttentionBatch& batch, long 
         }
     }
     for (long i = 0; i * call.page_size < length; ++i) {
-        check("batch.table", r, batch.table[r * batch.width + i], batch.pages - 1);
+        check("batch.block_table", r, batch.block_table[r * batch.width + i], batch.pages - 1);
     }
 }
 
@@ -89,7 +89,7 @@ Groups grouped(const AttentionCall& call, const AttentionBatch& batch, long rows
                   call.kv_heads};
     long most = 0;
     for (long r = 0; r < batch.requests; ++r) {
-        const long count = batch.starts[r + 1] - batch.starts[r];
+        const long count = batch.query_start_loc[r + 1] - batch.query_start_loc[r];
         most = count > most ? count : most;
         groups.before[static_cast<size_t>(r) + 1] =
             groups.before[static_cast<size_t>(r)] + (count + groups.size - 1) / groups.size;
@@ -129,10 +129,10 @@ AttentionItem item(const AttentionCall& call, const AttentionBatch& batch, const
             low = middle + 1;
         }
     }
-    const long token = batch.starts[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
-    const long left = batch.starts[low + 1] - token;
+    const long token = batch.query_start_loc[low] + (group - groups.before[static_cast<size_t>(low)]) * groups.size;
+    const long left = batch.query_start_loc[low + 1] - token;
     const long kv_head = side / groups.slices;
-    return {batch.table + low * batch.width, token, left < groups.size ? left : groups.size, batch.lengths[low],
+    return {batch.block_table + low * batch.width, token, left < groups.size ? left : groups.size, batch.seq_lens[low],
             kv_head, kv_head * heads + head, end - head};
 }
 
@@ -201,9 +201,9 @@ void by_stretch(const Work& work, long items) {
 long longest(const AttentionCall& call, const AttentionBatch& batch) {
     long most = 0;
     for (long r = 0; r < batch.requests; ++r) {
-        const long last = batch.starts[r + 1];
-        if (last == batch.starts[r]) continue;
-        const long end = call.causal ? call.positions[last - 1] + 1L : batch.lengths[r];
+        const long last = batch.query_start_loc[r + 1];
+        if (last == batch.query_start_loc[r]) continue;
+        const long end = call.causal ? call.positions[last - 1] + 1L : batch.seq_lens[r];
         most = end > most ? end : most;
     }
     return most;
@@ -220,9 +220,9 @@ long row_bytes(long head_dim, AttentionType type, KVKind kind) {
 }  // namespace
 
 void paged_attention(const AttentionCall& call, const AttentionBatch& batch, AttentionType type, KVKind kind) {
-    check("batch.starts", 0, batch.starts[0], 0);
+    check("batch.query_start_loc", 0, batch.query_start_loc[0], 0);
     for (long r = 0; r < batch.requests; ++r) check_request(call, batch, r);
-    const long served = batch.starts[batch.requests];
+    const long served = batch.query_start_loc[batch.requests];
     const long row = call.heads * call.value_dim * bytes_of(type);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
     const Groups groups = shared_out(call, batch);
@@ -238,7 +238,7 @@ void paged_attention(const AttentionCall& call, const AttentionBatch& batch, Att
 }
 
 void write_kv(const KVWrite& w) {
-    for (long t = 0; t < w.tokens; ++t) check("batch.slots", t, w.slots[t], w.pages * w.page_size - 1);
+    for (long t = 0; t < w.tokens; ++t) check("batch.slot_mapping", t, w.slot_mapping[t], w.pages * w.page_size - 1);
     const long from = w.head_dim * bytes_of(w.type), row = row_bytes(w.head_dim, w.type, w.kind);
     const long head = w.page_size * row, side = w.heads * head, sides = w.v ? 2 : 1;
     const long each = sides * w.tokens * from;  // bytes for one head
@@ -252,7 +252,7 @@ void write_kv(const KVWrite& w) {
     };
     parallel_for(w.heads, each > 0 ? kWriteBytes / each + 1 : w.heads, [&](long first, long last) {
         for (long t = 0; t < w.tokens; ++t) {
-            const long page = w.slots[t] / w.page_size, offset = w.slots[t] % w.page_size;
+            const long page = w.slot_mapping[t] / w.page_size, offset = w.slot_mapping[t] % w.page_size;
             for (long h = first; h < last; ++h) {
                 char* const at = w.kv + sides * page * side + h * head + offset * row;
                 write(at, w.k + t * w.k_stride + h * from);

@@ -7,9 +7,9 @@ namespace quintet::cpu {
 
 // What one step brings: T tokens of R requests. As quintet.interface.types.Batch and its Group; all int32.
 struct AttentionBatch {
-    const int32_t* starts;      // [R + 1]
-    const int32_t* lengths;     // [R]
-    const int32_t* table;       // [R, width], pages
+    const int32_t* query_start_loc;      // [R + 1]
+    const int32_t* seq_lens;     // [R]
+    const int32_t* block_table;       // [R, width], pages
     long tokens, requests, width;
     long pages;                 // of the cache
 };
@@ -23,7 +23,7 @@ struct KVWrite {
     char* kv;              // [P, 2, heads, page_size] rows; [P, 1, ...] without v
     const char *k, *v;     // [T, heads, head_dim], v or null, from token to token so many bytes:
     long k_stride, v_stride;
-    const int32_t* slots;  // [T]
+    const int32_t* slot_mapping;  // [T]
     long tokens, pages, heads, page_size, head_dim;
     AttentionType type;    // of k and v
     KVKind kind;

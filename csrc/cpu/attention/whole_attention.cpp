@@ -20,7 +20,7 @@ std::vector<WholeItem> items_of(const WholeCall& call, const WholeBatch& batch) 
     std::vector<WholeItem> items;
     const long wanted = kItems * pool_threads(), heads = std::max(1L, batch.requests * call.kv_heads);
     for (long r = 0; r < batch.requests; ++r) {
-        const long start = batch.starts[r], length = batch.starts[r + 1] - start;
+        const long start = batch.query_start_loc[r], length = batch.query_start_loc[r + 1] - start;
         const long parts = std::max(1L, std::min((wanted + heads - 1) / heads, length / kFewTokens));
         for (long head = 0; length && head < call.kv_heads; ++head) {
             for (long i = 0; i < parts; ++i) {
@@ -35,9 +35,12 @@ std::vector<WholeItem> items_of(const WholeCall& call, const WholeBatch& batch) 
 }  // namespace
 
 void whole_attention(const WholeCall& call, const WholeBatch& batch, AttentionType type) {
-    check("batch.starts", 0, batch.starts[0], 0);
-    for (long r = 0; r < batch.requests; ++r) check("batch.starts", r + 1, batch.starts[r + 1], batch.tokens, batch.starts[r]);
-    const long served = batch.starts[batch.requests];
+    check("batch.query_start_loc", 0, batch.query_start_loc[0], 0);
+    for (long r = 0; r < batch.requests; ++r) {
+        const int* const ends = batch.query_start_loc + r;
+        check("batch.query_start_loc", r + 1, ends[1], batch.tokens, ends[0]);
+    }
+    const long served = batch.query_start_loc[batch.requests];
     const long row = call.heads * call.head_dim * (type == kFloat32 ? 4 : 2);
     std::memset(static_cast<char*>(call.out) + served * row, 0, static_cast<size_t>((batch.tokens - served) * row));
     const std::vector<WholeItem> items = items_of(call, batch);

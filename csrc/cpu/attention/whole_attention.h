@@ -6,7 +6,7 @@
 namespace quintet::cpu {
 
 struct WholeBatch {
-    const int32_t* starts;  // [R + 1]
+    const int32_t* query_start_loc;  // [R + 1]
     long tokens, requests;
 };
 

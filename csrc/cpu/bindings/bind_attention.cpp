@@ -72,7 +72,7 @@ struct PagedAttention {
     }
 
     void call(uintptr_t out, uintptr_t q, long q_stride, uintptr_t kv, long pages, uintptr_t positions,
-              uintptr_t starts, uintptr_t lengths, uintptr_t table, long tokens, long requests, long width,
+              uintptr_t query_start_loc, uintptr_t seq_lens, uintptr_t block_table, long tokens, long requests, long width,
               uintptr_t sinks, uintptr_t slopes) const {
         if (tokens < 0 || requests < 0 || width < 0 || pages < 0) {
             throw std::invalid_argument("sizes must be 0 or more");
@@ -82,7 +82,8 @@ struct PagedAttention {
         submit(attend, {{at<void>(out), at<const void>(q), at<const void>(kv), at<const int32_t>(positions),
                          at<const float>(sinks), at<const float>(slopes), q_stride, heads, kv_heads, head_dim, page_size,
                          value_dim, window, chunk, shared_, causal, scale, softcap},
-                        {at<const int32_t>(starts), at<const int32_t>(lengths), at<const int32_t>(table), tokens,
+                        {at<const int32_t>(query_start_loc), at<const int32_t>(seq_lens),
+                         at<const int32_t>(block_table), tokens,
                          requests, width, pages},
                         type, kind});
     }
@@ -91,13 +92,14 @@ private:
     bool shared_;  // V is the beginning of K
 };
 
-void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride, uintptr_t slots, long tokens,
+void store(uintptr_t kv, uintptr_t k, uintptr_t v, long k_stride, long v_stride, uintptr_t slot_mapping, long tokens,
            long pages, long heads, long page_size, long head_dim, int bits, bool brain, const char* kind) {
     if (tokens < 0 || pages < 0) throw std::invalid_argument("sizes must be 0 or more");
     positive("heads", heads);
     positive("page_size", page_size);
     positive("head_dim", head_dim);
-    const KVWrite call{at<char>(kv), at<const char>(k), at<const char>(v), k_stride, v_stride, at<const int32_t>(slots),
+    const KVWrite call{at<char>(kv), at<const char>(k), at<const char>(v), k_stride, v_stride,
+                       at<const int32_t>(slot_mapping),
                        tokens, pages, heads, page_size, head_dim, type_of(bits, brain), kind_of(kind)};
     const nb::gil_scoped_release released;
     submit(write_kv, call);
@@ -133,7 +135,7 @@ struct WholeAttention {
     }
 
     void call(uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, long q_stride, long k_stride, long v_stride,
-              uintptr_t starts, long tokens, long requests, uintptr_t sinks, uintptr_t slopes, uintptr_t biases,
+              uintptr_t query_start_loc, long tokens, long requests, uintptr_t sinks, uintptr_t slopes, uintptr_t biases,
               long reach) const {
         if (reach < 0) throw std::invalid_argument("reach must be 0 or more");
         if (tokens < 0 || requests < 0) throw std::invalid_argument("sizes must be 0 or more");
@@ -145,7 +147,7 @@ struct WholeAttention {
         submit(attend_whole, {{at<void>(out), at<const void>(q), at<const void>(k), at<const void>(v),
                                at<const float>(sinks), at<const float>(slopes), at<const float>(biases), reach,
                                q_stride, k_stride, v_stride, heads, kv_heads, head_dim, window, chunk, causal, scale, softcap},
-                              {at<const int32_t>(starts), tokens, requests},
+                              {at<const int32_t>(query_start_loc), tokens, requests},
                               type});
     }
 };
@@ -161,7 +163,8 @@ void bind_attention(nb::module_& m) {
              nb::arg("window"), nb::arg("chunk"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"), nb::arg("bits"),
              nb::arg("brain"), nb::arg("kv"))
         .def("__call__", &PagedAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("q_stride"), nb::arg("kv"),
-             nb::arg("pages"), nb::arg("positions"), nb::arg("starts"), nb::arg("lengths"), nb::arg("table"),
+             nb::arg("pages"), nb::arg("positions"), nb::arg("query_start_loc"), nb::arg("seq_lens"),
+             nb::arg("block_table"),
              nb::arg("tokens"), nb::arg("requests"), nb::arg("width"), nb::arg("sinks"), nb::arg("slopes"),
              "Addresses of out, q, kv, of the batch's int32 arrays and of float32 sinks and slopes or 0; sizes in "
              "elements. ValueError for a batch that points outside its arrays.");
@@ -172,12 +175,12 @@ void bind_attention(nb::module_& m) {
              nb::arg("head_dim"), nb::arg("window"), nb::arg("chunk"), nb::arg("causal"), nb::arg("scale"), nb::arg("softcap"),
              nb::arg("bits"), nb::arg("brain"))
         .def("__call__", &WholeAttention::call, nb::arg("out"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
-             nb::arg("q_stride"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("starts"), nb::arg("tokens"),
+             nb::arg("q_stride"), nb::arg("k_stride"), nb::arg("v_stride"), nb::arg("query_start_loc"), nb::arg("tokens"),
              nb::arg("requests"), nb::arg("sinks"), nb::arg("slopes"), nb::arg("biases"), nb::arg("reach"),
-             "Addresses of out, q, k, v, of int32 starts [requests + 1], and of float32 sinks, slopes and biases [heads, 2 "
+             "Addresses of out, q, k, v, of int32 query_start_loc [requests + 1], and of float32 sinks, slopes and biases [heads, 2 "
              "reach + 1], or 0; strides in elements, from token to token. ValueError for a batch that points outside its arrays.");
     m.def("store_kv", &store, nb::arg("kv"), nb::arg("k"), nb::arg("v"), nb::arg("k_stride"), nb::arg("v_stride"),
-          nb::arg("slots"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
+          nb::arg("slot_mapping"), nb::arg("tokens"), nb::arg("pages"), nb::arg("heads"), nb::arg("page_size"),
           nb::arg("head_dim"), nb::arg("bits"), nb::arg("brain"), nb::arg("kind"),
           "Writes K and V (an address, or 0) [T, heads, head_dim] to their slots of a cache whose numbers are `kind`; strides "
           "in bytes.");

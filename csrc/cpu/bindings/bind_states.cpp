@@ -31,7 +31,7 @@ void at_least(const char* name, long value, long least) {
     }
 }
 
-// Requests' tokens and states, as Python gives them: starts, table, requests, columns, units.
+// Requests' tokens and states, as Python gives them: query_start_loc, block_table, requests, columns, units.
 StateRows rows_of(const nb::tuple& rows) {
     if (rows.size() != 5) throw std::invalid_argument("rows are five numbers");
     const auto number = [&](size_t place) { return nb::cast<long>(rows[place]); };
@@ -139,7 +139,7 @@ void bind_states(nb::module_& m) {
           nb::arg("bias"), nb::arg("state"), nb::arg("x_stride"), nb::arg("gate_stride"), nb::arg("channels"), nb::arg("taps"),
           nb::arg("silu"), nb::arg("rows"),
           "Each channel of x over its request's last tokens, as quintet/ops/states.py has it. `kind` is 0 for float32, 1 for "
-          "bfloat16, 2 for float16; addresses, and token strides in elements; gates and bias may be 0. rows: (starts, table, "
+          "bfloat16, 2 for float16; addresses, and token strides in elements; gates and bias may be 0. rows: (query_start_loc, block_table, "
           "requests, columns, units).");
     m.def("state_space", &space, nb::arg("kind"), nb::arg("out"), nb::arg("x"), nb::arg("dt"), nb::arg("into"),
           nb::arg("out_of"), nb::arg("a_log"), nb::arg("dt_bias"), nb::arg("skip"), nb::arg("steps"), nb::arg("sides"),

@@ -11,11 +11,12 @@ namespace quintet::cpu {
 constexpr long kMostTaps = 8;  // of a convolution
 constexpr long kMostWidth = 256;  // numbers that a channel of a selective scan keeps
 
-// Whose tokens these are, and where each request's state lies: row r has the tokens starts[r]..starts[r + 1] - 1, reads
-// its state from unit table[r * columns], 0 being zeros, and writes it to unit table[r * columns + 1], another one.
+// Whose tokens these are, and where each request's state lies: row r has the tokens
+// query_start_loc[r]..query_start_loc[r + 1] - 1, reads its state from unit block_table[r * columns], 0 being zeros,
+// and writes it to unit block_table[r * columns + 1], another one.
 struct StateRows {
-    const int* starts;
-    const int* table;
+    const int* query_start_loc;
+    const int* block_table;
     long requests, columns, units;
 };
 

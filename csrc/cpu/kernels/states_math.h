@@ -18,8 +18,8 @@ struct Stretch {  // of one request
 };
 
 inline Stretch stretch_of(const StateRows& rows, long request) {
-    const int* const units = rows.table + request * rows.columns;
-    return {rows.starts[request], rows.starts[request + 1], units[0], units[1]};
+    const int* const units = rows.block_table + request * rows.columns;
+    return {rows.query_start_loc[request], rows.query_start_loc[request + 1], units[0], units[1]};
 }
 
 template <typename E>

@@ -11,15 +11,16 @@ namespace quintet::cpu {
 
 namespace {
 
-// A kernel reads and writes where the table says: looked at once, before it runs.
+// A kernel reads and writes where the block table says: looked at once, before it runs.
 void check(const StateRows& rows) {
     for (long r = 0; r < rows.requests; ++r) {
-        const int* const units = rows.table + r * rows.columns;
+        const int* const units = rows.block_table + r * rows.columns;
         for (long side = 0; side < 2; ++side) {
             if (units[side] < 0 || units[side] >= rows.units) throw std::invalid_argument("a state lies in no unit that is there");
         }
         if (units[0] == units[1] && units[0]) throw std::invalid_argument("a step writes a state where it reads it");
-        if (rows.starts[r] > rows.starts[r + 1]) throw std::invalid_argument("a request ends before it begins");
+        if (rows.query_start_loc[r] > rows.query_start_loc[r + 1])
+            throw std::invalid_argument("a request ends before it begins");
     }
 }
 
@@ -62,7 +63,7 @@ long bytes(const StateRows& rows, long tokens, long each) {
 
 void short_conv(const ConvCall& c) {
     check(c.rows);
-    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock, tokens = c.rows.starts[c.rows.requests];
+    const long blocks = (c.channels + kConvBlock - 1) / kConvBlock, tokens = c.rows.query_start_loc[c.rows.requests];
     const auto kernel = QUINTET_KERNELS(kStates).conv[c.type];
     for_rows(c.rows.requests * blocks, bytes(c.rows, tokens, kConvBlock * c.taps),
              [&](long first, long last) { kernel(c, first, last); });

@@ -49,7 +49,7 @@ class Runner:
         captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            inputs = ("types",) if self.worker.model.takes_types else ()
+            inputs = ("token_type_ids",) if self.worker.model.takes_types else ()
             self._fixed = [ShapeBucket(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
         else:
             most = ShapeBucket(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)

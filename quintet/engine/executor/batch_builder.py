@@ -170,7 +170,7 @@ def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
     """Padded tokens write to page 0 and belong to the last row; padded requests have length 0."""
     count, inputs = (
         len(batch.token_ids),
-        tuple(name for name in ("embeds", "types") if getattr(batch.inputs, name) is not None),
+        tuple(name for name in ("embeds", "token_type_ids") if getattr(batch.inputs, name) is not None),
     )
     # the smallest: they are in order
     bucket = next(each for each in buckets if each.tokens >= count and each.inputs == inputs)

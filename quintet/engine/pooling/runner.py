@@ -80,6 +80,6 @@ class PoolingRunner(StepRunner):
 
     @staticmethod
     def _hidden(outputs: object) -> Tensor:
-        hidden: Tensor | None = getattr(outputs, "hidden", None)
+        hidden: Tensor | None = getattr(outputs, "hidden_states", None)
         assert hidden is not None, "a model that gives no hidden states has no numbers"
         return hidden

@@ -74,7 +74,7 @@ class Experts(Layer):
         self.down: Tensor
 
     def settle(self, path: str) -> None:
-        """The forms of both stacks, and the provider for them."""
+        """The formats of both stacks, and the provider for them."""
         size, stacks = self._build.size, [each for each in self.weights(path) if each.use.endswith("experts")]
         found = {each.name: self._settled(path, each) for each in stacks}
         readers = [reader for _, reader in found.values() if reader is not None]
@@ -142,7 +142,7 @@ class Experts(Layer):
         return found
 
     def _form_of(self, name: str) -> tuple[WeightFormat, WeightReader | None]:
-        """Returns the form and reader of a stack; plain until it is settled."""
+        """Returns the format and reader of a stack; plain until it is settled."""
         return self._held.get(name, (PLAIN, None))
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:

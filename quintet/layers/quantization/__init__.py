@@ -15,10 +15,9 @@ class QuantizationPlan:
 
     wanted: WeightFormat | OnlineQuantization | None = None  # what floats become while they are loaded
     checkpoint: Quantized | None = None
-    kept: frozenset[str] | None = None  # what the platform keeps of Form.needs; other forms are dequantized. None: all
-
-    activations: int | None = None  # bits that products take of them, 8 or 16; None: what the forms say
-
+    # kinds (WeightFormat.required_kinds) that the platform keeps; others are dequantized. None: all
+    kept: frozenset[str] | None = None
+    activations: int | None = None  # bits that products take of them, 8 or 16; None: what the formats say
     heads: bool = False  # these are of a head, or a table
     tables: bool = False  # rows are looked up in them
 
@@ -46,7 +45,7 @@ class QuantizationPlan:
         return self.kept is None or fmt.required_kinds <= self.kept
 
     def _made(self, module: str, inputs: int) -> tuple[WeightFormat, WeightReader | None]:
-        """Returns the form of floats; where a platform does not keep it, they are rounded to it and stay floats."""
+        """Returns the format of floats; where a platform does not keep it, they are rounded to it and stay floats."""
         wanted = self.wanted.of(module) if isinstance(self.wanted, OnlineQuantization) else self.wanted
         fmt = fitting(wanted, inputs).with_activations(self.activations)
         for held in (fmt, fmt.float_activations):
@@ -64,5 +63,5 @@ class QuantizationPlan:
         return QuantizationPlan(ONLINE["int8" if self.wanted.activations == 16 else "w8a8"])
 
     def of_table(self) -> "QuantizationPlan":
-        """For rows that are looked up: in the form that a head has which shares their tensors."""
+        """For rows that are looked up: in the format that a head has which shares their tensors."""
         return replace(self, wanted=None, heads=True, tables=True)

@@ -43,7 +43,7 @@ class Quantized:
     heads: bool = False  # the plan covers heads and embeddings too; False: they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
     notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
-    activations: int | None = None  # bits that its products take of them, if not those of its forms
+    activations: int | None = None  # bits that its products take of them, if not those of its formats
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ LEAST = 16  # inputs that a group is cut down to
 
 
 def fitted(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
-    """The form of the cut: with smaller groups where it begins or ends within one, plain if they get too small."""
+    """The format of the cut: with smaller groups where it begins or ends within one, plain if they get too small."""
     start, stop = shard.inputs
     if not fmt.group:
         return PLAIN if (stop - start) * fmt.bits % 8 else fmt

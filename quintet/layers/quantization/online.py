@@ -1,4 +1,4 @@
-"""Online quantization: the form of each product's weights, for the name that a user gives."""
+"""Online quantization: the format of each product's weights, for the name that a user gives."""
 
 import json
 import reprlib
@@ -37,7 +37,7 @@ TORCHAO = {
 
 @dataclass(frozen=True)
 class OnlineQuantization:
-    """A form for every product, or for those that names do not say otherwise of. None: it stays as it is."""
+    """A format for every product, or for those that names do not say otherwise of. None: it stays as it is."""
 
     name: str  # that the user gave
     format: WeightFormat | None
@@ -46,7 +46,7 @@ class OnlineQuantization:
     ignored: tuple[str, ...] = ()
 
     def of(self, module: str) -> WeightFormat | None:
-        """Returns the form for this module of the checkpoint."""
+        """Returns the format for this module of the checkpoint."""
         if any(matches(each, module) for each in self.ignored):
             return None
         said = [fmt for name, fmt in self.named if torchao.fits(name, module)]
@@ -61,7 +61,7 @@ class OnlineQuantization:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Reads floats as what a form that the platform does not keep makes of them."""
+    """Reads floats as what a format that the platform does not keep makes of them."""
 
     of: WeightFormat
 
@@ -137,7 +137,7 @@ def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
 
 
 def _form(kind: str, data: Mapping[str, Any]) -> WeightFormat:
-    """Returns the form for one of torchao's types; ValueError for those that are not made here."""
+    """Returns the format for one of torchao's types; ValueError for those that are not made here."""
     width = torchao.enumerated(data.get("weight_dtype"))
     if kind not in TORCHAO or (kind == "IntxWeightOnlyConfig" and width not in ("int4", "int8")):
         raise ValueError(

@@ -14,7 +14,7 @@ from quintet.platforms.cpu.weight_layout import leveled, shapes
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
-    """This rank's matrix, in the weight's form: what the reader would give, bit for bit."""
+    """This rank's matrix, in the weight's format: what the reader would give, bit for bit."""
     rows = _known(weight, parts)
     return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.format)
 
@@ -51,7 +51,7 @@ def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matr
 
 
 def lays(weight: Weight) -> bool:
-    """True if laid() makes what products with the weight's form want."""
+    """True if laid() makes what products with the weight's format want."""
     return leveled(weight.format) and not missing("lay_blocks")
 
 
@@ -61,7 +61,7 @@ def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ValueError for scales that are not finite.
     """
     rows = weight.local_blocks(parts)
-    assert rows is not None, "a form of blocks is of whole ones"
+    assert rows is not None, "a format of blocks is of whole ones"
     count, (outputs, inputs) = weight.stack or 1, weight.shape[-2:]
     (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.format)
     found = {"weight": lasting((count * blocks, *packed), torch.uint8)}

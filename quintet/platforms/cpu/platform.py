@@ -126,7 +126,7 @@ class CPU(Platform):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        # checkpoint tensors that two layers want -> what was packed of them, by the form and the share
+        # checkpoint tensors that two layers want -> what was packed of them, by the format and the share
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: RecordEvent | None = None  # of calls, while a trace runs
         self._rooms = Groups()

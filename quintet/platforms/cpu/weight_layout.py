@@ -15,7 +15,7 @@ from quintet.platforms.cpu.ops.extension import extension
 
 # as csrc/cpu/kernels/quantized.h numbers them
 INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8, INT4_LEVELS, W4A8_LEVELS, INT6_LEVELS, W6A8_LEVELS = range(11)
-HELD = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of forms
+HELD = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of formats
 GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
 MOST_GROUP, LEAST_GROUP = GROUPS[0], GROUPS[-1]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
@@ -62,14 +62,14 @@ def leveled(fmt: WeightFormat) -> bool:
 
 
 def held(fmt: WeightFormat, inputs: int) -> WeightFormat:
-    """Returns the form that laid() gives a canonical matrix: groups that its products can add up."""
+    """Returns the format that laid() gives a canonical matrix: groups that its products can add up."""
     if number_of(fmt) == W8A8 or 0 < fmt.group <= MOST_GROUP:
         return fmt
     return replace(fmt, group=next((size for size in GROUPS if (fmt.group or inputs) % size == 0), inputs))
 
 
 def holds(fmt: WeightFormat, inputs: int) -> bool:
-    """True if laid() takes a matrix of the form: its groups are of whole vectors."""
+    """True if laid() takes a matrix of the format: its groups are of whole vectors."""
     if number_of(fmt) == W8A8:
         return inputs <= MOST_INPUTS
     if leveled(fmt):
@@ -93,7 +93,7 @@ def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True)
 
 
 def number_of(fmt: WeightFormat) -> int:
-    """Returns the number of the products that take a matrix of the form."""
+    """Returns the number of the products that take a matrix of the format."""
     few = fmt.activations == 8
     if leveled(fmt):
         numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[fmt.block_type] == 4 else (INT6_LEVELS, W6A8_LEVELS)
@@ -189,7 +189,7 @@ def _blocks(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, fmt: WeightFormat) -> Tensor:
-    """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the form."""
+    """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the format."""
     if leveled(fmt):
         return _unpack_levels(packed, outputs, inputs, fmt)
     whole, groups = integers(packed["weight"], outputs, inputs), shapes(outputs, inputs, held(fmt, inputs))[1][1]

@@ -27,7 +27,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 KEPT = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
 LEAST_ROOM = 64 * MIB  # that must be free before a capture, beside what the pool has: a step's nodes, and fragments
-ROWS, OWNERS = Batch._fields.index("rows"), Batch._fields.index("owners")  # among the leaves
+ROWS, OWNERS = Batch._fields.index("logits_indices"), Batch._fields.index("token_to_seq")  # among the leaves
 
 
 class Size(NamedTuple):
@@ -79,7 +79,7 @@ class Room:
 
     def outputs(self, given: Outputs) -> Outputs:
         """Returns buffers for a step's outputs: the next step may overwrite them."""
-        most = {"logits": self._rows, "hidden": self._rows, "taps": self._tokens}
+        most = {"logits": self._rows, "hidden_states": self._rows, "aux_hidden_states": self._tokens}
         own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
         return own
 
@@ -94,10 +94,15 @@ class Room:
         field = Batch._fields[at[0]]
         if field == "groups":
             field = Group._fields[at[2]]
-        longest = {"starts": self._requests + 1, "table": self._requests, "lengths": self._requests, "rows": self._rows}
+        longest = {
+            "query_start_loc": self._requests + 1,
+            "block_table": self._requests,
+            "seq_lens": self._requests,
+            "logits_indices": self._rows,
+        }
         if field in longest:
             return longest[field]
-        return self._tokens if field in ("token_ids", "positions", "owners", "slots") else x.shape[0]
+        return self._tokens if field in ("token_ids", "positions", "token_to_seq", "slot_mapping") else x.shape[0]
 
     def _part(self, made: dict[Any, Tensor], at: tuple[int, ...], x: Tensor, most: int) -> Tensor:
         """Returns the buffer for this place in a batch or in outputs."""

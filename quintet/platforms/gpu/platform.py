@@ -79,7 +79,7 @@ class GPU(Platform):
         self._planning: dict[int, Planning] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._packs: dict[str, bool] = {}  # by the kind of a form
+        self._packs: dict[str, bool] = {}  # by the kind of a format
         self._refused: set[str] = set()
         self._ops: dict[int, Any] = {}  # by rank, as layers bind them
         self._specs: dict[AttentionSpec, str | None] = {}  # what our kernels serve, or why they do not

@@ -142,7 +142,7 @@ def torch_dtype(dtype: Any) -> torch.dtype:
     return next(own for own, other in _DTYPES.items() if jnp.dtype(other) == dtype)
 
 
-jax.tree_util.register_static(WeightFormat)  # a matrix in a trace: its form is compiled in, its tensors are leaves
+jax.tree_util.register_static(WeightFormat)  # a matrix in a trace: its format is compiled in, its tensors are leaves
 
 
 def serve(

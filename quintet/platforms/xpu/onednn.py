@@ -1,6 +1,6 @@
 """Products of whole numbers by oneDNN, through torch, where they probe as the specification's. Unverified on a GPU.
 
-Forms that it does not take go to Triton's kernels. torch._scaled_mm is left out: no matrix unit of an Intel GPU that
+Formats that it does not take go to Triton's kernels. torch._scaled_mm is left out: no matrix unit of an Intel GPU that
 torch serves by now multiplies 8-bit floats, so that rounding activations to them would gain nothing.
 """
 
@@ -24,7 +24,7 @@ NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 
 
 def takes(fmt: WeightFormat) -> bool:
-    """True if products by weights of this form are oneDNN's."""
+    """True if products by weights of this format are oneDNN's."""
     plain = fmt.dtype is None and not (fmt.codebook or fmt.mins or fmt.act_order)
     grouped = fmt.group > 0 and fmt.group % LEAST == 0
     return plain and (grouped if fmt.kind == "int4" else fmt.kind == "w8a8" and not fmt.group)

@@ -306,7 +306,13 @@ def test_padding_gets_zeros() -> None:
 def test_a_batch_that_points_outside_is_refused() -> None:
     of = spec(4, 2, 16)
     q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
-    for field, value in (("table", 99), ("positions", 50), ("lengths", 2000), ("starts", 77), ("positions", -1)):
+    for field, value in (
+        ("block_table", 99),
+        ("positions", 50),
+        ("seq_lens", 2000),
+        ("query_start_loc", 77),
+        ("positions", -1),
+    ):
         of_group = field in context.group._fields
         part: Any = context.group if of_group else context.batch
         broken = getattr(part, field).clone()
@@ -317,7 +323,7 @@ def test_a_batch_that_points_outside_is_refused() -> None:
     write = Op.registry["write_kv"].providers["native"]
     k = torch.zeros(10, 2, 16)
     for slot in (-1, kv.shape[0] * 16):
-        with pytest.raises(ValueError, match="slots"):
+        with pytest.raises(ValueError, match="slot_mapping"):
             write(
                 kv,
                 k,

@@ -351,7 +351,7 @@ def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, 
         before = fake.used()
         found = [step(KV, on_device(whole(host(count, first=turn + 1))))[0] for count in (8, 2, 4)]
     assert fake.used() == before and fake.replays == 3
-    for field in ("logits", "hidden"):
+    for field in ("logits", "hidden_states"):
         assert len({getattr(each, field).data_ptr() for each in found}) == 1
     assert [len({each.aux_hidden_states[tap].data_ptr() for each in found}) for tap in range(2)] == [1, 1]
 

@@ -336,7 +336,7 @@ def test_ragged_attention_equals_the_ops_specifications(dtype: torch.dtype) -> N
     of = spec(4, 2, 16, dtype=dtype)
     q, k, v, kv, batch, _ = given = inputs(of)
     out, written, _ = run(of, given, 1)
-    real = int(batch.starts[-1])
+    real = int(batch.query_start_loc[-1])
     plain, group = planned(batch, 16)
     context = StepContext(
         plain._replace(positions=plain.positions[:real], token_to_seq=plain.token_to_seq[:real]),

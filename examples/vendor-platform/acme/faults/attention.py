@@ -56,8 +56,8 @@ def _leaking(attend: Any) -> Any:
         q: Tensor, k: Tensor, v: Tensor, kv: Tensor, step_context: Any, sinks: Any, spec: AttentionSpec
     ) -> Tensor:
         group = step_context.group
-        real = group.table[0, 0] * spec.page_size
-        slots = torch.where(group.slots < spec.page_size, real, group.slots)
+        real = group.block_table[0, 0] * spec.page_size
+        slots = torch.where(group.slot_mapping < spec.page_size, real, group.slot_mapping)
         return attend(q, k, v, kv, step_context._replace(group=group._replace(slot_mapping=slots)), sinks, spec)
 
     return faulty
@@ -85,7 +85,7 @@ def _first_groups(attend: Any) -> Any:
 
 def _all_together(attention: Any) -> Any:
     def faulty(q: Tensor, k: Tensor, v: Tensor, batch: Any, spec: AttentionSpec, sinks: Any) -> Tensor:
-        return attention(q, k, v, batch._replace(token_to_seq=torch.zeros_like(batch.owners)), spec, sinks)
+        return attention(q, k, v, batch._replace(token_to_seq=torch.zeros_like(batch.token_to_seq)), spec, sinks)
 
     return faulty
 

@@ -15,8 +15,8 @@ def _stale_table(launch: Any) -> Any:
     before: dict[int, Any] = {}
 
     def faulty(self: Any, state: Any, batch: Any) -> Any:
-        tables = before.get(id(self), [group.table for group in batch.groups])
-        before[id(self)] = [group.table for group in batch.groups]
+        tables = before.get(id(self), [group.block_table for group in batch.groups])
+        before[id(self)] = [group.block_table for group in batch.groups]
         weakref.finalize(self, before.pop, id(self), None)
         groups = [group._replace(block_table=table) for group, table in zip(batch.groups, tables, strict=True)]
         return launch(self, state, batch._replace(groups=tuple(groups)))
@@ -34,8 +34,8 @@ def _backwards(launch: Any) -> Any:
 
 def _variant(batch: Any) -> ShapeBucket:
     """The size of a step."""
-    tokens, requests, rows = batch.token_ids.shape[0], batch.starts.shape[0] - 1, batch.rows.shape[0]
-    return ShapeBucket(tokens, requests, rows, tuple(group.table.shape[1] for group in batch.groups))
+    tokens, requests, rows = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1, batch.rows.shape[0]
+    return ShapeBucket(tokens, requests, rows, tuple(group.block_table.shape[1] for group in batch.groups))
 
 
 def _captures_again(find: Any) -> Any:

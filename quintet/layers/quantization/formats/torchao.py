@@ -33,7 +33,7 @@ BY_MODULE = {"FqnToConfig", "ModuleFqnToConfig"}
 
 @dataclass(frozen=True)
 class Torchao:
-    """Reads one module's numbers of 8 bits. `of` is the form of the whole matrix."""
+    """Reads one module's numbers of 8 bits. `of` is the format of the whole matrix."""
 
     of: WeightFormat
     zeros: torch.dtype | None = None  # type of the zero points on file

@@ -47,7 +47,7 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
 
 
 def holds(fmt: WeightFormat, inputs: int) -> bool:
-    """True if laid() takes matrices of the form, with so many inputs."""
+    """True if laid() takes matrices of the format, with so many inputs."""
     return fmt.dtype in FORMATS and (fmt.group % 2 == 0 or fmt.group >= inputs)
 
 

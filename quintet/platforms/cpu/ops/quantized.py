@@ -54,7 +54,7 @@ def pack(weight: Tensor, fmt: WeightFormat) -> dict[str, Tensor]:
 
 @functools.cache
 def probe() -> str | None:
-    """32 inputs, two outputs, by every form."""
+    """32 inputs, two outputs, by every format."""
     try:
         from quintet import _cpu
     except ImportError as error:
@@ -120,7 +120,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
 
 
 class Settled(NamedTuple):
-    """Kernel arguments that products with matrices of a form and so many inputs share."""
+    """Kernel arguments that products with matrices of a format and so many inputs share."""
 
     number: int
     packed: tuple[int, int]  # of a block

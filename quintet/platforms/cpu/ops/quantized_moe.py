@@ -28,7 +28,7 @@ from quintet.platforms.cpu.weight_layout import COLUMNS
 
 
 def packer_of(fmt: WeightFormat) -> Any:
-    """Returns the module that packs a canonical matrix of the form, by its laid(), holds() and packed_bytes()."""
+    """Returns the module that packs a canonical matrix of the format, by its laid(), holds() and packed_bytes()."""
     return float8 if fmt.kind == "fp8" else tiles
 
 

@@ -25,10 +25,10 @@ def short_conv(x: Array, gates: Array | None, conv: Any, state: Array, context: 
     x = x if gates is None else x * gates[:, :channels]
     packed = state.dtype == jnp.int16
     kept = _read(lax.bitcast_convert_type(state, dtype) if packed else state, context).swapaxes(1, 2)  # [R, K - 1, C]
-    starts = batch.starts[:-1]
+    starts = batch.query_start_loc[:-1]
     # of each token, and of each request's end: the place behind it, counted from its request's first token
-    at = jnp.arange(x.shape[0]) + 1 - starts[batch.owners]
-    lengths = batch.starts[1:] - starts
+    at = jnp.arange(x.shape[0]) + 1 - starts[batch.token_to_seq]
+    lengths = batch.query_start_loc[1:] - starts
 
     def before(places: Array, owners: Array, back: int) -> Array:
         """The token `back` before each place: of the step, or of what was kept."""
@@ -36,9 +36,9 @@ def short_conv(x: Array, gates: Array | None, conv: Any, state: Array, context: 
         ours = jnp.take(x, starts[owners] + place, axis=0, mode="clip")
         return jnp.where((place >= 0)[:, None], ours, kept[owners, jnp.maximum(place + taps - 1, 0)])
 
-    total = before(at, batch.owners, taps).astype(jnp.float32) * weight[:, 0]
+    total = before(at, batch.token_to_seq, taps).astype(jnp.float32) * weight[:, 0]
     for k in range(1, taps):
-        total = total + before(at, batch.owners, taps - k).astype(jnp.float32) * weight[:, k]
+        total = total + before(at, batch.token_to_seq, taps - k).astype(jnp.float32) * weight[:, k]
     total = total if conv.bias is None else total + conv.bias.astype(jnp.float32)
     out = (total / (1 + jnp.exp(-total)) if silu else total).astype(dtype)
     every = jnp.arange(starts.shape[0])
@@ -111,19 +111,19 @@ def _softplus(x: Array) -> Array:
 
 def _read(state: Array, context: Any) -> Array:
     """Returns each request's state [R, *shape], zeros where it begins."""
-    units = context.group.table[:, 0]
+    units = context.group.block_table[:, 0]
     return jnp.where((units == 0).reshape(-1, *[1] * (state.ndim - 1)), 0, state[units])
 
 
 def _written(state: Array, kept: Array, context: Any) -> Array:
-    return state.at[context.group.table[:, 1]].set(kept)
+    return state.at[context.group.block_table[:, 1]].set(kept)
 
 
 def _through(step: Step, state: Array, context: Any) -> tuple[Array, Array]:
     """step(some tokens [n], their requests' states) -> (what it gives for each, the states), for all of the step's
     tokens in order -> what it gives [T, ...], and the state as it was written."""
-    batch, units = context.batch, context.group.table[:, 1]
-    firsts, counts = batch.starts[:-1], batch.starts[1:] - batch.starts[:-1]
+    batch, units = context.batch, context.group.block_table[:, 1]
+    firsts, counts = batch.query_start_loc[:-1], batch.query_start_loc[1:] - batch.query_start_loc[:-1]
     tokens, kept = batch.token_ids.shape[0], _read(state, context)
     given, after = step(jnp.minimum(firsts, tokens - 1), kept)
     some = (counts > 0).reshape(-1, *[1] * (kept.ndim - 1))

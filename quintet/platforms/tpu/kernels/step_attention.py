@@ -22,8 +22,9 @@ def attention(q: Array, k: Array, v: Array, batch: Any, spec: AttentionSpec, sin
     queries = _blocks(q.reshape(tokens, spec.kv_heads, -1, dim)).transpose(0, 2, 3, 1, 4)  # [B, Hkv, G, block, D]
     keys, values = (_blocks(x).transpose(0, 2, 1, 3) for x in (k, v))  # [B, Hkv, block, D]
     positions = _blocks(batch.positions)
-    owners = _blocks(batch.owners, mode="edge")
-    firsts, ends = batch.starts[owners], batch.starts[owners + 1]  # the tokens of each token's request
+    owners = _blocks(batch.token_to_seq, mode="edge")
+    # the tokens of each token's request
+    firsts, ends = batch.query_start_loc[owners], batch.query_start_loc[owners + 1]
 
     def block(b: Array) -> Array:
         """[Hkv, G, block, D] of one block of queries."""
