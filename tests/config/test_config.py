@@ -86,11 +86,11 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "format"), GOOD)
-def test_a_value_is_brought_to_one_form(name: str, value: object, fmt: object) -> None:
+@pytest.mark.parametrize(("name", "value", "form"), GOOD)
+def test_a_value_is_brought_to_one_form(name: str, value: object, form: object) -> None:
     got = getattr(EngineConfig(**{name: value}), name)
-    assert got == fmt
-    assert type(got) is type(fmt)
+    assert got == form
+    assert type(got) is type(form)
 
 
 @pytest.mark.parametrize(("name", "value", "says"), BAD)

@@ -134,9 +134,9 @@ def test_letters_are_heard_in_order_however_long_they_are() -> None:
 
     def work(comm: Any) -> list[bytes]:
         if comm.rank:
-            return [comm.channel.hear() for _ in letters]
+            return [comm.channel.receive() for _ in letters]
         for each in letters:
-            comm.channel.tell(each)
+            comm.channel.broadcast(each)
         return letters
 
     assert on_each(3, work) == [letters] * 3
@@ -181,11 +181,11 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
     def work(comm: Any) -> None:
         if comm.rank == 0:
             time.sleep(0.3)  # the others sleep by then
-            comm.channel.stop("somebody pulled the plug")
-            comm.channel.stop("too late")
-            assert comm.channel.stopped == "somebody pulled the plug"
+            comm.channel.abort("somebody pulled the plug")
+            comm.channel.abort("too late")
+            assert comm.channel.aborted == "somebody pulled the plug"
         elif comm.rank == 1:
-            comm.channel.hear()
+            comm.channel.receive()
         else:
             comm.channel.exchange(b"")
 

@@ -119,8 +119,8 @@ def test_letters_and_notes_come_whole_and_in_order() -> None:
 
     def work(comm: Any) -> tuple[list[bytes], list[bytes]]:
         for each in told if comm.rank == 0 else []:
-            comm.channel.tell(each)
-        heard = told if comm.rank == 0 else [comm.channel.hear() for _ in told]
+            comm.channel.broadcast(each)
+        heard = told if comm.rank == 0 else [comm.channel.receive() for _ in told]
         return heard, comm.channel.exchange(bytes([comm.rank]) * 1000)
 
     assert on_each(3, work) == [(told, [bytes([rank]) * 1000 for rank in range(3)])] * 3
@@ -180,7 +180,7 @@ def test_a_connection_that_ends_is_a_rank_that_is_lost_on_all() -> None:
             return  # and what it held is closed
         with naming_the_lost():
             if comm.rank == 1:
-                comm.channel.hear()
+                comm.channel.receive()
             comm.all_reduce(torch.ones(4))
 
     first, second, _ = on_each(3, work)
@@ -191,13 +191,13 @@ def test_a_connection_that_ends_is_a_rank_that_is_lost_on_all() -> None:
 def test_a_stop_ends_every_wait_with_its_reason() -> None:
     def work(comm: Any) -> None:
         if comm.rank == 1:
-            comm.channel.stop("somebody pulled the plug")
-            comm.channel.stop("too late")
+            comm.channel.abort("somebody pulled the plug")
+            comm.channel.abort("too late")
         try:
             with naming_the_lost():
-                comm.channel.hear() if comm.rank == 0 else comm.channel.exchange(b"")
+                comm.channel.receive() if comm.rank == 0 else comm.channel.exchange(b"")
         finally:
-            assert comm.channel.stopped == "somebody pulled the plug"
+            assert comm.channel.aborted == "somebody pulled the plug"
 
     for error in on_each(3, work):
         assert isinstance(error, DeviceLost) and str(error) == "somebody pulled the plug"

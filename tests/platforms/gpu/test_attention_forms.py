@@ -76,7 +76,7 @@ def assert_specified(got: Tensor, q: Tensor, kv: Tensor, context: StepContext, o
 # --------------------------------------------------------------------------------------------------- V inside of K
 
 
-@pytest.mark.parametrize(("turn", "format"), list(enumerate(FORMS)), ids=str)
+@pytest.mark.parametrize(("turn", "fmt"), list(enumerate(FORMS)), ids=str)
 def test_v_is_read_out_of_k(turn: int, fmt: str) -> None:
     """Each kind of layer with two shapes and two pairs of types; every pair comes up."""
     for i in (turn, turn + 2):
@@ -135,7 +135,7 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
 # -------------------------------------------------------------------------------------------------------- both ways
 
 
-@pytest.mark.parametrize(("turn", "format"), list(enumerate(FORMS)), ids=str)
+@pytest.mark.parametrize(("turn", "fmt"), list(enumerate(FORMS)), ids=str)
 @pytest.mark.parametrize("shared", [0, 16])
 def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, fmt: str, shared: int) -> None:
     dtype, cached = TYPES[turn % len(TYPES)]

@@ -141,7 +141,7 @@ def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
 
     both = each_rank(2, work)
     assert {each.place.endpoint for each in both} == {both[0].place.endpoint}, "known to both by the same name"
-    both[1].channel.stop("rank 1 broke")
+    both[1].channel.abort("rank 1 broke")
     until = time.monotonic() + 5
     while len(aborted) < 2 and time.monotonic() < until:
         time.sleep(0.02)
