@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.conformance import kit
+from quintet.conformance.harness import rank_threads
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.sections import communicator, probe
+from quintet.conformance.sections import probe
 from quintet.interface.platform import Alone, Capabilities, Communicator, Device, Platform, State, Step, Unavailable
 from quintet.interface.types import Batch, Estimate, Extent, Layout, Memory, Outputs, Place, Variant, leaves
 from quintet.interface.weights import Weight
@@ -583,7 +584,7 @@ class Absent(Wrapped):
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.rank == 1:
             threading.Event().wait()
-        communicator.PATIENCE = 3.0
+        rank_threads.PATIENCE = 3.0
         return x
 
 
@@ -616,7 +617,7 @@ def test_collectives_that_are_none(kind: type[Wrapped], says: str) -> None:
 
 
 def test_ranks_that_wait_for_each_other_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "PATIENCE", communicator.PATIENCE)  # which Absent shortens
+    monkeypatch.setattr(rank_threads, "PATIENCE", rank_threads.PATIENCE)  # which Absent shortens
     said = first_failure("communicator.collectives", stand_in(connecting(Absent)))
     assert "ranks [1] of 2 still wait for the others" in said
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.check import Broken
-from quintet.conformance.checkpoints.tiny import EVERY, variant
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.sections import models, oracle
+from quintet.conformance.sections.with_models import models, oracle
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.interface.platform import Capabilities, Device, State, Step
 from quintet.interface.types import Batch, Layout, Outputs, Variant
 from quintet.interface.weights import Weight
 from quintet.platforms.cpu.platform import CPU, CPUDevice
+from quintet_tools.checkpoints.tiny import EVERY, variant
 from tests.helpers import planted
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import VOCAB, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import ASIDE, DROPPED
 from quintet.platforms import choose, discover
+from quintet_tools.checkpoints.tiny import VOCAB, variant
 from tests.helpers.run_model import Runner
 from tests.helpers.tpu import programs
 

@@ -15,7 +15,6 @@ from transformers import AutoConfig
 
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, SERVED, VOCAB, WINDOW, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import Place
@@ -26,6 +25,7 @@ from quintet.models.transformers import Model
 from quintet.models.transformers.trace import alike
 from quintet.ops.norm import rms_norm
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import PLAIN, SERVED, VOCAB, WINDOW, Tiny, make, variant
 from tests.helpers.engines import answers, continued, engine
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner

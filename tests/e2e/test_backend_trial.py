@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from quintet.conformance.check import Lacking
-from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.models.transformers.trace import alike_experts
+from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, make
 from tests.helpers.run_model import Runner
 
 

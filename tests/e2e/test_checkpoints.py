@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from quintet import AsyncLLM, SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers import tpu
 from tests.helpers.checkpoints import awq, fp8
 from tests.helpers.engines import answers, continued, engine, forms_of, ranked

@@ -9,11 +9,11 @@ from torch import Tensor
 from quintet import SamplingParams
 from quintet.api.beam_search import search
 from quintet.api.thread_sharing import SharedClient
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, ParameterError
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, variant
 from tests.e2e.test_oracle import client
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain

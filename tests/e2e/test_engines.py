@@ -20,11 +20,11 @@ from transformers import BertConfig, BertModel
 
 from quintet import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quintet.api.explain import explain
-from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.data_parallel import each_engine
 from quintet.engine.data_parallel.engines import Engines
 from quintet.sampling_params import StructuredOutputsParams
+from quintet_tools.checkpoints.tiny import VOCAB, Tiny, variant
 from tests.helpers.engines import answers, engine
 from tests.helpers.processes import gone, interrupted
 from tests.helpers.serving import Server, until, words_of

@@ -12,7 +12,6 @@ from quintet import LLM
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
 from quintet.conformance.check import Lacking
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.parallel.eplb import balancer
 from quintet.engine.parallel.eplb.transfer import Staged
@@ -20,6 +19,7 @@ from quintet.engine.parallel.expert_parallel import dealing_of, mixtures
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import Place
 from quintet.layers.moe.expert_placement import ExpertPlacement, Placement
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make, variant
 from tests.helpers.engines import answers, engine, forms_of
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.packed import gptq

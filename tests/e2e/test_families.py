@@ -20,14 +20,14 @@ from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax_m2 import modeling_minimax_m2
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.derived_families import KIN, LIGHTNING
-from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.layers.normalised_weights import by_column, by_row
 from quintet.model_loader.loader import declared
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.derived_families import KIN, LIGHTNING
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
 from tests.helpers.configs import configs, kin_configs
 from tests.helpers.run_model import Runner
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.engine.startup import prepare
 from quintet.gguf.file import read
 from quintet.gguf.tensor_types import KINDS
@@ -22,6 +21,7 @@ from quintet.interface.platform import Capabilities
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import Tiny
 from tests.helpers.gguf import Row, header, joined
 from tests.helpers.run_model import Runner
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.layers.quantization.fp4_fp8 import E2M1
 from quintet.model_loader.loader import declared
 from quintet.platforms.cpu.ops import quantized_moe
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from tests.helpers.engines import forms_of, ranked
 from tests.helpers.run_model import Runner
 

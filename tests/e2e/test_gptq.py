@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quintet.conformance.check import Lacking
-from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers.engines import answers, continued, engine, forms_of, ranked
 from tests.helpers.packed import gptq
 from tests.helpers.run_model import Runner

@@ -25,8 +25,8 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.server.socket_folder import sweep
+from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.engines import answers, engine
 from tests.helpers.processes import gone
 from tests.helpers.serving import Server, until, words_of
@@ -295,8 +295,8 @@ def offline_answers() -> list[list[int]]:
 
 
 def _offline(moment: Moment, place: Path) -> None:
-    from quintet.conformance.checkpoints.tiny import VOCAB
     from quintet.conformance.harness.worker_runner import random_prompts
+    from quintet_tools.checkpoints.tiny import VOCAB
     from tests.helpers.engines import LENGTHS
 
     draw, want = moment.draw, offline_answers()

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from quintet import LLM, SamplingParams
 from quintet.config import BUNDLED, EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, SERVED, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.layers.attention.kv_scales import KVScales
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, SERVED, Tiny, make, variant
 from tests.e2e.test_bundled import CASES, GREEDY, alike, as_expected
 from tests.helpers.run_model import Runner
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.engine.client import EngineClient
 from quintet.engine.kv_transfer.async_store import AsyncStoreConnector
 from quintet.engine.kv_transfer.lmcache import store as lmcache_store
+from quintet_tools.checkpoints.tiny import Tiny
 from tests.e2e.test_offloading import FORMS, asked, served
 from tests.e2e.test_windows import tokens
 from tests.helpers.serving import until

@@ -13,8 +13,6 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.encoders import encoder
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import EngineClient
 from quintet.engine.engine import Engine
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
@@ -22,6 +20,8 @@ from quintet.engine.request import CoreRequest
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen
+from quintet_tools.checkpoints.encoders import encoder
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from tests.e2e.test_windows import GREEDY, MODELS, prompt, tokens
 from tests.helpers.loopback import LoopbackPlatform
 

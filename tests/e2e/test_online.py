@@ -9,7 +9,6 @@ from torch import Tensor
 
 from quintet import SamplingParams
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import Cut, Form, Part
@@ -18,6 +17,7 @@ from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitt
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import PLATFORM as CPU
+from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers import tpu
 from tests.helpers.engines import engine
 from tests.helpers.run_model import Runner

@@ -14,10 +14,10 @@ import pytest
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, make, variant
 from quintet.conformance.harness.worker_runner import most_pages
 from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, make, variant
 
 PLAIN = {"max_model_len": 160, "num_pages": 200}
 ENGINES: dict[str, dict[str, Any]] = {

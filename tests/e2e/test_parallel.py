@@ -6,10 +6,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from quintet.conformance.check import Lacking
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import Place
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner
 

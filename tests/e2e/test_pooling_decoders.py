@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from quintet import LLM, PoolingParams
-from quintet.conformance.checkpoints.custom_families import PUBLISHED
+from quintet_tools.checkpoints.custom_families import PUBLISHED
 from tests.e2e.test_pooling_scores import WORDS, tokenizer
 
 TEXTS = [[5, 6, 7], [1] * 40, [9], list(range(2, 60))]

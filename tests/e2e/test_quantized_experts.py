@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.startup import prepare
 from quintet.model_loader.loader import declared
 from quintet.platforms.cpu.ops import quantized_moe
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from tests.helpers.checkpoints import awq, fp8
 from tests.helpers.engines import answers, continued, engine, forms_of, ranked
 from tests.helpers.packed import gptq

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import PLAIN, Tiny
 from quintet.hub.resolve import load_model_config
 from quintet.interface.platform import Capabilities
 from quintet.layers.quantization import QuantizationPlan
@@ -15,6 +14,7 @@ from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.platforms.cpu import PLATFORM
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.quantize import quantize
+from quintet_tools.checkpoints.tiny import PLAIN, Tiny
 from tests.helpers.run_model import Runner
 from tests.quantize.test_gguf_writer import original
 

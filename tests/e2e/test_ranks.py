@@ -23,12 +23,12 @@ from transformers import BertConfig, BertModel
 from quintet import LLM, SamplingParams
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.quantize import quantize
 from quintet.sampling_params import StructuredOutputsParams
 from quintet.structured_output.grammar_source import grammar_text
+from quintet_tools.checkpoints.tiny import EVERY, PLAIN, VOCAB, Tiny, make, variant
 from tests.helpers.engines import answers, engine, told
 from tests.helpers.packed import gptq
 from tests.helpers.processes import gone, interrupted, killed_while_it_starts

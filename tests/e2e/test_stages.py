@@ -15,8 +15,6 @@ from quintet import LLM, SamplingParams
 from quintet.api.explain import explain
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.encoders import first as first_encoder
-from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
@@ -26,6 +24,8 @@ from quintet.interface.types import Place
 from quintet.layers.pipeline import Stage, shared_out
 from quintet.outputs import TokenLogprobs
 from quintet.platforms.host import nameless_file
+from quintet_tools.checkpoints.encoders import first as first_encoder
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, variant
 from tests.e2e.test_ranks import WIDE, pids
 from tests.helpers.engines import answers, engine
 from tests.helpers.engines import told as everything

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from quintet import SamplingParams
-from quintet.conformance.checkpoints.tiny import EVERY, Tiny, variant
 from quintet.platforms.cpu.graph import Replay
+from quintet_tools.checkpoints.tiny import EVERY, Tiny, variant
 from tests.e2e.test_stages import DRAWN, PROMPTS, SCORED, SMALL, Threads
 
 pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")

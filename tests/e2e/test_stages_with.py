@@ -14,9 +14,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3ForTokenClassification, Qwen3Model
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.sampling_params import BeamSearchParams, StructuredOutputsParams
+from quintet_tools.checkpoints.tiny import VOCAB, Tiny, make, variant
 from tests.e2e.test_embeds import given
 from tests.e2e.test_pooling_heads import QWEN3, TEXTS, saved
 from tests.e2e.test_pooling_scores import DOCUMENTS, QUERY, WORDS, tokenizer

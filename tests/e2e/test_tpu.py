@@ -12,8 +12,8 @@ import torch
 
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, VARIANTS, VOCAB, Tiny, make, variant
 from tests.e2e.test_oracle import ENGINES, client, mix, run
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain

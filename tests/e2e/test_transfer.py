@@ -10,10 +10,10 @@ import pytest
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig, KVTransferConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, make
 from quintet.engine.client import EngineClient
 from quintet.engine.kv_transfer.p2p.setup import key_of
 from quintet.outputs import RequestOutput
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, make
 from tests.e2e.test_offloading import FORMS, LENGTH
 from tests.e2e.test_offloading import served as of_cpu
 from tests.e2e.test_windows import prompt

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, variant
 from quintet.conformance.harness.manual_steps import Stretch, laid
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
@@ -18,6 +17,7 @@ from quintet.interface.platform import Platform
 from quintet.interface.types import HostBatch, HostInputs
 from quintet.layers.build import RequestedOutputs
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import FAMILIES, variant
 
 LENGTHS = (23, 1, 40, 7)
 

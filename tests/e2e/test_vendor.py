@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "examples" / "vendor-platform"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "examples" / "vendor-platform"
 PROMPT = "Once upon a time"
 LEAST_FAULTS = 70
 
@@ -48,7 +49,8 @@ def vendor(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     own = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
     ours = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     # addsitedir, since a path alone would leave out what .pth files there add: an editable quintet
-    (own / "ours.pth").write_text("".join(f"import site; site.addsitedir({each!r})\n" for each in sorted(ours)))
+    lines = [f"import site; site.addsitedir({each!r})" for each in sorted(ours)]
+    (own / "ours.pth").write_text("\n".join([*lines, str(ROOT / "tools"), ""]))
     source = home / "source"  # setuptools builds in the folder
     shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
     made = Environment(home)

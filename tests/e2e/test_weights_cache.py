@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.model_loader import weights_cache
 from quintet.platforms.cpu.platform import CPU
+from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make
 
 PLACED: list[str] = []
 

@@ -7,9 +7,9 @@ import pytest
 
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import CHUNKS, GEMMA, PLAIN, STREAMS, VOCAB, WINDOW, Tiny, make
 from quintet.engine.client import EngineClient
 from quintet.sampling_params import SamplingParams
+from quintet_tools.checkpoints.tiny import CHUNKS, GEMMA, PLAIN, STREAMS, VOCAB, WINDOW, Tiny, make
 from tests.helpers.null_engine import drain
 
 LENGTH = 700  # tokens of the prompt: forty windows

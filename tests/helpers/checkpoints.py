@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from quintet.conformance.checkpoints.tiny import Tiny
+from quintet_tools.checkpoints.tiny import Tiny
 
 Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]  # name, weight -> tensors, what they stand for
 

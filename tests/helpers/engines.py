@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import VOCAB, Tiny
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import Place
@@ -17,6 +16,7 @@ from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import VOCAB, Tiny
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.run_model import Runner
 

@@ -7,12 +7,12 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.hub.resolve import load_model_config
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import Quantized, quantized
 from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
+from quintet_tools.checkpoints.tiny import Tiny
 
 DATA = Path(__file__).parents[1] / "data" / "quantized"
 

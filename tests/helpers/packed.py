@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quintet.conformance.checkpoints.tiny import Tiny
+from quintet_tools.checkpoints.tiny import Tiny
 from tests.helpers.checkpoints import written
 
 

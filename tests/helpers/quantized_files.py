@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.interface.weights import Cut, OnFile, Part
 from quintet.layers.quantization.checkpoint_config import Quantized, quantized
 from quintet.ops.quantized import dequantized
+from quintet_tools.checkpoints.tiny import Tiny
 
 DATA = Path(__file__).parents[1] / "data" / "quantized"
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from quintet.conformance.checkpoints.tiny import Tiny
 from quintet.conformance.harness import worker_runner as direct
 from quintet.interface.platform import Platform
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import Tiny
 
 
 class Runner(direct.Runner):

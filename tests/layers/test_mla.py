@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.hub.resolve import load_model_config
 from quintet.interface.types import Place
 from quintet.layers.attention.mla import temperature
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, variant
 from tests.helpers.loopback import LoopbackPlatform
 from tests.helpers.run_model import Runner
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from quintet import LLM
-from quintet.conformance.checkpoints.tiny import Tiny, variant
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import Place
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
 from quintet.model_loader.weight_files import Weights
+from quintet_tools.checkpoints.tiny import Tiny, variant
 from tests.helpers.engines import answers, engine
 from tests.helpers.loopback import LoopbackPlatform, each_rank
 from tests.helpers.null_engine import folder

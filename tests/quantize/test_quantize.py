@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import quintet
-from quintet.conformance.checkpoints.tiny import PLAIN, make
 from quintet.quantize import packing, rounding, samples, schemes
 from quintet.quantize import writer as output
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gptq import gptq
 from quintet.quantize.quantize import Written, quantize
 from quintet.tokenizers.tokenizer import load_tokenizer
+from quintet_tools.checkpoints.tiny import PLAIN, make
 from scripts.check_quantized import dequantized, tensors_of
 from tests.helpers.quantized_files import DATA
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.engine import Engine
 from quintet.engine.kv_cache.state_slots import EACH, StateSlotPool
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.startup import launch, prepare
+from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.behind import Work, behind
 from tests.helpers.null_engine import greedy
 

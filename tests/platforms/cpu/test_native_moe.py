@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.interface.weights import Part, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
@@ -19,6 +18,7 @@ from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts, unpack_experts
+from quintet_tools.checkpoints.tiny import FAMILIES, make
 from tests.helpers.native import native
 from tests.helpers.run_model import Runner
 

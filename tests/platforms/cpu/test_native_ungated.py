@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quintet.conformance.cases.model_ops import CASES
-from quintet.conformance.checkpoints.tiny import EVERY, make
 from quintet.ops import Op
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts
+from quintet_tools.checkpoints.tiny import EVERY, make
 from tests.helpers.native import native
 from tests.helpers.run_model import Runner
 

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import VARIANTS, VOCAB, variant
 from quintet.conformance.harness.worker_runner import Place, random_prompts
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
@@ -22,6 +21,7 @@ from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
+from quintet_tools.checkpoints.tiny import VARIANTS, VOCAB, variant
 from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.test_comm import each_rank

@@ -181,7 +181,7 @@ def _probed(probe: Callable[[], str | None]) -> str | None:
 
 
 def models(every: bool) -> Iterator[Case]:
-    from quintet.conformance.checkpoints.tiny import VARIANTS
+    from quintet_tools.checkpoints.tiny import VARIANTS
 
     for dtype in TYPES if every else TYPES[:1]:
         for family, name in VARIANTS:
@@ -191,10 +191,10 @@ def models(every: bool) -> Iterator[Case]:
 def _modelled(family: str, name: str, dtype: torch.dtype) -> str | None:
     """Runs three prompts in one step, then two tokens each."""
     from quintet.config import EngineConfig
-    from quintet.conformance.checkpoints.tiny import variant
     from quintet.conformance.harness.worker_runner import Runner, random_prompts
     from quintet.ops.registry import Op
     from quintet.platforms.gpu.providers import PRIORITY
+    from quintet_tools.checkpoints.tiny import variant
     from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
     for op in Op.registry.values():

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.types import Batch, Books, Group
+from quintet_tools.checkpoints.tiny import FAMILIES, make
 from tests.helpers.run_model import Runner
 from tests.helpers.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.ops import Op
 from quintet.ops.attention import rotary_write_kv
+from quintet_tools.checkpoints.tiny import FAMILIES, make
 from tests.helpers.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 

@@ -14,8 +14,8 @@ import torch
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, make, variant
 from quintet.engine.client import EngineClient
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, make, variant
 from tests.helpers import tpu
 from tests.helpers.null_engine import drain
 from tests.helpers.run_model import Runner

@@ -1,33 +1,31 @@
 """Tiny random checkpoints of every family, made by transformers' own classes, which are also the reference."""
 
 import contextlib
-import copy
 import functools
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as talk
 
-from quintet.conformance.checkpoints.custom_families import PUBLISHED, Published
-from quintet.conformance.checkpoints.derived_families import KIN
-from quintet.conformance.checkpoints.random_weights import scatter as scatter
-from quintet.conformance.checkpoints.sizes import CHUNKS as CHUNKS
-from quintet.conformance.checkpoints.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
-from quintet.conformance.checkpoints.sizes import GEMMA as GEMMA
-from quintet.conformance.checkpoints.sizes import LENGTH as LENGTH
-from quintet.conformance.checkpoints.sizes import PLAIN as PLAIN
-from quintet.conformance.checkpoints.sizes import SERVED as SERVED
-from quintet.conformance.checkpoints.sizes import STREAMS as STREAMS
-from quintet.conformance.checkpoints.sizes import VOCAB as VOCAB
+from quintet.conformance.harness.reference_model import LENGTH as LENGTH
+from quintet.conformance.harness.reference_model import SERVED as SERVED
+from quintet.conformance.harness.reference_model import VOCAB as VOCAB
+from quintet.conformance.harness.reference_model import Tiny as Tiny
 from quintet.hub.hf_config import read_config
+from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
+from quintet_tools.checkpoints.derived_families import KIN
+from quintet_tools.checkpoints.random_weights import scatter as scatter
+from quintet_tools.checkpoints.sizes import CHUNKS as CHUNKS
+from quintet_tools.checkpoints.sizes import DELTA, GRANITE_4, LATENT, LONG, SHORT_AND_LONG, SPACES, WINDOW
+from quintet_tools.checkpoints.sizes import GEMMA as GEMMA
+from quintet_tools.checkpoints.sizes import PLAIN as PLAIN
+from quintet_tools.checkpoints.sizes import STREAMS as STREAMS
 
 BIASED = {"attention_bias": True, "mlp_bias": True}
 MIXED = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -275,41 +273,6 @@ SMOOTH: dict[str, dict[str, Any]] = {
 EVERY = {**FAMILIES, **KIN}
 FILE = "model.safetensors"
 VARIANTS = [(family, variant) for family, variants in FAMILIES.items() for variant in variants]
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """A checkpoint on disk, the config that is read from it, and transformers' model of it in float32."""
-
-    folder: Path
-    config: Any
-    reference: Any
-
-    @property
-    def text(self) -> Any:
-        """The configuration of what is served: of a wrapper, the language model's."""
-        return self.config.get_text_config()
-
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """[T, vocab], one request alone, without a cache."""
-        with torch.no_grad():
-            out: Tensor = self.reference(torch.tensor([list(ids)]), use_cache=False).logits[0]
-        return out.float()
-
-    def exact(self, ids: Sequence[int]) -> Tensor:
-        """The same, computed in doubles."""
-        return replace(self, reference=copy.deepcopy(self.reference).double()).logits(ids)
-
-    def states(self, ids: Sequence[int]) -> list[Tensor]:
-        """[T, H] each: normalised hidden states, then what goes into the first layer and comes out of each."""
-        trunk, last = self.reference.get_decoder(), []
-        blocks = trunk.layers if hasattr(trunk, "layers") else trunk.h
-        hook = blocks[-1].register_forward_hook(lambda block, given, out: last.append(out))
-        with torch.no_grad():
-            found = trunk(torch.tensor([list(ids)]), use_cache=False, output_hidden_states=True).hidden_states
-        hook.remove()
-        behind = last[0][0] if isinstance(last[0], tuple) else last[0]
-        return [each.float().reshape(len(ids), -1) for each in (found[-1], *found[:-1], behind)]
 
 
 @functools.cache

@@ -20,8 +20,8 @@ from quintet.engine.scheduler import Scheduler
 from quintet.engine.sizing import limits_of
 from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
-from quintet.simulate.cost_model import Costs, Shape
-from quintet.simulate.timed_runner import TimedSteps
+from quintet_tools.simulate.cost_model import Costs, Shape
+from quintet_tools.simulate.timed_runner import TimedSteps
 
 VOCAB = 1000  # token ids of prompts; `quintet bench serve` sends the same
 _ARRIVES, _STEPS = 0, 1  # a request that arrives at the moment of a step is in it

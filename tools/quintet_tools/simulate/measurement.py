@@ -13,8 +13,8 @@ from quintet.config import EngineConfig
 from quintet.engine.startup import EnginePlan, prepare
 from quintet.hub.dtypes import name_of
 from quintet.platforms.host import threads
-from quintet.simulate.cost_model import Costs, Sample, Shape, fitted
-from quintet.simulate.measuring_client import RECORDED, Caller, Server
+from quintet_tools.simulate.cost_model import Costs, Sample, Shape, fitted
+from quintet_tools.simulate.measuring_client import RECORDED, Caller, Server
 
 LONGEST = 4.0  # seconds of a step: larger ones are not measured, but for one, and cost as its slope says
 CONTEXTS = (16, 256, 1024)  # tokens behind requests that decode

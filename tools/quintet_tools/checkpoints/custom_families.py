@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.checkpoints import reference_recurrent as recurrent
+from quintet_tools.checkpoints import reference_recurrent as recurrent
 
 Settings = Mapping[str, Any]
 Tensors = dict[str, Tensor]

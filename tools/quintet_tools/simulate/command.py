@@ -18,8 +18,8 @@ from quintet.config.schema import flags
 
 if TYPE_CHECKING:
     from quintet.clients.request_traces import Entry
-    from quintet.simulate.capacity import Goal
-    from quintet.simulate.cost_model import Costs
+    from quintet_tools.simulate.capacity import Goal
+    from quintet_tools.simulate.cost_model import Costs
 
 # what of an engine's settings its steps' costs do not settle
 _FREE = (
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _goal(word: str) -> "Goal":
-    from quintet.simulate.capacity import Goal
+    from quintet_tools.simulate.capacity import Goal
 
     try:
         return Goal.of(word)
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("costs are missing: give --costs FILE, or make one with --measure MODEL -o FILE")
     _check(load, arguments)
 
-    from quintet.simulate.cost_model import read_costs
+    from quintet_tools.simulate.cost_model import read_costs
 
     costs = read_costs(load.costs)
     config, costs = settled(given, costs)
@@ -139,7 +139,7 @@ def _measure(load: Load, given: dict[str, Any]) -> int:
         raise ValueError(f"two models: --measure {load.measure!r} and --model {given['model']!r}; give one")
     config = engine.config({**given, "model": load.measure})
 
-    from quintet.simulate.measurement import measure
+    from quintet_tools.simulate.measurement import measure
 
     costs = measure(config)
     costs.write(load.output)
@@ -179,7 +179,7 @@ def _entries(load: Load) -> "list[Entry]":
 
 def check_lengths(entries: "Sequence[Entry]", max_model_len: int) -> None:
     """ValueError names requests that an engine would refuse."""
-    from quintet.simulate.fleet import too_long
+    from quintet_tools.simulate.fleet import too_long
 
     wrong = list(too_long(entries, max_model_len))
     if wrong:
@@ -195,14 +195,14 @@ def play(
     config: EngineConfig, costs: "Costs", entries: "Sequence[Entry]", goodput: Mapping[str, float]
 ) -> dict[str, Any]:
     """The figures of one run."""
-    from quintet.simulate.fleet import Fleet
-    from quintet.simulate.report import figures_of
+    from quintet_tools.simulate.fleet import Fleet
+    from quintet_tools.simulate.report import figures_of
 
     return figures_of(Fleet(config, costs).play(entries), goodput)
 
 
 def _find(load: Load, config: EngineConfig, what: "tuple[Costs, list[Entry]]", arguments: argparse.Namespace) -> int:
-    from quintet.simulate.capacity import fewest
+    from quintet_tools.simulate.capacity import fewest
 
     costs, entries = what
     goodput, goals = dict(arguments.goodput), arguments.goal

@@ -9,8 +9,8 @@ import pytest
 from quintet.cli import main as cli
 from quintet.clients.http_client import run
 from quintet.config import EngineConfig
-from quintet.simulate.capacity import Goal, fewest
-from quintet.simulate.measuring_client import Caller, Server
+from quintet_tools.simulate.capacity import Goal, fewest
+from quintet_tools.simulate.measuring_client import Caller, Server
 
 COSTS = {"shape": {"max_model_len": 256, "num_pages": 400, "max_num_seqs": 8}, "step": [[1, 0.01], [256, 0.1]]}
 

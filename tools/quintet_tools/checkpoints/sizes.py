@@ -1,8 +1,7 @@
 """Sizes of the small models that checks use."""
 
-VOCAB = 101  # odd, so that no number of ranks divides it
-LENGTH = 256  # positions that the models are made for
-SERVED = 128  # positions that the tests use, unless they say otherwise
+from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+
 WINDOW = 17  # tokens; longer than a page of 16, shorter than the prompts of the tests
 
 PLAIN = {

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.checkpoints.tiny import LENGTH, SERVED, Tiny, variant
 from quintet.conformance.harness.fault_injection import Interruption, Trap, Where
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import Ask, Said, Served, follows, greedy, mix, page_size, plain_dtype
 from quintet.interface.platform import CacheLost
+from quintet_tools.checkpoints.tiny import LENGTH, SERVED, Tiny, variant
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 4,

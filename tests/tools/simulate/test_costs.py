@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quintet.simulate.cost_model import Costs, Sample, Shape, Work, fitted, read_costs
-from quintet.simulate.measurement import mean, spread_of
+from quintet_tools.simulate.cost_model import Costs, Sample, Shape, Work, fitted, read_costs
+from quintet_tools.simulate.measurement import mean, spread_of
 
 SHAPE = Shape(64, 100)
 GOOD = {"shape": {"max_model_len": 64, "num_pages": 100}, "step": [[1, 1.0], [4, 2.5], [8, 6.5]]}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from quintet.conformance.checkpoints.custom_families import (
+from quintet_tools.checkpoints.custom_families import (
     QKV,
     Published,
     Settings,

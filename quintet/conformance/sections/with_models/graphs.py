@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.checkpoints.tiny import SERVED, VOCAB, variant
 from quintet.conformance.harness.fault_injection import Trap
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import Served, closeness, mix, plain_dtype
@@ -17,6 +16,7 @@ from quintet.conformance.harness.worker_runner import Runner, random_prompts
 from quintet.engine.executor.batch_builder import pad
 from quintet.interface.platform import Platform, Step
 from quintet.interface.types import HostBatch, Variant
+from quintet_tools.checkpoints.tiny import SERVED, VOCAB, variant
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
 STRANGE = 24  # a size between them, which is not declared

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Broken, Trial, check, require
-from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import Said, closeness, follows, greedy, named, plain_dtype
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
@@ -18,6 +17,7 @@ from quintet.layers.build import RequestedOutputs
 from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, PLAIN, VOCAB, Tiny, make, smooth, variant
 
 LENGTHS = (30, 1, 37, 9)  # tokens of the requests that go through a model
 # the tokens of each request in each step: prompts in one piece and in chunks, decodes beside them, all within 64

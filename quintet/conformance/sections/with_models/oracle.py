@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
 from quintet.conformance.harness.attention import Session
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.subject import Subject
@@ -28,6 +27,7 @@ from quintet.conformance.harness.traffic import (
 )
 from quintet.conformance.harness.worker_runner import Runner, most_pages, random_prompts
 from quintet.interface.weights import Matrix
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way

@@ -21,9 +21,9 @@ from quintet.common.subprocess_python import running
 from quintet.config import EngineConfig
 from quintet.engine.parallel.multiproc import plain_fields
 from quintet.server.socket_folder import PrivateFolder
-from quintet.simulate.cost_model import Sample, Work
+from quintet_tools.simulate.cost_model import Sample, Work
 
-COMPANY = "quintet.simulate.measured_server"
+COMPANY = "quintet_tools.simulate.measured_server"
 DECODES = 16  # steps of each number of requests that are timed
 RECORDED = 4  # steps before them, in which a size may be compiled, or recorded
 LOOK = 0.02  # seconds between two looks whether the server is ready

@@ -11,9 +11,9 @@ from quintet.clients.request_traces import Entry
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.request import CoreRequest
-from quintet.simulate.cost_model import Costs, Shape
-from quintet.simulate.fleet import Fleet, Played, too_long
-from quintet.simulate.timed_runner import TimedSteps
+from quintet_tools.simulate.cost_model import Costs, Shape
+from quintet_tools.simulate.fleet import Fleet, Played, too_long
+from quintet_tools.simulate.timed_runner import TimedSteps
 from tests.helpers.null_engine import null_client
 
 SHAPE = Shape(64, 100)

@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.clients.latency import Outcome, Seen, percentiles
 from quintet.engine.observability.stats import total
-from quintet.simulate.fleet import Played
+from quintet_tools.simulate.fleet import Played
 
 _OURS = ("chunks", "client_cpu_us_per_chunk", "client_cpu_share", "token_counts", "failures")  # what a client adds
 
