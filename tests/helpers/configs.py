@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from quintet_tools.checkpoints.derived_families import KIN
-from quintet_tools.checkpoints.sizes import LENGTH, VOCAB
+from quintet_tools.checkpoints.tiny import LENGTH, VOCAB
 
 KINDS = st.sampled_from(["sliding_attention", "full_attention"])
 FREE_HEAD_DIM = (

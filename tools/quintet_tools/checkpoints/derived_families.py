@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from quintet_tools.checkpoints.sizes import DELTA, LATENT, LENGTH, PLAIN, SPACES, VOCAB, WINDOW
+from quintet.conformance.harness.reference_model import LENGTH, VOCAB
+from quintet_tools.checkpoints.sizes import DELTA, LATENT, PLAIN, SPACES, WINDOW
 
 HEAD = {**PLAIN, "head_dim": 16}
 HALF = {**HEAD, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}

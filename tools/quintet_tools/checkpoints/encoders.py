@@ -19,8 +19,7 @@ from transformers import AutoConfig
 from quintet.hub.hf_config import read_config
 from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS, TASKS
 from quintet_tools.checkpoints.random_weights import scatter
-from quintet_tools.checkpoints.sizes import VOCAB
-from quintet_tools.checkpoints.tiny import FILE, Tiny, folder_of_all, hushed
+from quintet_tools.checkpoints.tiny import FILE, VOCAB, Tiny, folder_of_all, hushed
 
 PLACES = 64  # positions that the models are made for: with padding's, a step where shapes are fixed
 SMALL: dict[str, Any] = {

@@ -16,8 +16,7 @@ from quintet.conformance.harness.traffic import closeness, named, plain_dtype
 from quintet.conformance.harness.worker_runner import Runner
 from quintet.layers.build import RequestedOutputs
 from quintet_tools.checkpoints.encoders import ENCODERS, PLACES, SMALL, encoder, hidden, made
-from quintet_tools.checkpoints.sizes import PLAIN, VOCAB
-from quintet_tools.checkpoints.tiny import Tiny, make
+from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 
 LENGTHS = (23, 1, 30, 9)  # of texts that go through a step together: all within 64
 OTHERS = (40, 5, 17)  # of texts beside which one of them goes once more
