@@ -246,8 +246,8 @@ there is written by hand:
 - *bits*: alone, batched, chunked, found in the prefix cache and preempted, a request's tokens and their
   log-probabilities are the same to the last bit; of encoders, a text's hidden states alone and beside others.
 
-`tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
-unless [performance.md](performance.md) names it.
+`tests/e2e/families/test_families.py` tries more configurations of each. No published checkpoint of these families was
+run here, unless [performance.md](performance.md) names it.
 
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/hub/legacy_configs.py` reads their config.json.
@@ -290,16 +290,17 @@ END = """
    is compared with, in `tools/quintet_tools/checkpoints/custom_families.py` (of an encoder, in `custom_encoders.py`).
 6. A line in `tools/quintet_tools/checkpoints/derived_families.py` (of an encoder, in `encoders.py`): one or two small
    configs that between them use every branch of your file.
-   `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
-   layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
-7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
-   calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
+   `kin_configs()` of `tests/helpers/checkpoints/configs.py` tries them with other numbers of heads and features. A family
+   with a layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
+7. In `tests/e2e/families/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if
+   `forward()` calls torch where others call an op, the family's name above
+   `test_bits_are_the_same_alone_batched_and_chunked`.
 8. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
    out of `LEFT_OUT`. In `CHANGELOG.md`: the family.
 9. Compare, and write this page anew:
 
 ```
-python -m pytest tests/e2e/test_families.py -k <model_type>
+python -m pytest tests/e2e/families/test_families.py -k <model_type>
 quintet conformance --device cpu --json conformance/reports/cpu.json
 python scripts/support.py && python scripts/models.py
 ```

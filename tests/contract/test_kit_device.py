@@ -26,8 +26,8 @@ from quintet.ops import bind
 from quintet.ops.sampling import Draw
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.planted import first_failure
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.planted import first_failure
 
 MIB = 2**20
 

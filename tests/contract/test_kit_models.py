@@ -18,7 +18,7 @@ from quintet.interface.types import Batch, Layout, Outputs, Variant
 from quintet.interface.weights import Weight
 from quintet.platforms.cpu.platform import CPU, CPUDevice
 from quintet_tools.checkpoints.tiny import EVERY, variant
-from tests.helpers import planted
+from tests.helpers.platforms import planted
 
 
 def first_failure(clause: str, platform: type[CPU] = CPU) -> str:

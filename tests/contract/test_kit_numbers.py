@@ -19,7 +19,7 @@ from quintet.models import families, model_class
 from quintet.platforms.cpu.platform import CPU
 from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.encoders import ENCODERS, configured
-from tests.helpers.planted import Planted, first_failure
+from tests.helpers.platforms.planted import Planted, first_failure
 
 
 class Stepping(CPU):

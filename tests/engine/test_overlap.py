@@ -22,9 +22,9 @@ from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.platforms import Chosen
 from quintet.sampling_params import SamplingParams
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.behind import BehindDevice, Work, behind
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.null_engine import VOCAB, CtrlC, folder
+from tests.helpers.platforms.behind import BehindDevice, Work, behind
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.null_engine import VOCAB, CtrlC, folder
 
 SETTINGS = {"page_size": 4, "num_pages": 80, "max_model_len": 64, "max_num_seqs": 6, "max_num_batched_tokens": 24}
 ENGINES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.platforms.null.platform import TOTAL, NullDevice
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.null_engine import Gate, complete, expected, folder, greedy, null_client, until
+from tests.helpers.platforms.null_engine import Gate, complete, expected, folder, greedy, null_client, until
 
 PROMPT = list(range(40))
 

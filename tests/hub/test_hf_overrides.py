@@ -13,7 +13,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.models import llama, model_class
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet_tools.checkpoints.tiny import FAMILIES, VARIANTS, variant
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.run_model import Runner
 
 PROMPTS = random_prompts(3, (9, 4), 101)
 

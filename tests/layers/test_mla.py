@@ -17,8 +17,8 @@ from quintet.interface.types import Place
 from quintet.layers.attention.mla import temperature
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, variant
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.run_model import Runner
 
 
 def test_layers_that_guess_further_tokens_are_left_in_the_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from quintet.layers.moe.moe import MoE, unstacked
 from quintet.model_loader.loader import declared
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, VOCAB, Tiny, make, variant
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.run_model import Runner
 
 MIXED = ["deepseek_v2", "deepseek_v3", "ernie4_5_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 

@@ -13,7 +13,7 @@ from quintet.model_loader import external_loaders as other_readers
 from quintet.model_loader.external_loaders import PACKAGES, write_tensorizer
 from quintet.model_loader.weight_files import weights_of
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.engines import answers, engine
+from tests.helpers.platforms.engines import answers, engine
 
 
 @pytest.mark.parametrize("load_format", PACKAGES)

@@ -13,9 +13,9 @@ from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
 from quintet.model_loader.weight_files import Weights
 from quintet_tools.checkpoints.tiny import Tiny, variant
-from tests.helpers.engines import answers, engine
-from tests.helpers.loopback import LoopbackPlatform, each_rank
-from tests.helpers.null_engine import folder
+from tests.helpers.platforms.engines import answers, engine
+from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
+from tests.helpers.platforms.null_engine import folder
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])

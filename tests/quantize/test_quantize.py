@@ -20,7 +20,7 @@ from quintet.quantize.quantize import Written, quantize
 from quintet.tokenizers.tokenizer import load_tokenizer
 from quintet_tools.checkpoints.tiny import PLAIN, make
 from scripts.check_quantized import dequantized, tensors_of
-from tests.helpers.quantized_files import DATA
+from tests.helpers.checkpoints.quantized_files import DATA
 
 SIZES = {
     **PLAIN, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,

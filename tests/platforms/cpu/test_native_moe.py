@@ -19,8 +19,8 @@ from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts, unpack_experts
 from quintet_tools.checkpoints.tiny import FAMILIES, make
-from tests.helpers.native import native
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.native import native
+from tests.helpers.platforms.run_model import Runner
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)

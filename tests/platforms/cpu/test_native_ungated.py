@@ -9,8 +9,8 @@ from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts
 from quintet_tools.checkpoints.tiny import EVERY, make
-from tests.helpers.native import native
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.native import native
+from tests.helpers.platforms.run_model import Runner
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)

@@ -16,7 +16,7 @@ from quintet.platforms.cpu import graph as replay
 from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, lending
 from quintet.platforms.cpu.graph import LEAST_PAGES, Replay
 from quintet_tools.checkpoints.tiny import FAMILIES, SERVED, variant
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.run_model import Runner
 
 _cpu = pytest.importorskip("quintet._cpu", reason="steps are recorded by the compiled extension")
 

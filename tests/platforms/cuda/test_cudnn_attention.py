@@ -25,8 +25,8 @@ from quintet.platforms.cuda import cudnn_attention
 from quintet.platforms.cuda.platform import CUDA
 from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, Planning
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
 
 DEVICE = needs_triton()

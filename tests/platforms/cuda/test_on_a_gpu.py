@@ -22,8 +22,8 @@ from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
 from quintet_tools.checkpoints.tiny import VARIANTS, VOCAB, variant
-from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
-from tests.helpers.run_model import Runner
+from tests.e2e.engine.test_oracle import ENGINES, MODELS, client, mix, run
+from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.test_comm import each_rank
 
 FACTS = PLATFORM.probe()

@@ -28,7 +28,7 @@ from quintet.platforms.gpu.capture_sizes import (
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet_tools.checkpoints.tiny import FAMILIES, variant
-from tests.helpers.run_model import Runner
+from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)

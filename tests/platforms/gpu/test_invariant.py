@@ -20,8 +20,8 @@ from quintet.platforms.gpu import weight_layout as packing
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting
 from quintet.platforms.null import PLATFORM as NULL
 from quintet_tools.checkpoints.tiny import FAMILIES, make
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 from tests.platforms.gpu.test_comm import each_rank
 

@@ -36,10 +36,10 @@ from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
-from tests.e2e.test_oracle import client as cpu_client
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from tests.e2e.engine.test_oracle import ENGINES, WIDE, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 REGISTERED = gathered_attention  # importing it registers its provider

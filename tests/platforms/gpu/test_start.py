@@ -22,8 +22,8 @@ from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
 from quintet.platforms.gpu.device import GPUDevice, broken, telling
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
 EXTENT = Extent(Variant(64, 4, 64, (4,)), 16, 97)

@@ -18,7 +18,7 @@ from quintet.platforms.gpu.capture_sizes import decode_sizes
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 from quintet_tools.checkpoints.tiny import EVERY, PLAIN, make, variant
-from tests.helpers.null_engine import null_client
+from tests.helpers.platforms.null_engine import null_client
 from tests.platforms.gpu.test_sleep import Make, client, tokens
 
 __all__ = ["client"]  # a fixture

@@ -17,7 +17,7 @@ from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.rocm import PLATFORM, aiter
 from quintet_tools.checkpoints.tiny import FAMILIES, make
-from tests.helpers.triton import needs_triton
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.test_sleep import SETTINGS
 from tests.platforms.gpu.test_sleep import tokens as decoded
 from tests.platforms.rocm.aiter_recorded import SIGNATURES, Library, signature

@@ -18,8 +18,8 @@ from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ
 from quintet.platforms.rocm import PLATFORM
 from quintet.platforms.rocm.platform import ROCm
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
-from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
-from tests.e2e.test_oracle import client as cpu_client
+from tests.e2e.engine.test_oracle import ENGINES, WIDE, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
 from tests.platforms.gpu.test_platform import tokens
 from tests.platforms.gpu.test_sleep import SETTINGS

@@ -18,9 +18,9 @@ from quintet.ops.random import gumbel
 from quintet.ops.registry import Op
 from quintet.ops.sampling import NEVER, Draw
 from quintet_tools.checkpoints.tiny import variant
-from tests.helpers.null_engine import drain
-from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request
-from tests.helpers.tpu import compilations, needs_jax, platform, programs
+from tests.helpers.platforms.null_engine import drain
+from tests.helpers.platforms.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request
+from tests.helpers.platforms.tpu import compilations, needs_jax, platform, programs
 
 pytestmark = needs_jax
 

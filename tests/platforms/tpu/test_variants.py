@@ -18,7 +18,7 @@ from quintet.layers.build import RequestedOutputs
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet_tools.checkpoints.tiny import SERVED, VOCAB, variant
-from tests.helpers import tpu
+from tests.helpers.platforms import tpu
 
 pytestmark = tpu.needs_jax
 

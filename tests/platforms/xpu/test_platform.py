@@ -18,8 +18,8 @@ from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.host import host_memory
 from quintet.platforms.xpu import PLATFORM
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make, variant
-from tests.e2e.test_oracle import ENGINES, mix, run
-from tests.e2e.test_oracle import client as cpu_client
+from tests.e2e.engine.test_oracle import ENGINES, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
 from tests.platforms.gpu.fake_torch import GIB
 from tests.platforms.xpu.fake_xpu import ARC, FakeXPU, Stream, fake_class, fake_platform, host
 

@@ -14,7 +14,7 @@ from quintet.engine.request import CoreRequest
 from quintet_tools.simulate.cost_model import Costs, Shape
 from quintet_tools.simulate.fleet import Fleet, Played, too_long
 from quintet_tools.simulate.timed_runner import TimedSteps
-from tests.helpers.null_engine import null_client
+from tests.helpers.platforms.null_engine import null_client
 
 SHAPE = Shape(64, 100)
 EVEN = Costs(SHAPE, ((1, 1.0),))  # a step takes a second, whatever is in it
