@@ -290,8 +290,8 @@ END = """
    is compared with, in `tools/quintet_tools/checkpoints/custom_families.py` (of an encoder, in `custom_encoders.py`).
 6. A line in `tools/quintet_tools/checkpoints/derived_families.py` (of an encoder, in `encoders.py`): one or two small
    configs that between them use every branch of your file.
-   `kin_configs()` of `tests/helpers/checkpoints/configs.py` tries them with other numbers of heads and features. A family
-   with a layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
+   `kin_configs()` of `tests/helpers/checkpoints/configs.py` tries them with other numbers of heads and features. A
+   family with a layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
 7. In `tests/e2e/families/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if
    `forward()` calls torch where others call an op, the family's name above
    `test_bits_are_the_same_alone_batched_and_chunked`.
