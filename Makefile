@@ -15,7 +15,7 @@ STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --retries 10 --timeout 60 -c constraints-dev.txt
 CHECK := import sys; sys.exit("make needs Python 3.11 or newer, and %s is %d.%d: run make clean, and give another with \
 	PYTHON=..." % (sys.executable, *sys.version_info[:2]) if sys.version_info < (3, 11) else 0)
-SOURCES := pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
+SOURCES := pyproject.toml tools/pyproject.toml constraints-dev.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all lint format mutants bench gpu gpu-wheels clean
@@ -86,6 +86,7 @@ $(STAMP): $(SOURCES)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) cmake nanobind ninja scikit-build-core
+	$(PIP) cmake nanobind ninja scikit-build-core setuptools
 	$(PIP) --no-build-isolation -e '.[dev]'
+	$(PIP) --no-build-isolation --no-deps -e ./tools
 	@touch $@

@@ -61,6 +61,7 @@ def environment(site: Path, rehearse: bool) -> dict[str, str]:
     """Of every job. What PYTHONPATH was given stays, behind ours."""
     path = [
         str(ROOT),
+        str(ROOT / "tools"),
         *([str(REHEARSAL)] if rehearse else []),
         str(site),
         *filter(None, [os.environ.get("PYTHONPATH")]),

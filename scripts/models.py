@@ -15,11 +15,6 @@ import torch
 from torch import nn
 from transformers.models.auto import modeling_auto
 
-from quintet.conformance.checkpoints import encoders
-from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
-from quintet.conformance.checkpoints.custom_families import PUBLISHED, Published
-from quintet.conformance.checkpoints.encoders import ENCODERS
-from quintet.conformance.checkpoints.tiny import EVERY, configured
 from quintet.conformance.features import CLAIMS
 from quintet.engine.platform_support import FILE as TABLE
 from quintet.engine.platform_support import Support, read
@@ -36,6 +31,11 @@ from quintet.layers.rope import Rotary
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
 from quintet.quantize.targets import Unmixed
+from quintet_tools.checkpoints import encoders
+from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
+from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
+from quintet_tools.checkpoints.encoders import ENCODERS
+from quintet_tools.checkpoints.tiny import EVERY, configured
 
 ROOT = Path(__file__).parents[1]
 FILE = Path("docs/models.md")
@@ -153,7 +153,7 @@ def _config(kind: str) -> Any:
         return encoders.configured(kind, next(iter(ENCODERS[kind].values())))
     kind = WRAPPED.get(kind, kind)
     if kind not in EVERY:
-        raise ValueError(f"{kind} has no line in quintet/conformance/checkpoints/{{tiny,derived_families,encoders}}.py")
+        raise ValueError(f"{kind} has no line in tools/quintet_tools/checkpoints/{{tiny,derived_families,encoders}}.py")
     return configured(kind, next(iter(EVERY[kind].values())))
 
 
@@ -161,7 +161,7 @@ def _classes(kind: str) -> str:
     if kind in PUBLISHED_ENCODERS:
         return _nearest(PUBLISHED_ENCODERS[kind], modeling_auto.MODEL_MAPPING_NAMES, "custom_encoders.py")
     if kind in PUBLISHED:
-        return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "recurrent.py")
+        return _nearest(PUBLISHED[kind], modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "reference_recurrent.py")
     causal, trunks = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     found = trunks[kind] if kind in ENCODERS else causal.get(kind) or causal[WRAPPED[kind]]
     return f"`{found}`" if isinstance(found, str) else ", ".join(f"`{each}`" for each in found)
@@ -170,7 +170,7 @@ def _classes(kind: str) -> str:
 def _nearest(own: Published, classes: Mapping[str, Any], file: str) -> str:
     """What a family that transformers has no class for is compared with; `file`: where formulas are written down."""
     if own.own is not None:
-        return f"none; the published formulas, written down by themselves (`quintet/conformance/{file}`)"
+        return f"none; the published formulas, written down by themselves (`tools/quintet_tools/checkpoints/{file}`)"
     return f"none; the nearest is `{classes[own.like]}`{', ' * bool(own.words)}{own.words}"
 
 
@@ -248,14 +248,14 @@ there is written by hand:
 - *bits*: alone, batched, chunked, found in the prefix cache and preempted, a request's tokens and their
   log-probabilities are the same to the last bit; of encoders, a text's hidden states alone and beside others.
 
-`tests/e2e/test_families.py` tries more configurations of each. No published checkpoint of these families was run here,
-unless [performance.md](performance.md) names it.
+`tests/e2e/families/test_families.py` tries more configurations of each. No published checkpoint of these families was
+run here, unless [performance.md](performance.md) names it.
 
 Some families transformers has no class for ("none"): their checkpoints bring Python of their own (`auto_map`), and
 load here without it and without `--trust-remote-code`; `quintet/hub/legacy_configs.py` reads their config.json.
 Their reference is transformers' nearest class, whose tensors are renamed and fused as the published files have them,
 and whose modules are put together otherwise where the row says so (`custom_families.py` and, of encoders,
-`custom_encoders.py` in `quintet/conformance/checkpoints`); where no class is near, the published formulas are written
+`custom_encoders.py` in `tools/quintet_tools/checkpoints`); where no class is near, the published formulas are written
 down by themselves. The published Python was not run. Tokenizers that are Python do not load: such a model needs a
 tokenizer.json (`--tokenizer`).
 
@@ -289,19 +289,20 @@ END = """
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases/model_ops.py`, and
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/hub/legacy_configs.py`, and what it
-   is compared with, in `quintet/conformance/checkpoints/custom_families.py` (of an encoder, in `custom_encoders.py`).
-6. A line in `quintet/conformance/checkpoints/derived_families.py` (of an encoder, in `encoders.py`): one or two small
+   is compared with, in `tools/quintet_tools/checkpoints/custom_families.py` (of an encoder, in `custom_encoders.py`).
+6. A line in `tools/quintet_tools/checkpoints/derived_families.py` (of an encoder, in `encoders.py`): one or two small
    configs that between them use every branch of your file.
-   `kin_configs()` of `tests/helpers/configs.py` tries them with other numbers of heads and features. A family with a
-   layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
-7. In `tests/e2e/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if `forward()`
-   calls torch where others call an op, the family's name above `test_bits_are_the_same_alone_batched_and_chunked`.
+   `kin_configs()` of `tests/helpers/checkpoints/configs.py` tries them with other numbers of heads and features. A
+   family with a layer or an op that no other has stands in `tiny.py` there and `_OWN` of `configs.py` instead.
+7. In `tests/e2e/families/test_families.py`: what you refuse, in `test_what_is_not_computed_is_refused`; and if
+   `forward()` calls torch where others call an op, the family's name above
+   `test_bits_are_the_same_alone_batched_and_chunked`.
 8. In `scripts/models.py`: other names of the models in `ALSO`, a wrapper whose text is read in `WRAPPED`, and its line
    out of `LEFT_OUT`. In `CHANGELOG.md`: the family.
 9. Compare, and write this page anew:
 
 ```
-python -m pytest tests/e2e/test_families.py -k <model_type>
+python -m pytest tests/e2e/families/test_families.py -k <model_type>
 quintet conformance --device cpu --json conformance/reports/cpu.json
 python scripts/support.py && python scripts/models.py
 ```

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.common.subprocess_python import leave_working_directory
+from quintet.common.tools_package import MISSING, MODULE, has_tools
 
 EXIT_USER, EXIT_USAGE, EXIT_INTERRUPT = 1, 2, 130
 
@@ -41,7 +42,7 @@ COMMANDS = {
     "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
     "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
     "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),
-    "bench simulate": Command(_HOME + "bench_simulate", "play a load on engines that are not there"),
+    "bench simulate": Command("quintet_tools.simulate.command", "play a load on engines that are not there"),
     "collect-env": Command(_HOME + "collect_env", "print what a bug report needs"),
 }
 
@@ -134,6 +135,8 @@ def _run(name: str, words: list[str]) -> int:
         environment = read_environment()
         debug = environment.log_level == "DEBUG"
         install(environment.log_level or command.log_level)
+        if command.module.startswith(MODULE) and not has_tools():
+            raise ValueError(MISSING)
         module: Any = importlib.import_module(command.module)
         parser = Parser(prog=f"quintet {name}", description=module.__doc__)
         module.add_arguments(parser)

@@ -44,7 +44,9 @@ class Check:
     trials: Callable[["Subject"], Iterator[Trial]]
 
 
-CHECKS: list[Check] = []  # in the order of their files and lines; filled when quintet.conformance.sections is imported
+CHECKS: list[
+    Check
+] = []  # in the order of their files and lines; filled when the modules of quintet.conformance.sections are imported
 
 
 def check(clause: str) -> Callable[[Callable[["Subject"], Iterator[Trial]]], Callable[["Subject"], Iterator[Trial]]]:

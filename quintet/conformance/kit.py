@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from quintet.common.suggestions import refuse_unknown
+from quintet.common.tools_package import MISSING, has_tools
 from quintet.conformance import sections
 from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial, spread
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome, Report, Result, shortened
+from quintet.conformance.sections import with_models
 
 ORDER = (
     "probe", "device", "memory", "ops", "attention", "cache", "communicator", "graphs", "sampling", "models", "numbers",
@@ -25,12 +27,22 @@ def section_names() -> list[str]:
 
 
 def checks(wanted: Sequence[str] = ()) -> list[Check]:
-    """Returns the checks of the wanted sections, or all."""
+    """Returns the checks of the wanted sections, or all. ValueError: all of them run models, and quintet-tools is
+    missing."""
     refuse_unknown("section", wanted, ORDER)
-    for module in pkgutil.iter_modules(sections.__path__):
-        importlib.import_module(f"{sections.__name__}.{module.name}")
+    for package in (sections, with_models) if has_tools() else (sections,):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
     kept = [each for each in CHECKS if not wanted or each.section in wanted]
+    if not kept:
+        raise ValueError(f"every check of {', '.join(wanted)} runs a model; {MISSING}")
     return sorted(kept, key=lambda each: ORDER.index(each.section))
+
+
+def untried(wanted: Sequence[str] = ()) -> list[str]:
+    """Returns those of the wanted sections, or of all, with checks that need quintet-tools, where it is missing."""
+    names = [] if has_tools() else [module.name for module in pkgutil.iter_modules(with_models.__path__)]
+    return [name for name in ORDER if name in names and (not wanted or name in wanted)]
 
 
 def run(
@@ -54,7 +66,7 @@ def run(
                 start(each, trial)
                 results.append(tried(each, trial))
                 show(results[-1])
-    return Report.of(subject, sections, results, quick)
+    return Report.of(subject, sections, results, quick, untried(wanted))
 
 
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:

@@ -14,6 +14,7 @@ import torch
 from msgspec import Meta, Struct
 
 from quintet import __version__
+from quintet.common.tools_package import MISSING
 from quintet.conformance.clauses import CLAUSES
 from quintet.interface.platform import CONTRACT_VERSION
 from quintet.platforms import OURS
@@ -99,11 +100,17 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     date: Name  # when it ended, UTC
     sections: tuple[Name, ...]  # that were run, whether they tried anything or not
     quick: bool = False  # some trials of each check: it vouches for nothing
+    untried: tuple[Name, ...] = ()  # sections with checks that were left out, as quintet-tools was missing
     results: Annotated[tuple[Result, ...], Meta(max_length=1_000_000)]
 
     @classmethod
     def of(
-        cls, subject: "Subject", sections: Sequence[str], results: Sequence[Result], quick: bool = False
+        cls,
+        subject: "Subject",
+        sections: Sequence[str],
+        results: Sequence[Result],
+        quick: bool = False,
+        untried: Sequence[str] = (),
     ) -> "Report":
         ours = subject.chosen.source == OURS
         return cls(
@@ -119,12 +126,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             sections=tuple(sections),
             quick=quick,
+            untried=tuple(untried),
             results=tuple(results),
         )
 
     @property
     def passed(self) -> bool:
-        return not self.failures
+        return not self.failures and not self.untried
 
     @property
     def failures(self) -> list[Result]:
@@ -159,6 +167,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             lines += ["", told(alike)]
         clauses = sorted({result.clause for result in self.failures})
         verdict = f"broken: {', '.join(clauses)}" if clauses else "every clause that was tried holds"
+        if self.untried:
+            verdict += f"\nnot tried: checks of {', '.join(self.untried)} that run models; {MISSING}"
         return "\n".join([*lines, "", verdict])
 
     def write(self, path: Path) -> None:

@@ -40,9 +40,9 @@ sums).
 |---|---|---|
 {rows}
 
-The cases in `tests/e2e/bundled_cases.json` hold every time, in bfloat16 and float32; the table says what to expect
-beyond them. It does not subtract, multiply or add larger numbers, and a list that passes 100 goes wrong. It knows
-English only: accents and other scripts are copied byte by byte, which can fail. Its facts are those in
+The cases in `tests/e2e/engine/bundled_cases.json` hold every time, in bfloat16 and float32; the table says what
+to expect beyond them. It does not subtract, multiply or add larger numbers, and a list that passes 100 goes wrong. It
+knows English only: accents and other scripts are copied byte by byte, which can fail. Its facts are those in
 `scripts/bundled/words.py`. Training saw at most 640 tokens at a time; the context is 1024.
 
 ## The prompt

@@ -42,8 +42,8 @@ For each of 200 queries one document is right. nDCG@10 / recall@10:
 |---|---|---|---|
 {rows}
 
-Training saw neither side of these. All but the last are in `tests/e2e/bundled_embed_sets.json`, where a test holds
-this model against BM25 (Lucene's form, k1 = 1.2, b = 0.75, no stemming). {verdict}
+Training saw neither side of these. All but the last are in `tests/e2e/pooling/bundled_embed_sets.json`, where a test
+holds this model against BM25 (Lucene's form, k1 = 1.2, b = 0.75, no stemming). {verdict}
 
 By hand: the cosine of a text to one that means the same, and to one that has nothing to do with it. Words that its
 texts seldom use are read in pieces, and what they mean is then easily missed:

@@ -11,10 +11,10 @@ from scripts.on_gpu.jobs import ROOT, Job, Part, results_of
 TESTS = "tests/platforms/gpu"
 # Tests of the host alone: they compile for other devices, run on a device of host memory, or try these scripts.
 HOSTS = tuple(
-    f"{TESTS}/test_{name}.py"
+    f"{TESTS}/{name}"
     for name in (
-        "aot", "jit", "scripts", "make_gpu", "import_closure", "platform", "graphs", "start", "facts", "device", "comm",
-        "sleep",
+        "kernels/test_aot.py", "kernels/test_jit.py", "scripts", "test_platform.py", "test_graphs.py", "test_start.py",
+        "test_facts.py", "test_device.py", "test_comm.py", "test_sleep.py",
     )
 )  # fmt: skip
 SECTIONS = {  # of the conformance kit -> shares; those that compile most first

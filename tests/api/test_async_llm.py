@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quintet import AsyncLLM, RequestOutputKind
-from tests.helpers.null_engine import Gate, expected, folder, greedy, until
+from tests.helpers.platforms.null_engine import Gate, expected, folder, greedy, until
 
 DELTA = RequestOutputKind.DELTA
 

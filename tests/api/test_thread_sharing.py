@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quintet import LLM, BeamSearchParams
-from tests.helpers.null_engine import CtrlC, expected, folder, greedy
+from tests.helpers.platforms.null_engine import CtrlC, expected, folder, greedy
 
 PATIENCE = 60  # seconds after which a test fails that would hang
 

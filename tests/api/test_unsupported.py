@@ -11,7 +11,7 @@ import quintet
 from quintet import LLM, AsyncLLM, BeamSearchParams, EngineConfig, SamplingParams, StructuredOutputsParams
 from quintet.config.schema.fields import settings
 from quintet.config.schema.unsupported import ARGUMENTS, METHODS, NAMES, PARAMETERS
-from tests.helpers.null_engine import expected, folder, greedy
+from tests.helpers.platforms.null_engine import expected, folder, greedy
 
 SETTINGS: dict[str, Any] = {"device": "null", "load_format": "dummy", "skip_tokenizer_init": True, "use_tqdm": False}
 

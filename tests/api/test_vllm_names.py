@@ -32,7 +32,7 @@ from quintet.engine.observability.request_stats import RequestStats
 from quintet.engine.observability.stats import STEP_BOUNDS, Stats
 from quintet.hub.resolve import load_model_config
 from quintet.models import model_class
-from tests.helpers.null_engine import expected, folder, greedy
+from tests.helpers.platforms.null_engine import expected, folder, greedy
 
 SETTINGS: dict[str, Any] = {"device": "null", "load_format": "dummy", "skip_tokenizer_init": True}
 

@@ -10,7 +10,7 @@ from quintet.chat import template as templates
 from quintet.chat.messages import load_chat_template, render_chats
 from quintet.chat.template import render_template
 from quintet.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import tokenizers as builders
+from tests.helpers.checkpoints import tokenizers as builders
 
 BUNDLED = Path(quintet.__file__).parent / "bundled"
 USER = {"role": "user", "content": "Hello"}

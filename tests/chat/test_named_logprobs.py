@@ -9,7 +9,7 @@ from quintet.chat.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import ParameterError, SamplingParams
 from tests.engine.spec_decode.test_ngram import GUESS, Counting
-from tests.helpers.null_engine import VOCAB, complete, drain, greedy, null_client
+from tests.helpers.platforms.null_engine import VOCAB, complete, drain, greedy, null_client
 
 MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 

@@ -16,8 +16,8 @@ from quintet.outputs import RequestOutput
 from quintet.parsers import REASONING_PARSERS
 from quintet.sampling_params import ParameterError
 from quintet.tokenizers.tokenizer import Tokenizer
-from tests.helpers.behind import Work, behind
-from tests.helpers.null_engine import drain
+from tests.helpers.platforms.behind import Work, behind
+from tests.helpers.platforms.null_engine import drain
 from tests.server.fakes import bundled_tokenizer
 
 THINK = REASONING_PARSERS.get("think")

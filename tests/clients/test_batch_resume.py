@@ -20,7 +20,7 @@ from quintet.clients import progress
 from quintet.clients.batch_files import Tally
 from quintet.clients.progress import Progress
 from tests.clients.conftest import Fake
-from tests.helpers.serving import PATIENCE, until
+from tests.helpers.servers.serving import PATIENCE, until
 
 
 def line(name: str, model: str = "echo", prompt: str = "x") -> dict[str, Any]:

@@ -25,7 +25,7 @@ from quintet.clients.batch_files import BadLine, Batch, Manner, Request
 from quintet.clients.http_client import Address, Answer, HttpClient
 from quintet.config.schema import flags
 from tests.clients.conftest import KEY, Fake
-from tests.helpers.serving import until, words_of
+from tests.helpers.servers.serving import until, words_of
 from tests.server.http.serving import Live, serving
 
 

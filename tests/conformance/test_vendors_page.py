@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from quintet import contract
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.clauses import CLAUSES
 from quintet.conformance.harness.worker_runner import Runner, random_prompts
 from quintet.contract import (
@@ -37,6 +36,7 @@ from quintet.ops import bind
 from quintet.ops.linear import linear
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet.platforms.null import PLATFORM as NULL
+from quintet_tools.checkpoints.tiny import variant
 
 PAGE = (Path(__file__).parents[2] / "docs" / "vendors.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)

@@ -5,7 +5,7 @@ import pytest
 from quintet.conformance import kit
 from quintet.conformance.clauses import CLAUSES
 from quintet.platforms import discover
-from tests.helpers.kit import assert_conforms, sections, subject
+from tests.helpers.platforms.kit import assert_conforms, sections, subject
 
 ELSEWHERE = {"null", "tpu"}  # computes nothing; takes minutes, and has tests/platforms/tpu/test_kit.py for itself
 COMPUTING = [found.name for found in discover() if found.available and found.name not in ELSEWHERE]

@@ -17,7 +17,7 @@ from quintet.interface.types import AttentionSpec, Layout, StepContext
 from quintet.ops import Op
 from quintet.ops.attention import PagedAttention
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from tests.helpers.planted import Planted, first_failure
+from tests.helpers.platforms.planted import Planted, first_failure
 
 # ------------------------------------------------------------------------------------------------ attention
 

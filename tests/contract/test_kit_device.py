@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from quintet.config import EngineConfig
 from quintet.conformance import kit
+from quintet.conformance.harness import rank_threads
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.sections import communicator, probe
+from quintet.conformance.sections import probe
 from quintet.interface.platform import (
     Capabilities,
     Communicator,
@@ -34,8 +35,8 @@ from quintet.ops import bind
 from quintet.ops.sampling import Draw
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.planted import first_failure
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.planted import first_failure
 
 MIB = 2**20
 
@@ -592,7 +593,7 @@ class Absent(Wrapped):
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.rank == 1:
             threading.Event().wait()
-        communicator.PATIENCE = 3.0
+        rank_threads.PATIENCE = 3.0
         return x
 
 
@@ -625,7 +626,7 @@ def test_collectives_that_are_none(kind: type[Wrapped], says: str) -> None:
 
 
 def test_ranks_that_wait_for_each_other_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communicator, "PATIENCE", communicator.PATIENCE)  # which Absent shortens
+    monkeypatch.setattr(rank_threads, "PATIENCE", rank_threads.PATIENCE)  # which Absent shortens
     said = first_failure("communicator.collectives", stand_in(connecting(Absent)))
     assert "ranks [1] of 2 still wait for the others" in said
 

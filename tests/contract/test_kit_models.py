@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.check import Broken
-from quintet.conformance.checkpoints.tiny import EVERY, variant
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.sections import models, oracle
+from quintet.conformance.sections.with_models import models, oracle
 from quintet.engine.request import Request
 from quintet.engine.scheduler import Scheduler
 from quintet.interface.platform import Capabilities, Device, State, Step
 from quintet.interface.types import Batch, Layout, Outputs, ShapeBucket
 from quintet.interface.weights import Weight
 from quintet.platforms.cpu.platform import CPU, CPUDevice
-from tests.helpers import planted
+from quintet_tools.checkpoints.tiny import EVERY, variant
+from tests.helpers.platforms import planted
 
 
 def first_failure(clause: str, platform: type[CPU] = CPU) -> str:

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
-from quintet.conformance.checkpoints.encoders import ENCODERS, configured
 from quintet.engine.pooling.pooler import Gathered, Pooler
 from quintet.interface.platform import Mixer, State, Step
 from quintet.interface.types import AttentionSpec, Batch, Inputs, Outputs, ShapeBucket, StateSpec
@@ -19,7 +17,9 @@ from quintet.layers.attention.relative_bias import by_distance
 from quintet.layers.rope import SCALINGS
 from quintet.models import families, model_class
 from quintet.platforms.cpu.platform import CPU
-from tests.helpers.planted import Planted, first_failure
+from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
+from quintet_tools.checkpoints.encoders import ENCODERS, configured
+from tests.helpers.platforms.planted import Planted, first_failure
 
 
 class Stepping(CPU):

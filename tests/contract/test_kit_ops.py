@@ -11,7 +11,7 @@ from quintet.conformance.cases.model_ops import CASES, SAMPLING
 from quintet.interface.weights import Matrix, Weight
 from quintet.ops import Op
 from quintet.platforms.cpu.platform import CPU
-from tests.helpers.planted import Planted, Provider, first_failure
+from tests.helpers.platforms.planted import Planted, Provider, first_failure
 
 
 def test_every_op_has_cases_in_one_of_two_sections() -> None:

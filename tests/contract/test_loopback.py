@@ -12,7 +12,7 @@ from quintet.conformance.harness.subject import Subject
 from quintet.conformance.report import Outcome
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import RankInfo
-from tests.helpers.loopback import LoopbackPlatform, each_rank
+from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
 
 
 def given(rank: int) -> Tensor:

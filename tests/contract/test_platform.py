@@ -11,9 +11,9 @@ from quintet.conformance.check import Lacking
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Unavailable
 from quintet.platforms import discover
-from tests.helpers.tpu import needs_jax, programs
+from tests.helpers.platforms.tpu import needs_jax, programs
 
-# what a mesh does otherwise than one device; tests/e2e/test_tpu.py runs models on it
+# what a mesh does otherwise than one device; tests/e2e/engine/test_tpu.py runs models on it
 MESH = ("device.arrays", "device.wait", "memory.facts", "memory.cache", "memory.limit", "memory.plan") + (
     "graphs.buckets", "graphs.padding"
 )  # fmt: skip

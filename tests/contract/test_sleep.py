@@ -3,12 +3,12 @@
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import VOCAB, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import ASIDE, DROPPED
 from quintet.platforms import choose, discover
-from tests.helpers.run_model import Runner
-from tests.helpers.tpu import programs
+from quintet_tools.checkpoints.tiny import VOCAB, variant
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.tpu import programs
 
 HERE = [found.name for found in discover() if found.available and found.name != "null"]
 PROMPTS = random_prompts(3, (9, 20), VOCAB)

@@ -11,7 +11,7 @@ from quintet.api.thread_sharing import SharedClient
 from quintet.chat.prompts import Prompt
 from quintet.engine.observability.stats import STEP_BOUNDS
 from quintet.sampling_params import ParameterError
-from tests.helpers.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
+from tests.helpers.platforms.null_engine import VOCAB, CtrlC, complete, drain, expected, folder, greedy, null_client
 
 
 def test_tokens_are_the_platforms() -> None:

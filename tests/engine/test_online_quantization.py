@@ -18,7 +18,7 @@ from quintet.layers.quantization.formats.bitsandbytes import NF4, TABLES
 from quintet.layers.quantization.online import FP8, ONLINE, Rounded, fitting
 from quintet.ops.quantize import canonical, quantize
 from quintet.ops.quantized import dequantized
-from tests.helpers.fixtures import DATA, said
+from tests.helpers.checkpoints.fixtures import DATA, said
 
 E4M3 = torch.float8_e4m3fn
 AO = {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {"group_size": None}}

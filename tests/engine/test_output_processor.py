@@ -7,7 +7,7 @@ from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.request import FinishReason
 from quintet.outputs import TokenDelta, TokenLogprobs, child_ids
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from tests.helpers import tokenizers as builders
+from tests.helpers.checkpoints import tokenizers as builders
 
 CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind
 TEXT = "the quick brown fox jumps"

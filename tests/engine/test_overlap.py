@@ -12,7 +12,6 @@ import torch
 
 from quintet.common.interrupts import Uninterrupted
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.engine import Engine
 from quintet.engine.request import PLACEHOLDER, CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, RowFunction
@@ -22,9 +21,10 @@ from quintet.ops.embedding import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.platforms import Chosen
 from quintet.sampling_params import SamplingParams
-from tests.helpers.behind import BehindDevice, Work, behind
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.null_engine import VOCAB, CtrlC, folder
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.behind import BehindDevice, Work, behind
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.null_engine import VOCAB, CtrlC, folder
 
 SETTINGS = {"page_size": 4, "num_pages": 80, "max_model_len": 64, "max_num_seqs": 6, "max_num_batched_tokens": 24}
 ENGINES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import pytest
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.sampling_params import ParameterError, RepetitionDetectionParams, SamplingParams
 from tests.engine.spec_decode.test_ngram import GUESS
-from tests.helpers.null_engine import complete, drain, greedy, null_client
+from tests.helpers.platforms.null_engine import complete, drain, greedy, null_client
 
 THREE = {"max_pattern_size": 4, "min_count": 3}
 

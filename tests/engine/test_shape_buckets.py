@@ -10,7 +10,7 @@ from quintet.chat.prompts import Prompt
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
 from quintet.engine.executor.shape_buckets import LEAST, describe, plan_buckets, waste
 from quintet.interface.types import HostBatch, HostGroup, ShapeBucket
-from tests.helpers.null_engine import drain, greedy, null_client
+from tests.helpers.platforms.null_engine import drain, greedy, null_client
 
 
 def test_a_step_is_made_of_any_iterable_of_its_leaves() -> None:

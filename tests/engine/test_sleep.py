@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM, AsyncLLM
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.client import EngineClient
 from quintet.platforms.null.platform import TOTAL, NullDevice
-from tests.helpers.null_engine import Gate, complete, expected, folder, greedy, null_client, until
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.null_engine import Gate, complete, expected, folder, greedy, null_client, until
 
 PROMPT = list(range(40))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.mutations import ODD, TEXTS, number, spoilt
-from tests.helpers.gguf import Row, header, value
+from tests.helpers.checkpoints.gguf import Row, header, value
 
 VOCABULARIES = Path(__file__).parents[1] / "data/quantized/gguf/tokenizers"
 PRES = ("default", "gpt-2", "qwen2", "llama-bpe", "gpt-4o", "gemma4", "deepseek-llm", "kimi-k2", "nobody's")

@@ -13,7 +13,7 @@ from quintet.gguf.file import read
 from quintet.gguf.names import unnumbered, unturned
 from quintet.hub.resolve import load_generation_config, load_model_config
 from quintet.model_loader.gguf_weights import entries, model_of
-from tests.helpers.gguf import Row, header
+from tests.helpers.checkpoints.gguf import Row, header
 
 FOLDER = Path(__file__).parents[1] / "data" / "quantized" / "gguf"
 ARCHITECTURE = "general.architecture"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quintet.gguf.file import files, is_gguf, read, read_metadata
-from tests.helpers.gguf import ARRAY, STRING, Row, header, text
+from tests.helpers.checkpoints.gguf import ARRAY, STRING, Row, header, text
 
 ARCHITECTURE = {"general.architecture": "llama"}
 F32, F16, Q4_0, Q8_0 = 0, 1, 2, 8

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.helpers.serving import until
+from tests.helpers.servers.serving import until
 
 
 def gone(*processes: int) -> bool:

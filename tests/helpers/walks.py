@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quintet.structured_output.grammar_source import llguidance as library
-from tests.helpers.shaped import SIZE, folder
+from tests.helpers.platforms.shaped import SIZE, folder
 
 EOS, CLOSERS = 1, "]},0@:"
 

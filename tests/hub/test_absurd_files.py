@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.startup import launch, prepare
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 
 NESTED = "[" * 200_000 + "]" * 200_000
 DEEP = "[" * 500 + "]" * 500  # json reads it, and what walks it by recursion might not

@@ -13,7 +13,7 @@ from quintet.config import Environment, read_environment
 from quintet.engine.startup import prepare
 from quintet.hub import modelscope
 from quintet.hub.resolve import load_model_config, resolve_config, resolve_model
-from tests.helpers.null_engine import expected, folder, greedy
+from tests.helpers.platforms.null_engine import expected, folder, greedy
 
 SETTINGS: dict[str, Any] = {"device": "null", "load_format": "dummy", "skip_tokenizer_init": True}
 

@@ -12,7 +12,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import kept_folder
-from quintet.conformance.checkpoints import tiny as models
 from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import launch, prepare
 from quintet.hub.hf_config import HFConfig, freeze, read_config, thaw
@@ -20,6 +19,7 @@ from quintet.hub.legacy_configs import FOREIGN
 from quintet.hub.resolve import load_model_config
 from quintet.models import families
 from quintet.ops.activation import UnknownActivation
+from quintet_tools.checkpoints import tiny as models
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

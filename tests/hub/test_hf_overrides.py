@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, VARIANTS, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.layers.build import replacements
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.models import llama, model_class
 from quintet.platforms.cpu import PLATFORM as CPU
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, VARIANTS, variant
+from tests.helpers.platforms.run_model import Runner
 
 PROMPTS = random_prompts(3, (9, 4), 101)
 

@@ -10,10 +10,6 @@ from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
 from quintet.config.cache_dir import kept_folder
-from quintet.conformance.checkpoints.custom_encoders import PUBLISHED_ENCODERS
-from quintet.conformance.checkpoints.custom_families import PUBLISHED
-from quintet.conformance.checkpoints.derived_families import BAICHUAN, CHATGLM, GROUPS, KIN, LING
-from quintet.conformance.checkpoints.tiny import PLAIN, configured, variant
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.hub.config_checks import check_architectures
@@ -23,6 +19,10 @@ from quintet.models import families, model_class
 from quintet.platforms.cpu import PLATFORM
 from quintet.quantize.calibrated import config_of
 from quintet.quantize.checkpoint import SourceCheckpoint
+from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
+from quintet_tools.checkpoints.custom_families import PUBLISHED
+from quintet_tools.checkpoints.derived_families import BAICHUAN, CHATGLM, GROUPS, KIN, LING
+from quintet_tools.checkpoints.tiny import PLAIN, configured, variant
 
 
 def test_what_is_read_can_be_built_and_is_compared() -> None:

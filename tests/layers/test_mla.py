@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.hub.resolve import load_model_config
 from quintet.interface.types import RankInfo
 from quintet.layers.attention.mla import temperature
 from quintet.platforms.cpu import PLATFORM
-from tests.helpers.loopback import LoopbackPlatform
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, variant
+from tests.helpers.platforms.loopback import LoopbackPlatform
+from tests.helpers.platforms.run_model import Runner
 
 
 def test_layers_that_guess_further_tokens_are_left_in_the_file(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import EVERY, FAMILIES, VOCAB, Tiny, make, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
@@ -18,7 +17,8 @@ from quintet.layers.build import padded
 from quintet.layers.moe.moe import MoE, unstacked
 from quintet.model_loader.loader import declared
 from quintet.platforms.cpu import PLATFORM
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, VOCAB, Tiny, make, variant
+from tests.helpers.platforms.run_model import Runner
 
 MIXED = ["deepseek_v2", "deepseek_v3", "ernie4_5_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 

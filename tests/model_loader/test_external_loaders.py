@@ -8,12 +8,12 @@ import pytest
 from safetensors.torch import load_file
 
 from quintet.config import EngineConfig, Environment
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.hub.resolve import resolve_model
 from quintet.model_loader import external_loaders as other_readers
 from quintet.model_loader.external_loaders import PACKAGES, write_tensorizer
 from quintet.model_loader.weight_files import weights_of
-from tests.helpers.engines import answers, engine
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.engines import answers, engine
 
 
 @pytest.mark.parametrize("load_format", PACKAGES)

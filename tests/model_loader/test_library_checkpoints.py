@@ -13,9 +13,9 @@ from quintet.interface.weights import CheckpointSlice, ShardRange, WeightReader
 from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import PLATFORM as CPU
-from tests.helpers.fixtures import DATA, config, plan, said, tiny, wanted
-from tests.helpers.fixtures import forms as forms_of
-from tests.helpers.run_model import Runner
+from tests.helpers.checkpoints.fixtures import DATA, config, plan, said, tiny, wanted
+from tests.helpers.checkpoints.fixtures import forms as forms_of
+from tests.helpers.platforms.run_model import Runner
 
 LAYER = "model.layers.0"
 SHAPES = {

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.conformance.harness.linear_layers import Canonical
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.platform import SingleRank
@@ -23,6 +22,7 @@ from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
 from quintet.model_loader.loader import Dummy, declared
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 
 Change = Callable[[dict[str, Tensor]], Any]
 

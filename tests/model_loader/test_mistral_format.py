@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quintet.config import EngineConfig, Environment
-from quintet.conformance.checkpoints.tiny import FAMILIES, Tiny, variant
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.model_loader.mistral_format import config_of, transformers_name
 from quintet.tokenizers.tokenizer import load_tokenizer
-from tests.helpers.engines import answers, engine
+from quintet_tools.checkpoints.tiny import FAMILIES, Tiny, variant
+from tests.helpers.platforms.engines import answers, engine
 
 BACK = (  # transformers' names -> Mistral's
     ("model.embed_tokens.", "tok_embeddings."), ("model.norm.", "norm."), ("lm_head.", "output."),

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from quintet import LLM
-from quintet.conformance.checkpoints.tiny import Tiny, variant
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import RankInfo
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
 from quintet.model_loader.weight_files import Weights
-from tests.helpers.engines import answers, engine
-from tests.helpers.loopback import LoopbackPlatform, each_rank
-from tests.helpers.null_engine import folder
+from quintet_tools.checkpoints.tiny import Tiny, variant
+from tests.helpers.platforms.engines import answers, engine
+from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
+from tests.helpers.platforms.null_engine import folder
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.model_loader.np_cache import NpCache
 from quintet.model_loader.torch_checkpoint import TorchFile
 from quintet.model_loader.weight_files import Weights
-from tests.helpers.engines import answers, engine
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.engines import answers, engine
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
 

@@ -9,7 +9,7 @@ import transformers
 
 from quintet.ops import sampling
 from quintet.ops.sampling import Draw
-from tests.helpers.sampling import HOST, bits_of, bound
+from tests.helpers.platforms.sampling import HOST, bits_of, bound
 
 FAST = [HOST] if HOST != "reference" else []
 PROVIDERS = ["reference", *FAST]

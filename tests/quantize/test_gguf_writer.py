@@ -16,7 +16,6 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import quintet
-from quintet.conformance.checkpoints.tiny import PLAIN, make
 from quintet.hub.resolve import load_model_config
 from quintet.quantize import ggml_blocks as ggml
 from quintet.quantize import gguf_tokenizer as gguf_tokens
@@ -24,6 +23,7 @@ from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gguf_presets import PRESETS
 from quintet.quantize.gguf_writer import _divisors
 from quintet.quantize.quantize import Written, quantize
+from quintet_tools.checkpoints.tiny import PLAIN, make
 
 BUNDLED_FOLDER = Path(quintet.__file__).parent / "bundled"
 SIZES = {

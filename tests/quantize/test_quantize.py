@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import quintet
-from quintet.conformance.checkpoints.tiny import PLAIN, make
 from quintet.quantize import packing, rounding, samples, schemes
 from quintet.quantize import writer as output
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gptq import gptq
 from quintet.quantize.quantize import Written, quantize
 from quintet.tokenizers.tokenizer import load_tokenizer
+from quintet_tools.checkpoints.tiny import PLAIN, make
 from scripts.check_quantized import dequantized, tensors_of
-from tests.helpers.quantized_files import DATA
+from tests.helpers.checkpoints.quantized_files import DATA
 
 SIZES = {
     **PLAIN, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.helpers.serving import PATIENCE, Server, until
+from tests.helpers.servers.serving import PATIENCE, Server, until
 
 _READY = re.compile(r"ready: .* at (\S+)\n")
 PROMPTS = ["The sea is", "A router sends", "Tea at", "Once upon a time"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.helpers.serving import Server, until
+from tests.helpers.servers.serving import Server, until
 from tests.router.test_command import Router
 
 FLAGS = ("--device", "cpu", "--num-pages", "120", "--max-model-len", "512", "--no-access-log")

@@ -4,6 +4,9 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
 DEVICES = ("cpu", "cuda", "hip", "mps", "rocm", "tpu", "xpu")
 LIBRARIES = ("nccl", "rccl", "xccl", "cudnn", "miopen")
@@ -22,6 +25,7 @@ PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 CLAUSE = re.compile(r"(What|Whatever|Who|Whoever|Whom|Whose|Whether|Where|When|How|Which|Of)\b")
 WORDS = re.compile(r"\b(nobody|whoever|somebody|elsewhere|said|told)\b", re.IGNORECASE)
 MAX_FOLDER = 20  # modules
+INDEXES = ("models", "kernels", "commands")  # folders with a module for each family, kernel and command
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -170,6 +174,14 @@ def clause_openings(text: str) -> list[str]:
             if CLAUSE.match(doc):
                 found.append(f"{node.body[0].lineno} {doc.splitlines()[0]!r}")
     return found
+
+
+def crowded(modules: Iterable[Path]) -> list[str]:
+    """Folders that hold more modules than one reads at a glance."""
+    counts = Counter(path.parent for path in modules if path.parent.name not in INDEXES)
+    return [
+        f"{folder}: {count} modules; {MAX_FOLDER} are allowed" for folder, count in counts.items() if count > MAX_FOLDER
+    ]
 
 
 def house_words(text: str) -> list[str]:

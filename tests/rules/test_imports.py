@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from quintet import __version__
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -55,6 +57,11 @@ BAD = {
         "sample.ops.attention": "from sample.platforms.gpu import streams",
         "sample.cli.main": "import sample.platforms.null",
     },
+    "the wheel runs without the tools": {
+        "sample.conformance.harness": "from sample_tools.checkpoints import tiny",
+        "sample.conformance.sections.ops": "import typing\nif typing.TYPE_CHECKING:\n    import sample_tools",
+        "sample.cli.commands": "def late():\n    import sample_tools.simulate",
+    },
     "parsers know text alone": {
         "sample.parsers.stream_parser": "import sample.engine.engine",
         "sample.parsers": "def late():\n    import torch",
@@ -68,12 +75,12 @@ BAD = {
 
 GOOD = {
     "sample": "import typing\nif typing.TYPE_CHECKING:\n    import sample.engine.engine",
-    "sample.cli.main": "import sample.server.backend, sample.router, sample.simulate, sample.conformance",
+    "sample.cli.main": "import sample.server.backend, sample.router, sample.conformance",
     "sample.router": "",
-    "sample.simulate": "import sample.api",
     "sample.server.backend": "import sample.api, sample.engine.engine",
     "sample.clients": "import sample.outputs",
     "sample.conformance": "import sample.engine.engine, sample.platforms",
+    "sample.conformance.sections.with_models.oracle": "from sample_tools.checkpoints import tiny",
     "sample.quantize": "import sample.engine",
     "sample.api": "import sample.engine.engine",
     "sample.engine.engine": "import sample.models.llama, sample.platforms, sample.chat",
@@ -157,6 +164,11 @@ def test_every_module_has_its_place() -> None:
     children = {p.parent.name for p in (ROOT / "quintet").glob("*/__init__.py")}
     children |= {p.stem for p in (ROOT / "quintet").glob("*.py") if not p.stem.startswith("__")}
     assert children - placed == set()
+
+
+def test_the_tools_need_the_quintet_that_they_are_of() -> None:
+    project = tomllib.loads((ROOT / "tools" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (project["version"], project["dependencies"]) == (__version__, [f"quintet=={__version__}"])
 
 
 MODULES = {"py-cpuinfo": "cpuinfo", "pyyaml": "yaml", "pyzmq": "zmq"}  # where a module is not called as its package

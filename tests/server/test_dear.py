@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.helpers.serving import NULL, Server, until
+from tests.helpers.servers.serving import NULL, Server, until
 from tests.server.test_load import post
 
 CLIENTS = 8

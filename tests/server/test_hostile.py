@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.helpers.serving import NULL, PATIENCE, Server
+from tests.helpers.servers.serving import NULL, PATIENCE, Server
 
 COUNT = 10_000
 CLIENTS = 8

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import zmq
 
-from tests.helpers.serving import Server, until
+from tests.helpers.servers.serving import Server, until
 
 CPU = ("bundled", "--device", "cpu", "--num-pages", "70", "--max-model-len", "512", "--no-access-log")
 PROMPTS = [f"Once upon a time {n} " + "there was a dog and a cat in the park. " * 18 for n in range(4)]

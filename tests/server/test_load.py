@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
+from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 
 LIMIT = 32  # completions that the server takes on
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from quintet.server.config import PROBES, ServerConfig
-from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
+from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} (DEBUG|INFO|WARNING|ERROR) +\S.*")
 

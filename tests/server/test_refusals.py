@@ -12,7 +12,7 @@ from quintet.cli import main as cli
 from quintet.cli.commands import _local_server as _local
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
-from tests.helpers.serving import NULL, PATIENCE, Server
+from tests.helpers.servers.serving import NULL, PATIENCE, Server
 from tests.server.test_serve_command import refused
 
 START = {"generate": ["x"], "run-batch": ["-i", "in", "-o", "out"]}

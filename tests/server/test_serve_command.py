@@ -16,7 +16,7 @@ import trustme
 
 from quintet.cli.config_file import read_config_file
 from quintet.server.config import ServerConfig
-from tests.helpers.serving import NULL, PATIENCE, Server, words_of
+from tests.helpers.servers.serving import NULL, PATIENCE, Server, words_of
 
 
 def refused(*flags: str) -> str:

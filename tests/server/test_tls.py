@@ -16,7 +16,7 @@ import trustme
 
 from quintet.server.config import ServerConfig
 from quintet.server.tls import Certificates
-from tests.helpers.serving import NULL, PATIENCE, Server, until
+from tests.helpers.servers.serving import NULL, PATIENCE, Server, until
 
 
 class Files:

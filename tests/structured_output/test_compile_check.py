@@ -15,7 +15,7 @@ import pytest
 from quintet.structured_output import compile_cache as remembered
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
 from quintet.structured_output.compile_check import TOO_MUCH, CompileChecker
-from tests.helpers.serving import until, words_of
+from tests.helpers.servers.serving import until, words_of
 
 llguidance = pytest.importorskip(
     "llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'"

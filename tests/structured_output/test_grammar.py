@@ -26,10 +26,10 @@ from quintet.sampling_params import ParameterError
 from quintet.structured_output.grammar import Grammars, Matcher, fill_all
 from quintet.structured_output.grammar_source import grammar_text
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from tests.helpers import tokenizers
-from tests.helpers.behind import Work, behind
-from tests.helpers.null_engine import CtrlC, drain
-from tests.helpers.shaped import SIZE, client, config, folder, params
+from tests.helpers.checkpoints import tokenizers
+from tests.helpers.platforms.behind import Work, behind
+from tests.helpers.platforms.null_engine import CtrlC, drain
+from tests.helpers.platforms.shaped import SIZE, client, config, folder, params
 
 pytest.importorskip("llguidance", reason="structured_outputs are an extra: pip install 'quintet[structured]'")
 jsonschema = pytest.importorskip("jsonschema")

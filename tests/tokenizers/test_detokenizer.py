@@ -15,7 +15,7 @@ from quintet.sampling_params import SamplingParams
 from quintet.tokenizers.detokenizer import Detokenizer, WindowDecoder
 from quintet.tokenizers.stop_strings import StopStrings
 from quintet.tokenizers.tokenizer import Tokenizer
-from tests.helpers import tokenizers as builders
+from tests.helpers.checkpoints import tokenizers as builders
 
 HOSTILE = [
     "👩‍👩‍👧‍👦 family, 🏳️‍🌈 flag, 👍🏽 skin",

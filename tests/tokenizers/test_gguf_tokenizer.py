@@ -17,7 +17,7 @@ from quintet.gguf.tokenizer import backend
 from quintet.gguf.vocabulary import read_vocabulary
 from quintet.tokenizers.token_bytes import TokenBytes
 from quintet.tokenizers.tokenizer import load_tokenizer
-from tests.helpers.gguf import header
+from tests.helpers.checkpoints.gguf import header
 
 FOLDER = Path(__file__).parents[1] / "data/quantized/gguf/tokenizers"
 EXPECTED = json.loads(gzip.decompress((FOLDER / "expected.json.gz").read_bytes()))

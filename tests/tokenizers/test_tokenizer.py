@@ -18,7 +18,7 @@ import quintet
 from quintet.chat.prompts import Prompt, parse_prompts
 from quintet.tokenizers import tokenizer as tokenizers
 from quintet.tokenizers.tokenizer import load_tokenizer
-from tests.helpers import tokenizers as builders
+from tests.helpers.checkpoints import tokenizers as builders
 from tests.tokenizers.test_detokenizer import HOSTILE
 
 BUNDLED = Path(quintet.__file__).parent / "bundled"

@@ -17,7 +17,7 @@ import quintet
 from quintet.config.cache_dir import kept_folder
 from quintet.hub import transformers_cache as readings
 from quintet.tokenizers.tokenizer import contents, freeze, load_tokenizer
-from tests.helpers import tokenizers as builders
+from tests.helpers.checkpoints import tokenizers as builders
 from tests.tokenizers.test_detokenizer import HOSTILE
 
 TEXTS = [*HOSTILE, "I'LL pay 1234 €\r\n\n  for\tit", "<|im_start|>user\nHi<|im_end|>", "e\u0301"]

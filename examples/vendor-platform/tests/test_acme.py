@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.contract import AttentionSpec, CheckpointSlice, Weight, bind
+from quintet_tools.checkpoints.tiny import variant
 from torch import Tensor
 
 from acme import Acme, kernels, ops

@@ -1,6 +1,6 @@
 """Prove that a platform keeps the contract: run the conformance kit, and print what holds and what does not.
 
-Exit code 0: every trial passed; 1: something failed; 2: the kit could not run.
+Exit code 0: every trial passed; 1: something failed; 2: the kit, or a part of it, could not run.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quintet.cli.commands._crash_reporter import Witness
 from quintet.cli.commands._engine import say
+from quintet.common.tools_package import MISSING
 from quintet.common.value_parsers import optional, several, text, truth
 from quintet.config import AUTO, EngineConfig, option, read_environment
 from quintet.config.schema import flags
@@ -82,7 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         return COULD_NOT_RUN
     print(report)
     _keep(report, request)
-    return PASSED if report.passed else FAILED
+    if report.failures:
+        return FAILED
+    return PASSED if report.passed else COULD_NOT_RUN
 
 
 def _report(request: Request, config: EngineConfig) -> "Report":
@@ -93,6 +96,8 @@ def _report(request: Request, config: EngineConfig) -> "Report":
     if config.tensor_parallel_size == AUTO:
         raise ValueError("tensor_parallel_size='auto': a report is of a number of ranks; give it")
     kit.checks(request.section)  # refuses what is no section before a device is opened
+    if request.support and kit.untried():
+        raise ValueError(f"--support needs every trial; {MISSING}")
     subject = Subject(config.device, config.tensor_parallel_size)
     subject.make()  # settings that the platform refuses are no trial's fault
     with Witness() as witness:
@@ -109,7 +114,7 @@ def _keep(report: "Report", request: Request) -> None:
 
     if request.json:
         report.write(Path(request.json))
-    if request.section or request.quick:
+    if request.section or request.quick or report.untried:
         return
     table = features.support(report)
     if request.support:

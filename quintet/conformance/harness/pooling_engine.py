@@ -7,7 +7,7 @@ import numpy as np
 
 from quintet.chat.prompts import Prompt
 from quintet.conformance.check import Broken, Lacking, require
-from quintet.conformance.checkpoints.tiny import Tiny
+from quintet.conformance.harness.reference_model import Tiny
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import hushed, named, plain_dtype
 from quintet.engine.input_processor import InputProcessor, ModelLimits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig, all_variables
-from quintet.conformance.checkpoints.tiny import Tiny
+from quintet.conformance.harness.reference_model import Tiny
 from quintet.conformance.harness.worker_runner import Runner
 from quintet.interface.platform import Device, Platform
 from quintet.interface.weights import CheckpointSlice, Weight

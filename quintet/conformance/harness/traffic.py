@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quintet.chat.prompts import Prompt
 from quintet.conformance.check import Broken, Lacking, require
-from quintet.conformance.checkpoints.tiny import SERVED, VOCAB, Tiny
 from quintet.conformance.harness.fault_injection import Interruption, Trap
+from quintet.conformance.harness.reference_model import SERVED, VOCAB, Tiny
 from quintet.conformance.harness.subject import Subject
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import Stats

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.check import Lacking
-from quintet.conformance.checkpoints.tiny import SERVED, Tiny
 from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.harness.reference_model import SERVED, Tiny
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.engine.kv_cache.state_slots import EACH

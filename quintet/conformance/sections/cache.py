@@ -1,13 +1,12 @@
 """The cache: the pages that a layout describes, and the 8-bit formats that a platform keeps in them."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.checkpoints.tiny import GEMMA, VOCAB, make
 from quintet.conformance.close import short
 from quintet.conformance.formats import FLOATS
 from quintet.conformance.harness import cache_round_trip as stored
@@ -15,17 +14,11 @@ from quintet.conformance.harness.attention import mixer_of, opened
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.cache_round_trip import Cache
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import closeness, plain_dtype
-from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.types import AttentionSpec
 from quintet.ops.attention import row_width
 
 CACHED = (torch.int8, *FLOATS)
 PAGES = 5
-LAYERED = {
-    "two windows and one full layer": ("sliding", "sliding", "full"),
-    "two of each": ("sliding", "full", "full", "sliding"),
-}
 WINDOW = 40  # tokens that a layer keeps, where it does not keep all
 LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, head_dim, tokens of a page
 
@@ -56,13 +49,6 @@ def no_format_is_read_as_another(subject: Subject) -> Iterator[Trial]:
     """A format that a platform does not have is refused when the layer is built; one that it has is its own."""
     for cached, dtype in itertools.product(CACHED, subject.facts.dtypes):
         yield Trial(f"{short(cached)} in {short(dtype)}", partial(_tagged, subject, cached, dtype))
-
-
-@check("cache.groups")
-def one_pool(subject: Subject) -> Iterator[Trial]:
-    """Windows and full layers, while what windows leave behind goes to other groups and requests."""
-    for what, kinds in LAYERED.items():
-        yield Trial(what, partial(_grouped, subject, kinds))
 
 
 def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[Cache], None]) -> None:
@@ -98,27 +84,6 @@ def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
             reasons.append(str(reason))
     if len(reasons) == len(layers):
         raise Lacking("; ".join(dict.fromkeys(reasons)))
-
-
-def _grouped(subject: Subject, kinds: Sequence[str]) -> None:
-    """Requests that outgrow the window several times, one after the other: held against transformers."""
-    settings = {**GEMMA, "num_hidden_layers": len(kinds), "layer_types": [f"{kind}_attention" for kind in kinds]}
-    tiny, dtype = make("gemma3_text", settings), plain_dtype(subject.facts)
-    runner = subject.runner(tiny, dtype, sizes=(64,))
-    for wave in range(2):
-        ids = dict(enumerate(random_prompts(wave, (70, 41, 90), VOCAB)))
-        wants = {key: tiny.logits(each) for key, each in ids.items()}
-        for first, last in itertools.pairwise((0, 13, 33, 34, 35, 50, 64, 65, 66, 70, 90)):
-            chunks = {key: each[first:last] for key, each in ids.items() if first < len(each)}
-            for key, got in runner.step(chunks).items():
-                want = wants[key][first : first + len(got)]
-                off = float((got - want).abs().max().nan_to_num(torch.inf))
-                limit = 2 * closeness(dtype) * float(wants[key].std())
-                said = f"{', '.join(kinds)}: request {key} from token {first} on: logits are off by {off:.3g}"
-                require(off <= limit, f"{said}; {limit:.3g} is allowed")
-                runner.trim(key)
-        for key in ids:
-            runner.finish(key)
 
 
 def _as_described(subject: Subject, of: AttentionSpec) -> None:

@@ -1,119 +1,23 @@
 """The ranks of one model, as threads of this process, as an engine runs them: every collective by its definition."""
 
-import itertools
-import queue
-import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.checkpoints.tiny import VOCAB, Tiny, variant
 from quintet.conformance.close import short
 from quintet.conformance.harness import pipelines as pipes
+from quintet.conformance.harness.rank_threads import Hung, Rank, Team, equal, no_ranks, sizes_of
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
-from quintet.interface.platform import Communicator, Device, Platform
 from quintet.interface.stage_channel import StageChannel
 from quintet.interface.types import RankInfo
-from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.ops import bind
 
-T = TypeVar("T")
-
-MOST = 4  # ranks that are tried
-PATIENCE = 60.0  # seconds for one piece of work: a first collective may set up a library
 ROUNDS = 100  # collectives in a row
 SHAPES = ((12, 12), (12, 84), (24, 36_012))  # small, odd, and too large for a path that is made for small sums
 DIMS = (0, 1, -1)
-
-
-class Hung(Broken):
-    """Ranks that wait for each other without end."""
-
-
-class Rank:
-    """One rank's device and communicator, and the thread that everything of it runs on."""
-
-    def __init__(self, team: "Team", rank: int) -> None:
-        self.team, self.rank = team, rank
-        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True, name=f"rank {rank}").start()
-
-    def open(self) -> None:
-        """Opens the device and the communicator; runs on the rank's own thread."""
-        torch.set_num_threads(1)  # it counts per thread
-        self.device: Device = self.team.platform.open(self.rank)
-        self.comm: Communicator = self.team.platform.connect(RankInfo(self.rank, self.team.size, self.team.endpoint))
-        self.ops = bind(self.team.platform.op_priority)
-        require(
-            (self.comm.rank, self.comm.size) == (self.rank, self.team.size),
-            f"rank {self.rank} of {self.team.size} got a communicator of rank {self.comm.rank} of {self.comm.size}",
-        )
-
-    def up(self, x: Tensor) -> Tensor:
-        """A host tensor on this rank's device."""
-        if x.dtype in (torch.int32, torch.float32):
-            return self.device.to_device([x.numpy().copy()])[0]
-        part = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),) * self.team.size)
-        return self.team.platform.place(Weight("x", (part,), 0, self.rank, x.dtype, "vector"), {"x": x})["x"]
-
-    def down(self, x: Tensor) -> Tensor:
-        return self.device.to_host(x)().clone()
-
-    def ask(self, call: Callable[[], None] | None) -> None:
-        """Queues a call for the rank's thread; None ends the thread."""
-        self._asked.put(call)
-
-    def _serve(self) -> None:
-        while (call := self._asked.get()) is not None:
-            call()
-
-
-class Team:
-    """`size` ranks that are connected."""
-
-    def __init__(self, subject: Subject, size: int) -> None:
-        self.size, self.endpoint = size, f"inproc://conformance-{uuid.uuid4().hex}"
-        self.platform: Platform = subject.make(tensor_parallel_size=size)
-        self.ranks = [Rank(self, rank) for rank in range(size)]
-        self.each(lambda rank: rank.open())
-
-    def each(self, work: Callable[[Rank], T]) -> list[T]:
-        """The work on every rank at once -> results in rank order. What one of them raises is raised here."""
-        done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
-
-        def run(rank: Rank) -> None:
-            try:
-                done.put((rank.rank, work(rank), None))
-            except Exception as error:  # handed over to the thread that asked
-                done.put((rank.rank, None, error))
-
-        for rank in self.ranks:
-            rank.ask(partial(run, rank))
-        results: dict[int, T] = {}
-        while len(results) < self.size:
-            try:
-                number, result, error = done.get(timeout=PATIENCE)
-            except queue.Empty:
-                missing = sorted(set(range(self.size)) - set(results))
-                raise Hung(f"after {PATIENCE:.0f} s ranks {missing} of {self.size} still wait for the others") from None
-            if error is not None:
-                raise error
-            results[number] = result
-        return [results[number] for number in range(self.size)]
-
-    def close(self) -> None:
-        for rank in self.ranks:
-            rank.ask(None)
-
-
-def _sizes(subject: Subject) -> list[int]:
-    return sorted({size for size in (2, min(subject.facts.devices, MOST)) if 1 < size <= subject.facts.devices})
 
 
 class Teams:
@@ -169,10 +73,10 @@ def one_rank(subject: Subject) -> Iterator[Trial]:
 @check("communicator.collectives")
 def collectives(subject: Subject) -> Iterator[Trial]:
     if subject.facts.spmd or subject.facts.devices == 1:
-        yield Trial("more than one rank", partial(_no_ranks, subject))
+        yield Trial("more than one rank", partial(no_ranks, subject))
         return
     teams = Teams(subject)
-    for size in _sizes(subject):
+    for size in sizes_of(subject):
         features = (f"parallel/{size}",)
         for dtype in subject.facts.dtypes:
             for what, call in COLLECTIVES.items():
@@ -181,14 +85,6 @@ def collectives(subject: Subject) -> Iterator[Trial]:
         for what, race in RACES.items():
             yield Trial(f"{ROUNDS} {what} on {size} ranks", partial(teams.trying, size, race), features)
     teams.close()
-
-
-def _no_ranks(subject: Subject) -> None:
-    if subject.facts.spmd:
-        raise Lacking(
-            "one worker drives all devices: its compiler adds the collectives, and communicator.model is the proof"
-        )
-    raise Lacking("one device here: no ranks to meet")
 
 
 def _total(size: int, shape: Sequence[int], dtype: torch.dtype, turn: int = 0) -> Tensor:
@@ -207,13 +103,6 @@ def _near(got: Tensor, want: Tensor, dtype: torch.dtype, what: str) -> None:
         raise Broken(f"{what}: element {at} is {came:.6g}, wanted {wanted:.6g}, {limit:.3g} off is allowed")
 
 
-def _equal(got: Tensor, want: Tensor, what: str) -> None:
-    require(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, not {tuple(want.shape)}")
-    if not torch.equal(got, want):
-        at = int((got != want).flatten().nonzero()[0])
-        raise Broken(f"{what}: element {at} is {got.flatten()[at]}, wanted {want.flatten()[at]}")
-
-
 def _collect(team: Team, call: str, shape: Sequence[int], dtype: torch.dtype, *arguments: int) -> list[Tensor]:
     def work(rank: Rank) -> Tensor:
         return rank.down(getattr(rank.comm, call)(rank.up(given(rank.rank, shape, dtype)), *arguments))
@@ -226,7 +115,7 @@ def _reduced(team: Team, dtype: torch.dtype) -> None:
         first, *others = _collect(team, "all_reduce", shape, dtype)
         _near(first, _total(team.size, shape, dtype), dtype, f"the sum of {shape}")
         for rank, other in enumerate(others, 1):
-            _equal(other, first, f"the sum of {shape} on rank {rank}, held against rank 0's")
+            equal(other, first, f"the sum of {shape} on rank {rank}, held against rank 0's")
 
 
 def _gathered(team: Team, dtype: torch.dtype) -> None:
@@ -234,7 +123,7 @@ def _gathered(team: Team, dtype: torch.dtype) -> None:
         for dim in DIMS:
             want = torch.cat([given(rank, shape, dtype) for rank in range(team.size)], dim)
             for rank, got in enumerate(_collect(team, "all_gather", shape, dtype, dim)):
-                _equal(got, want, f"all_gather of {shape} along {dim} on rank {rank}")
+                equal(got, want, f"all_gather of {shape} along {dim} on rank {rank}")
 
 
 def _scattered(team: Team, dtype: torch.dtype) -> None:
@@ -251,7 +140,7 @@ def _exchanged(team: Team, dtype: torch.dtype) -> None:
             pieces = [given(rank, shape, dtype).chunk(team.size, dim) for rank in range(team.size)]
             for rank, got in enumerate(_collect(team, "all_to_all", shape, dtype, dim)):
                 want = torch.cat([each[rank] for each in pieces], dim)
-                _equal(got, want, f"all_to_all of {shape} along {dim} on rank {rank}")
+                equal(got, want, f"all_to_all of {shape} along {dim} on rank {rank}")
 
 
 def _many_sums(team: Team) -> None:
@@ -283,7 +172,7 @@ def _many_joins(team: Team) -> None:
     for rank, joined in enumerate(team.each(work)):
         for turn, got in enumerate(joined):
             want = torch.cat([torch.full((4, 33), float(other + 10 * turn)) for other in range(team.size)])
-            _equal(got, want, f"join {turn} of {ROUNDS} on rank {rank}")
+            equal(got, want, f"join {turn} of {ROUNDS} on rank {rank}")
 
 
 def _repeated(team: Team) -> None:
@@ -297,7 +186,7 @@ def _repeated(team: Team) -> None:
     results = team.each(work)
     for rank, sums in enumerate(results):
         for turn, got in enumerate(sums):
-            _equal(got, results[0][0], f"the same sum for the {turn + 1}. time on rank {rank}, held against the first")
+            equal(got, results[0][0], f"the same sum for the {turn + 1}. time on rank {rank}, held against the first")
 
 
 COLLECTIVES = {
@@ -311,16 +200,6 @@ RACES = {
     "joins in a row, each given overwritten at once": _many_joins,
     "times the same sum": _repeated,
 }
-
-
-@check("communicator.model")
-def shared_out(subject: Subject) -> Iterator[Trial]:
-    if subject.facts.devices == 1:
-        yield Trial("2 devices", partial(_no_ranks, subject))
-        return
-    call, sizes = (_on_a_mesh, [2]) if subject.facts.spmd else (_on_ranks, _sizes(subject))
-    for family, size in itertools.product(SHARED, sizes):
-        yield Trial(f"{family} on {size} devices", partial(call, subject, family, size), (f"parallel/{size}",))
 
 
 @check("communicator.stages")
@@ -348,49 +227,3 @@ def _in_stages(subject: Subject, count: int, work: Callable[[StageChannel], None
 
     team.each(of)
     team.close()
-
-
-PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)
-SIZES = (64,)  # holds the prompts
-SHARED = ("llama", "qwen3_moe")  # 101 tokens, 77 features, 6 heads and 3 KV heads: nothing divides evenly
-Said = tuple[list[Tensor], list[list[int]]]
-
-
-def _said(runner: Runner) -> Said:
-    return runner.prompts(PROMPTS), runner.greedy(PROMPTS, 3)
-
-
-def _tiny(family: str) -> Tiny:
-    return variant(family, "plain")
-
-
-def _on_ranks(subject: Subject, family: str, size: int) -> None:
-    wanted, team = _said(subject.runner(_tiny(family), sizes=SIZES)), Team(subject, size)
-    meeting = f"{team.endpoint}-model"
-
-    def work(rank: Rank) -> Said:
-        place = RankInfo(rank.rank, size, meeting)
-        return _said(Runner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
-
-    said = team.each(work)
-    team.close()
-    for rank, (logits, tokens) in enumerate(said):
-        _agree((logits, tokens), wanted, f"rank {rank} of {size}")
-        for got, first in zip(logits, said[0][0], strict=True):
-            _equal(got, first, f"the logits of rank {rank}, held against rank 0's")
-
-
-def _on_a_mesh(subject: Subject, family: str, size: int) -> None:
-    wanted = _said(subject.runner(_tiny(family), sizes=SIZES))
-    _agree(
-        _said(subject.fresh(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
-        wanted,
-        f"a mesh of {size}",
-    )
-
-
-def _agree(said: Said, wanted: Said, where: str) -> None:
-    for number, (got, want) in enumerate(zip(said[0], wanted[0], strict=True)):
-        worst, limit = float((got - want).abs().max()), 1e-4 * float(want.std())
-        require(worst <= limit, f"prompt {number}: logits of {where} are off by {worst:.3g}, {limit:.3g} allowed")
-    require(said[1] == wanted[1], f"tokens of {where} are {said[1]}, on one device {wanted[1]}")

@@ -16,7 +16,7 @@ from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, nu
 from quintet.engine.kv_cache.page_pool import PagePool
 from tests.engine.kv_transfer.test_manager import Connected, Odd, beginnings
 from tests.engine.test_overlap import Served, traffic
-from tests.helpers.null_engine import VOCAB, complete, greedy, null_client
+from tests.helpers.platforms.null_engine import VOCAB, complete, greedy, null_client
 
 ON = {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://127.0.0.1:*"}
 

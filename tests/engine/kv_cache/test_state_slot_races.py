@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.engine import Engine
 from quintet.engine.kv_cache.state_slots import EACH, StateSlotPool
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.startup import launch, prepare
-from tests.helpers.behind import Work, behind
-from tests.helpers.null_engine import greedy
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.behind import Work, behind
+from tests.helpers.platforms.null_engine import greedy
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 PAGE = 4

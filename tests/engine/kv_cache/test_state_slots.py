@@ -15,7 +15,6 @@ from transformers import CONFIG_MAPPING
 
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import EVERY, variant
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.kv_cache.groups import KVCacheGroup, KVCacheLayout
@@ -25,8 +24,9 @@ from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Platform
 from quintet.interface.types import Estimate, Layout, Memory, StateSpec
 from quintet.platforms.cpu import PLATFORM
-from tests.helpers.behind import Work, behind
-from tests.helpers.null_engine import greedy
+from quintet_tools.checkpoints.tiny import EVERY, variant
+from tests.helpers.platforms.behind import Work, behind
+from tests.helpers.platforms.null_engine import greedy
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 STATE = Layout(torch.float32, (4, 8, 8), unit="request")  # 1 KiB

@@ -11,7 +11,7 @@ from quintet.engine.kv_transfer.async_store import AsyncStoreConnector, Store
 from quintet.engine.kv_transfer.connector import Rows
 from tests.engine.kv_transfer.test_manager import FEW, WORDS, Connected, beginnings, interrupted
 from tests.engine.test_overlap import ENGINES, Served, again, traffic
-from tests.helpers.serving import until
+from tests.helpers.servers.serving import until
 
 PATIENCE = 60.0  # longer than any test waits
 

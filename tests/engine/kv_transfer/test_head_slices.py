@@ -19,7 +19,7 @@ from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
 from quintet.engine.kv_transfer.rank_shares import parts_of
 from quintet.engine.kv_transfer_params import Peer
 from tests.engine.kv_transfer.test_transfers import FACTS, KEY, _until
-from tests.helpers.mover import Copying
+from tests.helpers.servers.mover import Copying
 
 PAGES = 5
 SIZES = [(1, 1), (1, 2), (1, 4), (2, 2), (3, 3), (4, 4), (2, 4), (6, 6)]  # processes, and ranks of them all

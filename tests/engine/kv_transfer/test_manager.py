@@ -14,7 +14,7 @@ from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages,
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, again, plain, traffic
-from tests.helpers.null_engine import VOCAB, CtrlC
+from tests.helpers.platforms.null_engine import VOCAB, CtrlC
 
 WORDS = 16  # of a row: 32 bytes of a page, up to where the next part would begin
 

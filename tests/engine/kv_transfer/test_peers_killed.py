@@ -21,8 +21,8 @@ from quintet.engine.kv_transfer_params import Peer
 from tests.engine.kv_transfer.test_manager import WORDS, beginnings
 from tests.engine.kv_transfer.test_transfers import LENDS, Two, _told, _until, _with
 from tests.engine.test_overlap import Ask, Served, plain
-from tests.helpers import page_peer
-from tests.helpers.page_peer import Lot
+from tests.helpers.servers import page_peer
+from tests.helpers.servers.page_peer import Lot
 
 KINDS = [*page_peer.CONNECTORS]
 
@@ -32,7 +32,7 @@ def peer(folder: Path, what: str, kind: str, lots: list[Lot], *where: str) -> It
     """A process of page_peer.py, and what it says when it is there."""
     file = folder / "lots"
     file.write_bytes(msgspec.msgpack.encode(lots))
-    command = [sys.executable, "-m", "tests.helpers.page_peer", what, kind, str(file), *where]
+    command = [sys.executable, "-m", "tests.helpers.servers.page_peer", what, kind, str(file), *where]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -21,8 +21,8 @@ from quintet.engine.kv_transfer.rank_agreement import AHEAD, Agreed, RankAgreeme
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Channel
 from tests.engine.test_overlap import SETTINGS
-from tests.helpers.behind import Work, behind
-from tests.helpers.null_engine import folder
+from tests.helpers.platforms.behind import Work, behind
+from tests.helpers.platforms.null_engine import folder
 
 WORDS = 4
 

@@ -32,7 +32,7 @@ from quintet.engine.kv_transfer_params import Peer
 from tests.engine.kv_transfer.test_manager import WORDS, beginnings
 from tests.engine.kv_transfer.test_transfers import FACTS, KEY, Two, _until
 from tests.engine.test_overlap import ENGINES, Served, traffic
-from tests.helpers.mover import Copying
+from tests.helpers.servers.mover import Copying
 
 PATIENCE = 0.1  # seconds
 

@@ -15,7 +15,7 @@ from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.engine.observability import profiler
-from tests.helpers.null_engine import complete, expected, folder, greedy, null_client
+from tests.helpers.platforms.null_engine import complete, expected, folder, greedy, null_client
 
 PROMPT = [1, 2, 3]
 PARTS = ["step", "schedule", "build batch", "start", "sample", "wait", "finish", "detokenize"]

@@ -6,9 +6,9 @@ import pytest
 from transformers.models.auto import modeling_auto
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.custom_families import PUBLISHED
 from quintet.hub.pooling_task import wants_numbers
 from quintet.models import families
+from quintet_tools.checkpoints.custom_families import PUBLISHED
 
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

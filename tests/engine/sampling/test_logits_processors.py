@@ -20,7 +20,7 @@ from quintet.engine.sampling.logits_processors import (
 )
 from quintet.engine.sampling.sampler import Sampler
 from quintet.sampling_params import ParameterError, SamplingParams
-from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, request
+from tests.helpers.platforms.sampling import HOST, VOCAB, HostDevice, bound, request
 
 POOL = [request(str(i), [i], temperature=0) for i in range(9)]
 ROWS = st.lists(st.permutations(range(9)).flatmap(lambda p: st.integers(0, 9).map(lambda n: list(p[:n]))), max_size=6)

@@ -11,7 +11,7 @@ import transformers
 from quintet.engine.request import Request
 from quintet.engine.sampling import logits_edits as logit_edits
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
-from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request, request
+from tests.helpers.platforms.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request, request
 
 PROVIDERS = sorted({"reference", HOST})
 MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]

@@ -19,8 +19,8 @@ from quintet.engine.sampling.vllm_compat import (
     MoveDirectionality,
     process_dict_updates,
 )
-from tests.helpers.null_engine import expected, folder, greedy
-from tests.helpers.sampling import VOCAB, HostDevice, request
+from tests.helpers.platforms.null_engine import expected, folder, greedy
+from tests.helpers.platforms.sampling import VOCAB, HostDevice, request
 
 POOL = [request(str(i), [i], temperature=0) for i in range(9)]
 ROWS = st.lists(st.permutations(range(9)).flatmap(lambda p: st.integers(0, 9).map(lambda n: list(p[:n]))), max_size=6)

@@ -21,7 +21,7 @@ from quintet.engine.spec_decode.ngram import propose
 from quintet.interface.platform import CacheLost
 from quintet.sampling_params import SamplingParams
 from tests.engine.test_overlap import ENGINES, Ask, Served, again, ahead, plain, traffic
-from tests.helpers.null_engine import CtrlC, drain, greedy, null_client
+from tests.helpers.platforms.null_engine import CtrlC, drain, greedy, null_client
 
 GUESS: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from quintet.interface.weights import PLAIN, ShardRange
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.module_patterns import expression, regular, wildcards
-from tests.helpers.quantized_files import plan_of, read_out
+from tests.helpers.checkpoints.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 24, 96
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.interface.weights import ShardRange
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3, E3M2
-from tests.helpers.quantized_files import plan_of, read_out
+from tests.helpers.checkpoints.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 24, 96
 CUTS = [ShardRange((0, OUTPUTS), (0, INPUTS)), ShardRange((3, 9), (16, 80)), ShardRange((1, 2), (5, 64))]

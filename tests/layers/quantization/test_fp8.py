@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import ShardRange
-from tests.helpers.quantized_files import plan_of, read_out
+from tests.helpers.checkpoints.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 48, 96
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

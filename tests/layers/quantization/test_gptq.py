@@ -12,7 +12,7 @@ from quintet.layers.quantization.checkpoint_config import quantized
 from quintet.layers.quantization.formats.gptq import Gptq
 from quintet.layers.quantization.formats.marlin import Marlin
 from quintet.ops.quantized import dequantized
-from tests.helpers.packed import Numbers, gptq_tensors, marlin_tensors, numbers
+from tests.helpers.checkpoints.packed import Numbers, gptq_tensors, marlin_tensors, numbers
 
 OUTPUTS, INPUTS = 64, 192
 NAME = "model.layers.0.mlp.up_proj"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from quintet import LLM, SamplingParams
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.outputs import RequestOutput
+from quintet_tools.checkpoints.tiny import variant
 
 GUESS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
 PROMPTS = [[5, 6, 7, 8] * 6, [9, 10] * 11 + [9], [3, 3, 3, 3, 3], list(range(20, 60))]

@@ -13,7 +13,7 @@ from quintet.platforms.cpu.ops import heads as native_heads
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
-from tests.helpers.native import native
+from tests.helpers.platforms.native import native
 
 if reason := missing("linear_by_heads"):
     pytest.skip(reason, allow_module_level=True)

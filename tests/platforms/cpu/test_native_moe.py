@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
@@ -19,8 +18,9 @@ from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts, unpack_experts
-from tests.helpers.native import native
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, make
+from tests.helpers.platforms.native import native
+from tests.helpers.platforms.run_model import Runner
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)

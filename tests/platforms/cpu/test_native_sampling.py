@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.ops import Op
 from quintet.ops.sampling import Draw
 from quintet.platforms.cpu.ops import sampling as native_sampling
-from tests.helpers.sampling import bits_of
+from tests.helpers.platforms.sampling import bits_of
 
 if reason := native_sampling.probe():
     pytest.skip(reason, allow_module_level=True)

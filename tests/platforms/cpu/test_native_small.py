@@ -20,7 +20,7 @@ from quintet.platforms.cpu.ops import norm as native_norm
 from quintet.platforms.cpu.ops import rotary as native_rotary
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.providers import PRIORITY
-from tests.helpers.native import native
+from tests.helpers.platforms.native import native
 
 if reason := missing("rms_norm"):
     pytest.skip(reason, allow_module_level=True)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from quintet.conformance.cases.model_ops import CASES
-from quintet.conformance.checkpoints.tiny import EVERY, make
 from quintet.ops import Op
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops.extension import missing
 from quintet.platforms.cpu.ops.moe import pack_experts
-from tests.helpers.native import native
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import EVERY, make
+from tests.helpers.platforms.native import native
+from tests.helpers.platforms.run_model import Runner
 
 if reason := missing("experts"):
     pytest.skip(reason, allow_module_level=True)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, SERVED, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.types import Batch, Group, Outputs
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.cpu import graph as replay
 from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, lending
 from quintet.platforms.cpu.graph import LEAST_PAGES, Replay
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, SERVED, variant
+from tests.helpers.platforms.run_model import Runner
 
 _cpu = pytest.importorskip("quintet._cpu", reason="steps are recorded by the compiled extension")
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
@@ -25,8 +24,9 @@ from quintet.platforms import Chosen
 from quintet.platforms.cuda import cudnn_attention
 from quintet.platforms.cuda.platform import CUDA
 from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, Planning
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
 
 DEVICE = needs_triton()

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import VARIANTS, VOCAB, variant
 from quintet.conformance.harness.worker_runner import RankInfo, random_prompts
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
@@ -22,8 +21,9 @@ from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
 from quintet.platforms.gpu.runtime import TorchRuntime
-from tests.e2e.test_oracle import ENGINES, MODELS, client, mix, run
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import VARIANTS, VOCAB, variant
+from tests.e2e.engine.test_oracle import ENGINES, MODELS, client, mix, run
+from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.test_comm import each_rank
 
 FACTS = PLATFORM.probe()

@@ -9,13 +9,13 @@ import torch
 
 from quintet.conformance import kit
 from quintet.conformance.check import Check, Trial
-from quintet.conformance.checkpoints.tiny import Tiny, variant
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import Ask, Said, Served, follows, mix
 from quintet.conformance.report import Outcome
 from quintet.engine.executor.model_runner import ModelRunner
 from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen
+from quintet_tools.checkpoints.tiny import Tiny, variant
 from tests.platforms.gpu.biting import FAILED, FULL, BitingGPU, BitingRuntime, Kind
 from tests.platforms.gpu.fake_torch import GIB
 

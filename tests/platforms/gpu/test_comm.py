@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quintet.conformance.checkpoints.tiny import PLAIN, make, variant
 from quintet.conformance.harness.worker_runner import RankInfo, random_prompts
 from quintet.platforms.gpu import custom_all_reduce as small_sum
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import PLAIN, make, variant
+from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, fake_platform
 
 ROOT = Path(__file__).parents[3]

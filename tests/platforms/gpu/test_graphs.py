@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, variant
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import CaptureSizes
 from quintet.interface.types import Batch, HostBatch, HostGroup, HostInputs, MaxShape, Outputs, ShapeBucket
@@ -28,7 +27,8 @@ from quintet.platforms.gpu.capture_sizes import (
 )
 from quintet.platforms.gpu.device import GPUDevice
 from quintet.platforms.gpu.graphs import Graphs
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, variant
+from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 SIZES = (1, 2, 4, 8)

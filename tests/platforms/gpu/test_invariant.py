@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.types import MaxShape, ShapeBucket
@@ -20,8 +19,9 @@ from quintet.platforms.gpu import providers
 from quintet.platforms.gpu import weight_layout as packing
 from quintet.platforms.gpu.comm import GroupCommunicator, Meeting
 from quintet.platforms.null import PLATFORM as NULL
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from quintet_tools.checkpoints.tiny import FAMILIES, make
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 from tests.platforms.gpu.test_comm import each_rank
 

@@ -19,7 +19,6 @@ from quintet.config import EngineConfig
 from quintet.conformance.cases.model_ops import DTYPES, MIXES, attended
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.conformance.harness.linear_layers import Canonical, Product
 from quintet.conformance.harness.worker_runner import random_prompts
@@ -36,10 +35,11 @@ from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.attention import GraphAttention, Planning
 from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from quintet.platforms.gpu.platform import UNVERIFIED
-from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
-from tests.e2e.test_oracle import client as cpu_client
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from tests.e2e.engine.test_oracle import ENGINES, WIDE, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
 
 REGISTERED = gathered_attention  # importing it registers its provider

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, make
 from quintet.distributed.rendezvous import listening
 from quintet.engine.client import EngineClient
 from quintet.engine.startup import prepare
@@ -22,6 +21,7 @@ from quintet.platforms.cuda import PLATFORM as CUDA
 from quintet.platforms.gpu import processes
 from quintet.platforms.rocm import PLATFORM as ROCm
 from quintet.platforms.xpu import PLATFORM as XPU
+from quintet_tools.checkpoints.tiny import PLAIN, make
 from tests.platforms.gpu.fake_processes import Apart, install
 from tests.platforms.gpu.test_comm import each_rank
 from tests.platforms.gpu.test_sleep import SETTINGS, tokens

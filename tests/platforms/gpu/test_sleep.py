@@ -9,13 +9,13 @@ import torch
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make, variant
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import Memory
 from quintet.platforms import Chosen
 from quintet.platforms.gpu import memory
 from quintet.platforms.gpu.capture_sizes import decode_sizes, mixed_sizes
+from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make, variant
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform
 
 Make = Callable[..., tuple[EngineClient, FakeRuntime]]

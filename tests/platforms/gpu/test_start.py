@@ -13,7 +13,6 @@ from torch import Tensor
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import DeviceLost
@@ -22,8 +21,9 @@ from quintet.ops import Op, bind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
 from quintet.platforms.gpu.device import GPUDevice, broken, telling
-from tests.helpers.run_model import Runner
-from tests.helpers.triton import needs_triton
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.run_model import Runner
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime
 
 EXTENT = MaxShape(ShapeBucket(64, 4, 64, (4,)), 16, 97)

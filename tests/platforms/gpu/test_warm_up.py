@@ -9,7 +9,6 @@ from quintet.chat.prompts import Prompt
 from quintet.cli.commands import serve
 from quintet.config import EngineConfig
 from quintet.config.schema import flags
-from quintet.conformance.checkpoints.tiny import EVERY, PLAIN, make, variant
 from quintet.engine import startup as start
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.model_runner import ModelRunner
@@ -18,7 +17,8 @@ from quintet.engine.scheduler import StepPlan
 from quintet.platforms.gpu.capture_sizes import decode_sizes
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from tests.helpers.null_engine import null_client
+from quintet_tools.checkpoints.tiny import EVERY, PLAIN, make, variant
+from tests.helpers.platforms.null_engine import null_client
 from tests.platforms.gpu.test_sleep import Make, client, tokens
 
 __all__ = ["client"]  # a fixture

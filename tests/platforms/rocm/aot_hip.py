@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.platforms.gpu.kernels.chips import CUTS, SHARED, Cut
-from tests.platforms.gpu import aot
+from tests.platforms.gpu.kernels import aot
 
 TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1200": 32}  # lanes of a wave
 LDS = 64 * 1024

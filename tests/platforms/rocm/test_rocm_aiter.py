@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.checkpoints.tiny import FAMILIES, make
 from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.engine.client import EngineClient
 from quintet.interface.weights import Matrix, WeightFormat
@@ -17,7 +16,8 @@ from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.rocm import PLATFORM, aiter
-from tests.helpers.triton import needs_triton
+from quintet_tools.checkpoints.tiny import FAMILIES, make
+from tests.helpers.platforms.triton import needs_triton
 from tests.platforms.gpu.test_sleep import SETTINGS
 from tests.platforms.gpu.test_sleep import tokens as decoded
 from tests.platforms.rocm.aiter_recorded import SIGNATURES, Library, signature

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.interface.types import RankInfo
@@ -18,8 +17,9 @@ from quintet.platforms.gpu.facts import Facts
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ
 from quintet.platforms.rocm import PLATFORM
 from quintet.platforms.rocm.platform import ROCm
-from tests.e2e.test_oracle import ENGINES, WIDE, mix, run
-from tests.e2e.test_oracle import client as cpu_client
+from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
+from tests.e2e.engine.test_oracle import ENGINES, WIDE, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
 from tests.platforms.gpu.fake_torch import GIB, FakeRuntime
 from tests.platforms.gpu.test_platform import tokens
 from tests.platforms.gpu.test_sleep import SETTINGS

@@ -12,7 +12,7 @@ from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.engine.executor.batch_builder import pad
 from quintet.interface.types import AttentionSpec, Group, HostBatch, HostGroup, ShapeBucket, StepContext
 from quintet.ops import Op, bind
-from tests.helpers import tpu
+from tests.helpers.platforms import tpu
 
 pytestmark = tpu.needs_jax
 

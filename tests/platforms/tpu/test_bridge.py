@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.helpers.tpu import needs_jax
+from tests.helpers.platforms.tpu import needs_jax
 
 pytestmark = needs_jax
 

@@ -11,7 +11,7 @@ from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import choose
 from quintet.platforms.tpu import PLATFORM, facts
 from quintet.platforms.tpu.facts import Facts
-from tests.helpers.tpu import needs_jax
+from tests.helpers.platforms.tpu import needs_jax
 
 
 def bus(folder: Path, *ids: tuple[str, str]) -> Path:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.helpers import tpu
-from tests.helpers.kit import assert_conforms, sections
+from tests.helpers.platforms import tpu
+from tests.helpers.platforms.kit import assert_conforms, sections
 
 pytestmark = tpu.needs_jax
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.conformance.cases.model_ops import CASES
 from quintet.ops import Op
 from quintet.ops.activation import UnknownActivation
-from tests.helpers.tpu import needs_jax
+from tests.helpers.platforms.tpu import needs_jax
 
 pytestmark = needs_jax
 

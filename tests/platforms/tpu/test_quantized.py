@@ -16,7 +16,7 @@ from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFor
 from quintet.layers.quantization.formats.bitsandbytes import NF4
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear
-from tests.helpers import tpu
+from tests.helpers.platforms import tpu
 
 pytestmark = tpu.needs_jax
 

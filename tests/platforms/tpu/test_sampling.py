@@ -10,7 +10,6 @@ import torch
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import variant
 from quintet.engine.client import EngineClient
 from quintet.engine.sampling.logits_processors import RequestLogitsProcessor
 from quintet.engine.sampling.sampler import Sampler, logprob_sizes
@@ -18,9 +17,10 @@ from quintet.ops import sampling
 from quintet.ops.random import gumbel
 from quintet.ops.registry import Op
 from quintet.ops.sampling import NEVER, Draw
-from tests.helpers.null_engine import drain
-from tests.helpers.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request
-from tests.helpers.tpu import compilations, needs_jax, platform, programs
+from quintet_tools.checkpoints.tiny import variant
+from tests.helpers.platforms.null_engine import drain
+from tests.helpers.platforms.sampling import HOST, VOCAB, HostDevice, bound, logits_of, random_request
+from tests.helpers.platforms.tpu import compilations, needs_jax, platform, programs
 
 pytestmark = needs_jax
 

@@ -14,11 +14,11 @@ import torch
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import FAMILIES, VOCAB, make, variant
 from quintet.engine.client import EngineClient
-from tests.helpers import tpu
-from tests.helpers.null_engine import drain
-from tests.helpers.run_model import Runner
+from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, make, variant
+from tests.helpers.platforms import tpu
+from tests.helpers.platforms.null_engine import drain
+from tests.helpers.platforms.run_model import Runner
 
 pytestmark = tpu.needs_jax
 

@@ -11,7 +11,7 @@ from quintet.conformance.harness.batches import Cache, Request, spec
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op, bind
 from quintet.ops.attention import PlainAttention
-from tests.helpers import tpu
+from tests.helpers.platforms import tpu
 
 pytestmark = tpu.needs_jax
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.conformance.checkpoints.tiny import SERVED, VOCAB, variant
 from quintet.conformance.harness.manual_steps import Stretch, laid
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import pad
@@ -18,7 +17,8 @@ from quintet.interface.types import HostBatch, HostInputs, Layout, ShapeBucket, 
 from quintet.layers.build import RequestedOutputs
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM as CPU
-from tests.helpers import tpu
+from quintet_tools.checkpoints.tiny import SERVED, VOCAB, variant
+from tests.helpers.platforms import tpu
 
 pytestmark = tpu.needs_jax
 

@@ -16,7 +16,7 @@ from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.ops.registry import Op
 from quintet.platforms.xpu import PLATFORM, onednn
-from tests.helpers.triton import needs_triton, randn
+from tests.helpers.platforms.triton import needs_triton, randn
 from tests.platforms.xpu.fake_xpu import fake_class
 
 DEVICE = needs_triton()

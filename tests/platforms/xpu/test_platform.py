@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.checkpoints.tiny import PLAIN, Tiny, make, variant
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.platforms import Chosen, UnavailableError, choose
@@ -18,8 +17,9 @@ from quintet.platforms.gpu.kernels.chips import CUTS
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.host import host_memory
 from quintet.platforms.xpu import PLATFORM
-from tests.e2e.test_oracle import ENGINES, mix, run
-from tests.e2e.test_oracle import client as cpu_client
+from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make, variant
+from tests.e2e.engine.test_oracle import ENGINES, mix, run
+from tests.e2e.engine.test_oracle import client as cpu_client
 from tests.platforms.gpu.fake_torch import GIB
 from tests.platforms.xpu.fake_xpu import ARC, FakeXPU, Stream, fake_class, fake_platform, host
 

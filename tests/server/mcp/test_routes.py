@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from tests.helpers.tool_server import Served, Tools
+from tests.helpers.servers.tool_server import Served, Tools
 from tests.server.http.serving import client
 
 LIST, CALL = "/v1/tool_servers", "/v1/tool_servers/call"

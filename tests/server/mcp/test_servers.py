@@ -16,13 +16,13 @@ from quintet.server.mcp import server as bounds
 from quintet.server.mcp import session
 from quintet.server.mcp.server import Unavailable
 from quintet.server.mcp.servers import ToolServers
-from tests.helpers.tool_server import Served, Tools
+from tests.helpers.servers.tool_server import Served, Tools
 
 ROOT = Path(__file__).parents[3]
 
 
 def command_file(folder: Path) -> str:
-    server = {"command": sys.executable, "args": ["-m", "tests.helpers.tool_server", "stdio"], "cwd": str(ROOT)}
+    server = {"command": sys.executable, "args": ["-m", "tests.helpers.servers.tool_server", "stdio"], "cwd": str(ROOT)}
     (folder / "servers.json").write_text(json.dumps({"mcpServers": {"sums": server}}))
     return str(folder / "servers.json")
 

@@ -9,7 +9,7 @@ import pytest
 
 from quintet.server.config import ServerConfig
 from quintet.server.mcp.servers import ToolServers
-from tests.helpers.serving import NULL, Server
+from tests.helpers.servers.serving import NULL, Server
 
 ROOT = Path(__file__).parents[3]
 IDLE = """
@@ -36,11 +36,11 @@ def test_without_the_client_the_flag_says_what_to_install(monkeypatch: pytest.Mo
 
 def test_a_command_ends_with_the_server(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the extra mcp")
-    entry = {"command": sys.executable, "args": ["-m", "tests.helpers.tool_server", "stdio"], "cwd": str(ROOT)}
+    entry = {"command": sys.executable, "args": ["-m", "tests.helpers.servers.tool_server", "stdio"], "cwd": str(ROOT)}
     (tmp_path / "s.json").write_text(json.dumps({"mcpServers": {"sums": entry}}))
     with Server(*NULL, "--tool-server", str(tmp_path / "s.json")) as server:
         assert "tool server sums (" in server.output
-        assert any("tests.helpers.tool_server" in each.cmdline() for each in server.children())
+        assert any("tests.helpers.servers.tool_server" in each.cmdline() for each in server.children())
         assert server.stop() == 0
         assert server.leftovers() == []
 

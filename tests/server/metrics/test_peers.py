@@ -13,7 +13,7 @@ from quintet.common.metric_types import Row, add_up
 from quintet.server.metrics.api_processes import Peers
 from quintet.server.processes import messages as wire
 from quintet.server.processes.remote_backend import RemoteBackend
-from tests.helpers.null_engine import until
+from tests.helpers.platforms.null_engine import until
 
 
 class Process:

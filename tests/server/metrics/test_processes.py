@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
+from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 from tests.server.metrics.scrapes import samples
 
 WORKERS, STREAMS, WHOLE, BAD, TOKENS = 3, 60, 60, 10, 6

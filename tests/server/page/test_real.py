@@ -4,7 +4,7 @@ import json
 
 from playwright.sync_api import Browser, expect
 
-from tests.helpers.serving import Server
+from tests.helpers.servers.serving import Server
 from tests.server.page.browser import finished, say, use_page, watch
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

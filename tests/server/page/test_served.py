@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from tests.helpers.serving import Server
+from tests.helpers.servers.serving import Server
 from tests.server.page.browser import finished, open_page, say, watch
 
 ROOT = Path(__file__).parents[3]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def where() -> Iterator[str]:
     """The URL of a tool server."""
-    words = [sys.executable, "-m", "tests.helpers.tool_server", "http", "add"]
+    words = [sys.executable, "-m", "tests.helpers.servers.tool_server", "http", "add"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

@@ -12,7 +12,7 @@ import zmq
 from quintet.chat.prompts import Prompt
 from quintet.server.processes import messages as wire
 from quintet.server.processes.engine_process import Core, Pulse, Shutdown, served
-from tests.helpers.null_engine import VOCAB, greedy, null_client
+from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
 
 
 class Wired:

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
+from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 
 PATIENT = ("--engine-timeout", "600", "--drain-timeout", "600")  # seconds: what a test does comes before
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from quintet.cli import main as cli
-from tests.helpers.serving import NULL, Server, until
+from tests.helpers.servers.serving import NULL, Server, until
 
 
 def test_a_benchmark_has_its_timed_requests_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

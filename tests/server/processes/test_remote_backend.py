@@ -21,8 +21,8 @@ from quintet.server.processes import remote_backend as remotes
 from quintet.server.processes.engine_process import served
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
-from tests.helpers.null_engine import null_client, until
-from tests.helpers.tokenizers import byte_level
+from tests.helpers.checkpoints.tokenizers import byte_level
+from tests.helpers.platforms.null_engine import null_client, until
 
 
 class Engine:

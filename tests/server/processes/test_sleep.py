@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.helpers.serving import NULL, Server, until
+from tests.helpers.servers.serving import NULL, Server, until
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from quintet.server.processes import supervisor as supervisors
 from quintet.server.processes.child import ENDING
 from quintet.server.processes.children import Exit
 from quintet.server.processes.supervisor import Supervisor
-from tests.helpers.null_engine import until
+from tests.helpers.platforms.null_engine import until
 
 
 class Pretended:

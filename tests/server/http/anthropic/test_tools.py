@@ -7,7 +7,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.servers.serving import PATIENCE, Server
 from tests.helpers.tools import CITY as SCHEMA
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -10,7 +10,7 @@ import pytest
 
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.pooling_params import PoolingParams
-from tests.helpers.serving import until
+from tests.helpers.servers.serving import until
 from tests.server.fakes import WIDTH, FakeBackend, fake_numbers
 from tests.server.http.serving import client, serving
 

@@ -6,7 +6,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.helpers.serving import Server
+from tests.helpers.servers.serving import Server
 
 ASKED = "What is the capital of France?"
 

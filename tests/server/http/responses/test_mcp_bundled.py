@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from tests.helpers.serving import PATIENCE, Server, until
+from tests.helpers.servers.serving import PATIENCE, Server, until
 
 ROOT = Path(__file__).parents[4]
 ADD: Any = {"type": "mcp", "server_label": "sums", "require_approval": "never", "allowed_tools": ["add"]}
@@ -23,7 +23,7 @@ SUM = "What is 27 + 45?"
 @pytest.fixture(scope="module")
 def where() -> Iterator[str]:
     """A URL."""
-    words = [sys.executable, "-m", "tests.helpers.tool_server", "http"]
+    words = [sys.executable, "-m", "tests.helpers.servers.tool_server", "http"]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="needs the extra mcp")
 
-from tests.helpers.tool_server import Served, Tools
+from tests.helpers.servers.tool_server import Served, Tools
 from tests.server.fakes import FakeBackend
 from tests.server.http.responses.responses_requests import PATH, create, fail
 from tests.server.http.serving import client

@@ -10,7 +10,7 @@ from openai import pydantic_function_tool
 from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel, Field
 
-from tests.helpers.serving import PATIENCE, Server
+from tests.helpers.servers.serving import PATIENCE, Server
 from tests.helpers.tools import CITY, SCHEMAS, SUMMANDS
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -1,0 +1,10 @@
+"""The package quintet-tools: reference checkpoints and the simulation, which quintet's wheel does not bring."""
+
+import importlib.util
+
+MODULE = "quintet_tools"
+MISSING = "quintet-tools is not installed: pip install quintet-tools (from a checkout: pip install ./tools)"
+
+
+def has_tools() -> bool:
+    return importlib.util.find_spec(MODULE) is not None

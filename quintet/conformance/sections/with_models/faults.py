@@ -1,0 +1,227 @@
+"""Cancellation and failures: a request that is hit ends, with the reason; the engine and all others go on."""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.harness.fault_injection import Interruption, Trap, Where
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.harness.traffic import Ask, Said, Served, follows, greedy, mix, page_size, plain_dtype
+from quintet.interface.platform import CacheLost
+from quintet_tools.checkpoints.tiny import LENGTH, SERVED, Tiny, variant
+
+SETTINGS: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "num_pages": 40,
+}  # some wait while others are in a step
+FAILURE = "the conformance kit broke this step"
+PASSES = (0, 5)  # steps that go well before one fails
+POISON = 77  # the token with NaN as its row of the embedding
+
+
+class Wary:
+    """One engine with a trap in it, for all trials: where engines are compiled, each is dear."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.trap, self.dtype = Trap(), plain_dtype(subject.facts)
+        self.tiny = variant("llama", "plain")
+        self.served = Served(subject, self.tiny, self.trap, **SETTINGS)
+        self.asks = mix(2, 7)
+
+    def fail(self, error: BaseException, where: Where, passes: int) -> dict[str, Said]:
+        """The mix, while one step fails."""
+        self.served.engine.reset_prefix_cache()
+        sprung = self.trap.sprung
+        self.trap.set(error, where, passes)
+        answers = self.served.run(self.asks)
+        require(self.trap.sprung == sprung + 1, "the step that was to fail never ran")
+        return answers
+
+    def goes_on(self) -> None:
+        """The same engine, with what is left in its cache, still gives every request the right tokens."""
+        for ask, said in _pairs(self.asks, self.served.run(self.asks)):
+            _whole(ask, said)
+            follows(self.tiny, ask, said, self.dtype)
+
+
+@lru_cache(maxsize=4)
+def _wary(subject: Subject) -> Wary:
+    return Wary(subject)
+
+
+@check("faults.cancel")
+def cancel(subject: Subject) -> Iterator[Trial]:
+    for seed in range(3):
+        yield Trial(f"at random points, {seed}", partial(_cancel, subject, seed))
+    yield Trial("all requests at once", partial(_cancel_all, subject))
+
+
+@check("faults.step")
+def step(subject: Subject) -> Iterator[Trial]:
+    for where in get_args(Where):
+        for passes in PASSES:
+            yield Trial(f"{where}, after {passes} that go well", partial(_failing, subject, where, passes))
+    for where in get_args(Where):
+        yield Trial(f"Ctrl-C {where}", partial(_interrupted, subject, where))
+
+
+@check("faults.cache")
+def cache(subject: Subject) -> Iterator[Trial]:
+    for where in ("before", "after"):
+        for passes in PASSES:
+            yield Trial(f"{where}, after {passes} that go well", partial(_lost, subject, where, passes))
+
+
+@check("faults.request")
+def request(subject: Subject) -> Iterator[Trial]:
+    yield Trial("logits that are not numbers", partial(_poisoned, subject))
+    yield Trial("a prompt that is too long", partial(_too_long, subject))
+    yield Trial("a cache that is too small for one request", partial(_too_small, subject))
+
+
+def _cancel(subject: Subject, seed: int) -> None:
+    """A request that is taken back hears nothing more; a prefix of the right tokens is all that it got."""
+    wary, rng = _wary(subject), random.Random(seed)
+    served, left = wary.served, [ask.name for ask in wary.asks if ask.arrival == 0]
+    gone: set[str] = set()
+
+    def between(number: int) -> None:
+        if left and rng.random() < 0.3:
+            name = left.pop(rng.randrange(len(left)))
+            before = served.stats
+            served.abort(name)
+            gone.add(name)
+            after = served.stats
+            running = after.num_running + after.num_waiting
+            require(running <= before.num_running + before.num_waiting, f"{name} was taken back, and is still there")
+            require(after.kv_usage <= before.kv_usage, f"{name} was taken back, and more pages are held than before")
+
+    for ask, said in _pairs(wary.asks, served.run(wary.asks, between)):
+        if said.reason is not None or ask.name not in gone:
+            _whole(ask, said)
+        follows(wary.tiny, ask, said, wary.dtype)
+    require(bool(gone), "no request was taken back, so this showed nothing")
+    wary.goes_on()
+
+
+def _cancel_all(subject: Subject) -> None:
+    wary = _wary(subject)
+
+    def between(number: int) -> None:
+        if number == 4:
+            for ask in wary.asks:
+                wary.served.abort(ask.name)
+            used = wary.served.stats.kv_usage
+            require(used == 0, f"no request is left, and {used:.0%} of the pages are held")
+
+    wary.served.run(wary.asks, between)
+    wary.goes_on()
+
+
+def _failing(subject: Subject, where: Where, passes: int) -> None:
+    wary = _wary(subject)
+    answers = wary.fail(RuntimeError(FAILURE), where, passes)
+    failed = [name for name, said in answers.items() if said.reason == "error"]
+    require(bool(failed), "a step failed, and no request ended with an error")
+    require(len(failed) < len(answers), "one step failed, and every request ended, those that were not in it too")
+    for ask, said in _pairs(wary.asks, answers):
+        if said.reason == "error":
+            require(FAILURE in str(said.error), f"request {ask.name} ended by {said.error!r}, not by {FAILURE!r}")
+        else:
+            _whole(ask, said)
+        follows(wary.tiny, ask, said, wary.dtype)
+    wary.goes_on()
+
+
+def _interrupted(subject: Subject, where: Where) -> None:
+    """It comes out of the step; going on with steps loses no request and no token."""
+    wary = _wary(subject)
+    before = wary.served.interruptions
+    answers = wary.fail(Interruption(), where, 3)
+    require(wary.served.interruptions == before + 1, "Ctrl-C in a step did not come out of it")
+    for ask, said in _pairs(wary.asks, answers):
+        _whole(ask, said)
+        follows(wary.tiny, ask, said, wary.dtype)
+
+
+def _lost(subject: Subject, where: Where, passes: int) -> None:
+    wary = _wary(subject)
+    for ask, said in _pairs(wary.asks, wary.fail(CacheLost(FAILURE), where, passes)):
+        _whole(ask, said)
+        follows(wary.tiny, ask, said, wary.dtype)
+    wary.goes_on()
+
+
+def _poisoned(subject: Subject) -> None:
+    """Its request ends alone, those beside it in the batch do not, and its pages do the next one no harm."""
+    whole, dtype = variant("llama", "plain"), plain_dtype(subject.facts)
+    with tempfile.TemporaryDirectory(prefix="quintet-poisoned-") as folder:
+        served = Served(subject, _poison(whole, Path(folder)), **SETTINGS)
+    sound = [greedy(f"sound {number}", _prompt(number), 6) for number in range(3)]
+    bad = greedy("bad", [*_prompt(9)[:7], POISON, *_prompt(9)[8:]], 6)
+    for _ in range(2):
+        served.engine.reset_prefix_cache()  # the pages are taken again, with what is left in them
+        answers = served.run([sound[0], bad, *sound[1:]])
+        said = answers["bad"]
+        require(said.reason == "error", f"logits are not numbers, and the request ended by {said.reason}")
+        require("finite" in str(said.error), f"the reason says nothing of logits that are not finite: {said.error!r}")
+        for ask, other in _pairs(sound, answers):
+            _whole(ask, other)
+            follows(whole, ask, other, dtype)
+
+
+def _poison(tiny: Tiny, folder: Path) -> Tiny:
+    shutil.copytree(tiny.folder, folder, dirs_exist_ok=True)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][POISON] = torch.nan
+    save_file(tensors, file)
+    return Tiny(folder, tiny.config, tiny.reference)
+
+
+def _prompt(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, POISON) for _ in range(20)]
+
+
+def _too_long(subject: Subject) -> None:
+    wary = _wary(subject)
+    prompt = [3] * SERVED
+    try:
+        wary.served.add(greedy("long", prompt, 1))
+    except ValueError as error:
+        require(str(SERVED) in str(error), f"the refusal does not say what the limit is: {error}")
+    else:
+        wary.served.abort("long")
+        raise Broken(f"a prompt of {SERVED} tokens was taken, where prompt and output have {SERVED} together")
+    wary.goes_on()
+
+
+def _too_small(subject: Subject) -> None:
+    """A cache that is too small is refused when the engine starts, not when the request is half way through."""
+    with suppress(Lacking):
+        Served(subject, variant("llama", "plain"), **{**SETTINGS, "num_pages": 2, "max_model_len": LENGTH})
+        raise Broken(f"an engine of one page of {page_size(subject)} tokens serves {LENGTH}")
+
+
+def _pairs(asks: list[Ask], answers: dict[str, Said]) -> Iterator[tuple[Ask, Said]]:
+    for ask in asks:
+        yield ask, answers[ask.name]
+
+
+def _whole(ask: Ask, said: Said) -> None:
+    wanted = ask.params.max_tokens
+    require(
+        said.reason == "length" and len(said.tokens) == wanted,
+        f"request {ask.name} has {len(said.tokens)} of {wanted} tokens, and ended by {said.reason}: {said.error}",
+    )

@@ -1,0 +1,171 @@
+"""Layers that keep one state per request: what a request says is its own, however it is computed, with ==.
+
+A state is carried from step to step, kept where a prompt's pages end, taken back with a refused draft, and computed
+again after a preemption.
+"""
+
+from typing import Any
+
+import pytest
+
+from quintet import SamplingParams
+from quintet.chat.prompts import Prompt
+from quintet.engine.client import EngineClient
+from quintet.interface.platform import ASIDE
+from tests.e2e.engine.test_oracle import Ask, Result, client, mix, run
+
+MODELS = {
+    "lfm2": ("lfm2", "plain", "float32", {}),
+    "mamba2, which has no pages": ("mamba2", "plain", "bfloat16", {}),
+    "qwen3_next": ("qwen3_next", "plain", "bfloat16", {}),
+}
+# of layers that these have: two of the ways
+KIN = {
+    "lfm2_moe": ("lfm2_moe", "plain", "bfloat16", {}),
+    "minimax": ("minimax", "plain", "bfloat16", {}),
+    "nemotron_h": ("nemotron_h", "plain", "bfloat16", {}),
+    "plamo2": ("plamo2", "plain", "bfloat16", {}),
+    "rwkv7, which has no pages": ("rwkv7", "plain", "bfloat16", {}),
+    "zamba2, whose blocks have a cache for each use": ("zamba2", "plain", "bfloat16", {}),
+}
+PLAIN = {"max_model_len": 160, "num_pages": 200}
+WAYS: dict[str, dict[str, Any]] = {
+    "batched": PLAIN,
+    "chunked": {**PLAIN, "max_num_batched_tokens": 7},
+    "preempted, cached": {**PLAIN, "num_pages": 23, "page_size": 8, "max_num_batched_tokens": 19},
+    "two at once": {**PLAIN, "max_num_seqs": 2},
+    "whole prompts": {**PLAIN, "enable_chunked_prefill": False},
+}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def asks() -> list[Ask]:
+    """Beside the oracle's, two that repeat themselves, so that drafts are right now and then."""
+    biased = [{5: 50.0}, dict.fromkeys((5, 6, 7), 5.0)]
+    more = [SamplingParams(temperature=0, logit_bias=each, max_tokens=30, detokenize=False) for each in biased]
+    return mix(0) + [Ask(f"biased {at}", [9, 5, 6, 7], each, 0, at) for at, each in enumerate(more)]
+
+
+@pytest.fixture(scope="module")
+def alone(name: str) -> Result:
+    engine = client(MODELS[name], **PLAIN, enable_prefix_caching=False)
+    return {
+        key: said for ask in asks() for key, said in run(engine, [Ask(ask.name, ask.prompt, ask.params, 0, 0)]).items()
+    }
+
+
+def answered(engine: EngineClient) -> Result:
+    said = run(engine, asks())
+    assert engine.engine.scheduler.tables.slots is not None
+    assert engine.engine.scheduler.tables.slots.num_used == 0
+    return said
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_any_way_equals_alone(name: str, way: str, alone: Result) -> None:
+    engine = client(MODELS[name], **WAYS[way])
+    assert answered(engine) == alone
+    stats = engine.engine.stats()
+    if way == "preempted, cached" and "no pages" not in name:  # without attention, no page is ever short
+        assert stats.num_preemptions > 0
+    if way == "chunked":
+        assert stats.num_steps > 40
+
+
+def test_a_second_run_goes_on_from_states_that_are_kept(name: str, alone: Result) -> None:
+    engine = client(MODELS[name], **PLAIN)
+    assert answered(engine) == alone
+    before = engine.engine.stats()
+    assert answered(engine) == alone
+    after = engine.engine.stats()
+    assert after.prefix_hits - before.prefix_hits > (after.prefix_queries - before.prefix_queries) // 4
+    engine.engine.reset_prefix_cache()
+    assert answered(engine) == alone
+    assert engine.engine.stats().prefix_hits - after.prefix_hits < after.prefix_hits - before.prefix_hits
+
+
+@pytest.mark.parametrize("kin", KIN)
+def test_kin_preempted_and_cached_equal_alone(kin: str) -> None:
+    """Twice: the second run goes on from states that are kept."""
+    whole = client(KIN[kin], **PLAIN, enable_prefix_caching=False)
+    alone = {
+        key: said for ask in mix(0) for key, said in run(whole, [Ask(ask.name, ask.prompt, ask.params, 0, 0)]).items()
+    }
+    engine = client(KIN[kin], **WAYS["preempted, cached"])
+    assert run(engine, mix(0)) == alone
+    assert engine.engine.stats().num_preemptions > 0 or "no pages" in kin
+    assert run(engine, mix(0)) == alone
+    assert engine.engine.stats().prefix_hits > 0
+
+
+def test_refused_drafts_take_the_state_back(name: str, alone: Result) -> None:
+    engine = client(MODELS[name], **PLAIN, speculative_config=NGRAM)
+    assert answered(engine) == alone
+    stats = engine.engine.stats()
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_a_conversation_goes_on_from_the_state_of_its_last_answer(name: str) -> None:
+    engine = client(MODELS[name], **PLAIN)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+    prompt = mix(0)[0].prompt[:20]
+    engine.add("first", Prompt(prompt), params)
+    said = drained(engine)["first"]
+    engine.add("second", Prompt([*prompt, *said]), params)
+    second = drained(engine)["second"]
+    assert engine.engine.stats().prefix_hits >= (len(prompt) + len(said) - 1) // 16 * 16 - 16
+    fresh = client(MODELS[name], **PLAIN, enable_prefix_caching=False)
+    fresh.add("second", Prompt([*prompt, *said]), params)
+    assert drained(fresh)["second"] == second
+
+
+def test_prompts_that_part_find_the_state_where_they_do() -> None:
+    """The second sees by its pages where others go on from, and leaves a state there for the third."""
+    engine = client(MODELS["lfm2"], **PLAIN)
+    stem, params = list(range(3, 51)), SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    hits = []
+    for last in (60, 61, 62):
+        engine.add("only", Prompt([*stem, *[last] * 30]), params)
+        drained(engine)
+        hits.append(engine.engine.stats().prefix_hits)
+    assert hits == [0, 0, 48]
+
+
+def test_states_are_gone_after_sleep() -> None:
+    engine = client(MODELS["lfm2"], **PLAIN)
+    before = answered(engine)
+    engine.engine.sleep(ASIDE)
+    engine.engine.wake_up()
+    hits = engine.engine.stats().prefix_hits
+    engine.add("only", Prompt(asks()[0].prompt), SamplingParams(temperature=0, max_tokens=1, detokenize=False))
+    drained(engine)
+    assert engine.engine.stats().prefix_hits == hits
+    assert answered(engine) == before
+
+
+def test_slots_come_back_after_aborts() -> None:
+    engine = client(MODELS["lfm2"], **WAYS["preempted, cached"], speculative_config=NGRAM)
+    for ask in mix(0):
+        engine.add(ask.name, Prompt(ask.prompt), ask.params)
+    for ask in mix(0):
+        engine.step()
+        engine.abort([ask.name])
+        engine.engine.check_integrity()
+    assert not engine.busy
+    slots = engine.engine.scheduler.tables.slots
+    assert slots is not None and slots.num_used == 0
+
+
+def drained(engine: EngineClient) -> dict[str, list[int]]:
+    said: dict[str, list[int]] = {}
+    while engine.busy:
+        for output in engine.step():
+            said[output.request_id] = list(output.outputs[0].token_ids)
+        engine.engine.check_integrity()
+    return said

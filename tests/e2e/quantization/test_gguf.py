@@ -1,0 +1,134 @@
+"""GGUF files that llama.cpp's converter wrote, against transformers' models of them and llama.cpp's own logits.
+
+The matrices of the models lose nothing in the files (tests/data/quantized/README.md): transformers' logits are exact.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from quintet import LLM, SamplingParams
+from quintet.config import EngineConfig
+from quintet.engine.startup import prepare
+from quintet.gguf.file import read
+from quintet.gguf.tensor_types import KINDS
+from quintet.hub.resolve import load_model_config
+from quintet.interface.platform import Capabilities
+from quintet.layers.quantization import QuantizationPlan
+from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.platforms.cpu import PLATFORM
+from quintet_tools.checkpoints.tiny import Tiny
+from tests.helpers.checkpoints.gguf import Row, header, joined
+from tests.helpers.platforms.run_model import Runner
+
+FOLDER = Path(__file__).parents[2] / "data" / "quantized" / "gguf"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.gguf"))
+LOGITS = load_file(FOLDER / "logits.safetensors")
+IDS = LOGITS["ids"].tolist()
+
+
+OFF = {"llama-q2_k": 3e-2}  # products with minima, whose scales have 16 bits on this platform; of the others 2e-3
+
+
+def runner(path: Path, keeps: bool = True) -> Runner:
+    """With matrices as the platform keeps them, or dequantized."""
+    config, facts = load_model_config(path), PLATFORM.probe()
+    assert isinstance(facts, Capabilities)
+    said = getattr(config, "quantization_config", None)
+    forms = QuantizationPlan(checkpoint=quantized(said), kept=facts.weight_formats if keeps else frozenset())
+    return Runner(Tiny(path, config, None), forms=forms, max_model_len=64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers_and_llama_cpp(name: str) -> None:
+    """Products are of activations in 16 bits here: 2^-15 of a group's largest; in llama.cpp of 8 bits."""
+    (got,) = runner(FOLDER / f"{name}.gguf").prompts([IDS])
+    for source, off in (("transformers", OFF.get(name, 2e-3)), ("llama.cpp", 0.25)):
+        want = LOGITS[f"{name}.{source}"]
+        assert float(want.std()) > 0.3
+        torch.testing.assert_close(got, want, rtol=0, atol=off * float(want.std()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dequantized_logits_are_exact(name: str) -> None:
+    (got,) = runner(FOLDER / f"{name}.gguf", keeps=False).prompts([IDS])
+    want = LOGITS[f"{name}.transformers"]
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-4 * float(want.std()))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "smollm3", "mixtral", "qwen3moe", "olmoe"])
+def test_what_a_file_has_joined_is_read_by_rows(name: str, tmp_path: Path) -> None:
+    """As by llama.cpp's --fuse-qkv and --fuse-gate-up-exps: the same numbers, so the same bits."""
+    path = joined(FOLDER / f"{name}.gguf", tmp_path / f"{name}.gguf")
+    left = [each for each in read(path).tensors if re.search(r"attn_[qkv]\.|ffn_(gate|up)_exps", each)]
+    assert not left and any(".attn_qkv." in each for each in read(path).tensors)
+    ((got,), (want,)) = (runner(each).prompts([IDS]) for each in (path, FOLDER / f"{name}.gguf"))
+    assert torch.equal(got, want)
+
+
+def test_joined_rows_that_are_no_heads_are_refused(tmp_path: Path) -> None:
+    path = joined(FOLDER / "llama.gguf", tmp_path / "made.gguf", {"attn_qkv": ("attn_q", "attn_k")})
+    with pytest.raises(
+        ValueError, match=r"blk\.0\.attn_qkv\.weight has \d+ rows, not \d+ \+ \d+ \+ \d+; fetch it again"
+    ):
+        runner(path)
+
+
+def test_a_file_is_served_by_its_path() -> None:
+    llm = LLM(FOLDER / "llama.gguf", skip_tokenizer_init=True, num_pages=32, dtype="float32")
+    params = SamplingParams(max_tokens=5, temperature=0.0, detokenize=False, ignore_eos=True)
+    alone = [llm.generate({"prompt_token_ids": IDS[:n]}, params)[0].outputs[0].token_ids for n in (12, 5, 9)]
+    batch = llm.generate([{"prompt_token_ids": IDS[:n]} for n in (12, 5, 9)], params)
+    assert [each.outputs[0].token_ids for each in batch] == alone
+    assert alone[0][0] == int(LOGITS["llama.transformers"][-1].argmax())
+
+
+def test_alone_is_batched_bit_for_bit() -> None:
+    for name in ("llama", "qwen3moe", "llama-f16"):
+        run = runner(FOLDER / f"{name}.gguf")
+        prompts = [IDS, IDS[:5], IDS[3:10]]
+        for prompt, got in zip(prompts, run.prompts(prompts), strict=True):
+            assert torch.equal(got, run.prompts([prompt])[0])
+
+
+def test_schemes_for_floats_are_refused_on_a_quantized_file() -> None:
+    with pytest.raises(ValueError, match=r"quantized by gguf \(16 Q8_0\)"):
+        LLM(FOLDER / "llama.gguf", skip_tokenizer_init=True, quantization="int8")
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    """In two files, by the reader's own account of what the whole one holds."""
+    whole = read(FOLDER / "llama.gguf")
+    names, raw = list(whole.tensors), whole.path.read_bytes()
+    numbers = {kind.name: number for number, kind in KINDS.items()}
+    for index, part in enumerate((names[:9], names[9:])):
+        rows, data = [], b""
+        for name in part:
+            each = whole.tensors[name]
+            rows.append(Row(name, each.shape[::-1], numbers[each.kind.name], len(data)))
+            data += raw[each.start : each.start + each.size]
+            data += bytes(-len(data) % 32)
+        said = {"split.no": index, "split.count": 2, **(whole.metadata if index == 0 else {})}
+        (tmp_path / f"llama-0000{index + 1}-of-00002.gguf").write_bytes(header(said, rows) + data)
+    (got,) = runner(tmp_path / "llama-00001-of-00002.gguf").prompts([IDS])
+    assert torch.equal(got, runner(FOLDER / "llama.gguf").prompts([IDS])[0])
+
+
+def test_activations_have_eight_bits_as_in_llama_cpp_unless_asked_otherwise() -> None:
+    def logprob(**settings: Any) -> float:
+        llm = LLM(FOLDER / "llama.gguf", skip_tokenizer_init=True, num_pages=32, dtype="float32", **settings)
+        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, logprobs=1)
+        (output,) = llm.generate({"prompt_token_ids": IDS}, params)
+        found = output.outputs[0].logprobs
+        assert found
+        return next(iter(found[0].values())).logprob
+
+    exact, rounded = logprob(activation_bits=16), logprob()
+    assert rounded == logprob(activation_bits=8) != exact
+    assert abs(exact - float(LOGITS["llama.transformers"][-1].log_softmax(-1).max())) < 1e-3
+    said = "\n".join(prepare(EngineConfig(FOLDER / "llama.gguf", device="cpu")).reasons)
+    assert "activations in 8 bits, as llama.cpp has them" in said and "w8a8 by native" in said

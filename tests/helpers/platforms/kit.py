@@ -1,0 +1,31 @@
+"""The conformance kit as a test: one section on one device, and what failed in it."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from quintet.config import EngineConfig
+from quintet.conformance import kit
+from quintet.conformance.harness.subject import Subject
+from quintet.conformance.report import Outcome
+from tests.helpers.platforms.tpu import programs
+
+
+@functools.cache
+def subject(device: str) -> Subject:
+    return Subject(device, config=EngineConfig(compilation_cache_dir=programs().name))
+
+
+def sections(mark: pytest.MarkDecorator, long: Mapping[str, int]) -> Sequence[Any]:
+    """(section, every which trial) for parametrize: of long ones, some with the mark, and all in the sweep."""
+    some = [pytest.param(each, long.get(each, 1), id=each, marks=mark) for each in kit.section_names()]
+    return [*some, *(pytest.param(each, 1, id=f"all of {each}", marks=pytest.mark.sweep) for each in long)]
+
+
+def assert_conforms(device: str, section: str, every: int = 1) -> None:
+    tried = [(each, trial) for each in kit.checks([section]) for trial in [*kit.listed(each, subject(device))][::every]]
+    results = [kit.tried(each, trial) for each, trial in tried]
+    failed = [f"{each.clause}, {each.what}: {each.detail}" for each in results if each.outcome is Outcome.FAILED]
+    assert results and not failed, "\n".join(failed)

@@ -1,0 +1,1 @@
+"""For platform developers, tests and benchmarks: reference checkpoints, and loads in virtual time."""
