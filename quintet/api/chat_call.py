@@ -13,8 +13,8 @@ from quintet.common.suggestions import refuse_unknown
 from quintet.config import StructuredOutputsConfig
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.parsers.message_builder import MessageBuilder
-from quintet.sampling_params import SamplingParams, StructuredOutputsParams
-from quintet.structured_output.grammar_source import behind, grammar_text
+from quintet.sampling_params import SamplingParams
+from quintet.structured_output.grammar_source import GrammarWriter
 from quintet.tokenizers.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class ChatCall:
         self._model = ChatModel(
             tokenizer=tokenizer,
             parsers=Parsers.of(call, tokenizer, own, family),
-            grammars=_GrammarWriter(config),
+            grammars=GrammarWriter(config),
         )
         tool_choice = read_tools(template.tools, call.tool_choice)
         self._chats = [
@@ -84,22 +84,6 @@ class ChatCall:
             key = (id(each), tuple(made.params.keep_special_tokens), made.grammar)
             chats.append(replace(made, params=alike.setdefault(key, made.params)))
         return chats
-
-
-class _GrammarWriter:
-    """Writes grammars for an engine that compiles them itself."""
-
-    def __init__(self, config: StructuredOutputsConfig) -> None:
-        self.config = config
-        self._last: tuple[StructuredOutputsParams | None, str] = (None, "")  # most conversations of a call share theirs
-
-    async def grammar(self, wanted: StructuredOutputsParams) -> str:
-        if wanted is not self._last[0]:
-            self._last = wanted, grammar_text(wanted, self.config)
-        return self._last[1]
-
-    async def behind(self, grammar: str, before: str) -> str:
-        return behind(grammar, before)
 
 
 def _checked(params: SamplingParams) -> SamplingParams:

@@ -4,9 +4,9 @@ Each API translates its requests into ChatInput; chat templates, tools, reasonin
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from quintet.chat.lazy_template import template_variables
 from quintet.chat.messages import ChatOptions, render_chat
@@ -14,24 +14,14 @@ from quintet.chat.output_parser import OutputFormat, Parsers, marker_ids
 from quintet.chat.prompts import Prompt, PromptLimit, parse_prompt
 from quintet.chat.reasoning_effort import Thinking, may_think, variables
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
-from quintet.chat.tool_choice import (
-    AnswerOptions,
-    ToolChoice,
-    around,
-    forced_grammar,
-    kept_apart,
-    listening,
-    strict_grammar,
-)
-from quintet.config import StructuredOutputsConfig
-from quintet.parsers import Tool
+from quintet.chat.tool_choice import ToolChoice, around, forced_grammar, kept_apart, strict_grammar
+from quintet.parsers import ReasoningParser, Tool
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
+from quintet.structured_output.grammar_source import GrammarWriter
 from quintet.tokenizers.tokenizer import Tokenizer
 
 INLINE = 2000  # characters, token ids or bytes of JSON; below that a worker thread costs more than the work
 INVALID = "invalid_value"  # code of errors
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -70,27 +60,8 @@ class PreparedChat:
     output_format: OutputFormat
 
 
-class GrammarCompiler(Protocol):
-    """Writes grammars of structured output; a server's also checks that they compile."""
-
-    config: StructuredOutputsConfig
-
-    async def grammar(self, wanted: StructuredOutputsParams) -> str:
-        """Raises ParameterError for structured_outputs."""
-        ...
-
-    async def behind(self, grammar: str, before: str) -> str:
-        """Returns the grammar `before` with the other as its @answer. Raises ParameterError."""
-        ...
-
-
-class Worker(Protocol):
-    """Runs work on a text of `size` characters. A ValueError without a field is an error of `parameter`."""
-
-    async def __call__(self, size: int, work: Callable[[], Result], parameter: str) -> Result: ...
-
-
-async def run_inline(size: int, work: Callable[[], Result], parameter: str) -> Result:
+async def run_inline(size: int, work: Callable[[], Any], parameter: str) -> Any:
+    """Runs work on a text of `size` characters. A server's worker names `parameter` in errors that have no field."""
     return work()
 
 
@@ -100,13 +71,13 @@ class ChatModel:
 
     tokenizer: Tokenizer
     parsers: Parsers
-    grammars: GrammarCompiler
+    grammars: GrammarWriter
     reasoning: ReasoningMarkers | str = UNMARKED
     chat_template: str | None = None  # Jinja text instead of the tokenizer's
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # defaults, where the template reads them
     max_model_len: int | None = None  # None: the engine checks and truncates prompts
     vocab_size: int = 0
-    worker: Worker = run_inline
+    worker: Callable[[int, Callable[[], Any], str], Awaitable[Any]] = run_inline
 
 
 async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = None) -> PreparedChat:
@@ -126,14 +97,13 @@ async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = Non
         prompt = await render(chat, model)
     output_format = _output_format(chat, model, prompt, thinks)
     output_format, written = await _with_grammar(chat, model, output_format, grammar)
-    changes: dict[str, Any] = {}
-    if written and written != grammar:
-        changes["structured_outputs"] = StructuredOutputsParams(grammar=written)
-    if markers := marker_ids(output_format, model.tokenizer):
-        changes["keep_special_tokens"] = [*params.keep_special_tokens, *markers]
+    params = copy.copy(params)
+    params.keep_special_tokens = [*params.keep_special_tokens, *marker_ids(output_format, model.tokenizer)]
+    if written != grammar:
+        params.structured_outputs = StructuredOutputsParams(grammar=written)
     if model.max_model_len is not None:
-        changes["truncate_prompt_tokens"] = None  # already applied
-    return PreparedChat(prompt, _changed(params, changes), written, output_format)
+        params.truncate_prompt_tokens = None  # already applied
+    return PreparedChat(prompt, params, written, output_format)
 
 
 async def render(chat: ChatInput, model: ChatModel) -> Prompt:
@@ -157,10 +127,11 @@ async def render(chat: ChatInput, model: ChatModel) -> Prompt:
         return parse_prompt(keyed, model.tokenizer, model.vocab_size)
 
     slow = chat.options.chat_template is not None or chat.options.tools
-    return await model.worker(max(chat.size, INLINE) if slow else chat.size, work, names.messages)
+    prompt: Prompt = await model.worker(max(chat.size, INLINE) if slow else chat.size, work, names.messages)
+    return prompt
 
 
-async def compiled(grammars: GrammarCompiler, wanted: StructuredOutputsParams | None, parameter: str) -> str:
+async def compiled(grammars: GrammarWriter, wanted: StructuredOutputsParams | None, parameter: str) -> str:
     """Returns the grammar of a field; "" without. Raises ParameterError for that field."""
     try:
         return "" if wanted is None else await grammars.grammar(wanted)
@@ -170,15 +141,6 @@ async def compiled(grammars: GrammarCompiler, wanted: StructuredOutputsParams | 
 
 def _reason(error: ParameterError) -> str:
     return str(error).removeprefix(f"{error.parameter} ")
-
-
-def _changed(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    if all(getattr(params, name) == value for name, value in changes.items()):
-        return params
-    changed = copy.copy(params)
-    for name, value in changes.items():
-        setattr(changed, name, value)
-    return changed
 
 
 def _template(chat: ChatInput, model: ChatModel) -> str:
@@ -203,25 +165,42 @@ async def _may_think(chat: ChatInput, model: ChatModel) -> bool:
         return may_think(_template(chat, model), _options(chat, model).chat_template_kwargs)
 
     own = chat.options.chat_template is not None  # it is tried, and may take its time
-    return await model.worker(max(chat.size, INLINE) if own else 0, work, "chat_template")
+    return bool(await model.worker(max(chat.size, INLINE) if own else 0, work, "chat_template"))
 
 
 def _output_format(chat: ChatInput, model: ChatModel, prompt: Prompt, thinks: bool) -> OutputFormat:
     assert chat.params is not None
-    answer = AnswerOptions(
+    forced, shaped = chat.tool_choice.forced, chat.params.structured_outputs is not None
+    reasoning, inside = _reasoning(chat, model, prompt.text or "", thinks)
+    tool = None if chat.tool_choice.mode == "none" else model.parsers.tool
+    if shaped and not forced:
+        tool, reasoning = tool and tool.of_shape(), reasoning and reasoning.of_shape()
+    output_format = OutputFormat(
+        tool,
+        reasoning,
+        chat.tool_choice.tools,
+        inside,
         parallel=chat.parallel_tool_calls,
         earlier=sum(len(each.get("tool_calls") or ()) for each in chat.messages),
         tell_thoughts=chat.thinking.shown,
-        continues=chat.options.continue_final_message,
-        thinks=thinks,
-        within=model.grammars.config.enable_in_reasoning,
     )
-    shaped = chat.params.structured_outputs is not None and not chat.tool_choice.forced
-    output_format = listening(model.parsers, chat.tool_choice, answer, prompt.text or "", shaped)
     marks = model.reasoning
-    if output_format.reasoning is None or isinstance(marks, str):
+    if reasoning is None or isinstance(marks, str):
         return output_format
     return replace(output_format, marks=marks.marks, begun=marks.begun(prompt.token_ids))
+
+
+def _reasoning(chat: ChatInput, model: ChatModel, prompt: str, thinks: bool) -> tuple[ReasoningParser | None, bool]:
+    """Returns the reasoning parser, and whether an answer begins inside reasoning. None if a grammar decides the answer
+    from its first token on."""
+    assert chat.params is not None
+    reasoning, continues = model.parsers.reasoning, chat.options.continue_final_message
+    held = chat.params.structured_outputs is not None or chat.tool_choice.forced
+    if reasoning is None or (held and model.grammars.config.enable_in_reasoning):
+        return None, False
+    inside = reasoning.begins_inside(prompt, continues)
+    over = not thinks or continues or reasoning.ended(prompt)
+    return (None, False) if held and over and not inside else (reasoning, inside)
 
 
 async def _with_grammar(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import quintet
-from quintet.chat import template as templates
 from quintet.api.chat_call import ChatCall
+from quintet.chat import template as templates
 from quintet.chat.messages import ChatOptions, conversations, load_chat_template, render_chat
 from quintet.chat.template import render_template
 from quintet.config import StructuredOutputsConfig

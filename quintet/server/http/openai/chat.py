@@ -135,11 +135,14 @@ class _Answer:
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
+        await self._add_tokens(choice, each)
+        return choice
+
+    async def _add_tokens(self, choice: ChatChoice | ChatChunkChoice, each: CompletionOutput) -> None:
         if each.logprobs is not None:
             choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
-        return choice
 
     def _usage(self) -> Usage:
         thought = [speech.thought for speech in self._speeches]
@@ -183,8 +186,5 @@ class _Answer:
         choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
-        if each.logprobs is not None:
-            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
-        if self._body.return_token_ids:
-            choice.token_ids = list(each.token_ids)
+        await self._add_tokens(choice, each)
         return choice
