@@ -76,7 +76,7 @@ class ChatCall:
 
         ValueError says what is wrong with a message.
         """
-        checked = {id(each): _checked(each) for each in params}
+        checked = {at: _checked(each) for at, each in {id(each): each for each in params}.items()}
         alike: dict[tuple[int, tuple[int, ...], str], SamplingParams] = {}
         chats = []
         for chat, each in zip(self._chats, params, strict=True):

@@ -4,6 +4,7 @@ Each API translates its requests into ChatInput; chat templates, tools, reasonin
 """
 
 import copy
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -97,10 +98,12 @@ async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = Non
         prompt = await render(chat, model)
     output_format = _output_format(chat, model, prompt, thinks)
     output_format, written = await _with_grammar(chat, model, output_format, grammar)
-    params = copy.copy(params)
-    params.keep_special_tokens = [*params.keep_special_tokens, *marker_ids(output_format, model.tokenizer)]
+    markers = marker_ids(output_format, model.tokenizer)
+    if markers or written != grammar or model.max_model_len is not None:
+        params = copy.copy(params)
+        params.keep_special_tokens = [*params.keep_special_tokens, *markers]
     if written != grammar:
-        params.structured_outputs = StructuredOutputsParams(grammar=written)
+        params.structured_outputs = _grammar_params(written)
     if model.max_model_len is not None:
         params.truncate_prompt_tokens = None  # already applied
     return PreparedChat(prompt, params, written, output_format)
@@ -137,6 +140,11 @@ async def compiled(grammars: GrammarWriter, wanted: StructuredOutputsParams | No
         return "" if wanted is None else await grammars.grammar(wanted)
     except ParameterError as error:
         raise ParameterError(parameter, _reason(error), INVALID) from None
+
+
+@functools.lru_cache(maxsize=4)  # conversations with the same tools have the same grammar
+def _grammar_params(grammar: str) -> StructuredOutputsParams:
+    return StructuredOutputsParams(grammar=grammar)
 
 
 def _reason(error: ParameterError) -> str:
@@ -221,7 +229,7 @@ async def _with_grammar(
 
 async def _of_calls(chat: ChatInput, model: ChatModel, calls: str) -> str:
     try:
-        return await compiled(model.grammars, StructuredOutputsParams(grammar=calls), "tools")
+        return await compiled(model.grammars, _grammar_params(calls), "tools")
     except ParameterError as error:
         raise await _tool_error(chat, model, error) from None
 
