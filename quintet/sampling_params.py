@@ -22,14 +22,14 @@ MIN_TEMPERATURE = 0.01  # below it logits / temperature leaves the range where f
 
 
 class ParameterError(ValueError):
-    """A field that cannot be served; the message starts with the field's name."""
+    """A field that cannot be served; the message starts with the field's name. `code` is for programs."""
 
-    def __init__(self, parameter: str, problem: str) -> None:
+    def __init__(self, parameter: str, problem: str, code: str | None = None) -> None:
         super().__init__(f"{parameter} {problem}")
-        self.parameter = parameter
+        self.parameter, self.code = parameter, code
 
     def __reduce__(self) -> Any:
-        return type(self), (self.parameter, str(self)[len(self.parameter) + 1 :])
+        return type(self), (self.parameter, str(self)[len(self.parameter) + 1 :], self.code)
 
 
 class RequestOutputKind(enum.Enum):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.api.arguments import AsyncLLMArguments
 from quintet.api.base import EngineHandle
-from quintet.chat.chat_call import ChatCall
+from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import takes
@@ -111,14 +111,14 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config
-        talks = ChatCall(self._client.tokenizer, self._client.family, messages, template, config)
-        if len(talks.prompts) != 1:
-            raise ValueError(f"chat() takes one conversation, not {len(talks.prompts)}; call it once for each")
-        [params], [hearing] = talks.fit([sampling_params or self.get_default_sampling_params()])
-        delta = params.output_kind == RequestOutputKind.DELTA
-        async with aclosing(self._follow(talks.prompts[0], params, request_id, priority)) as outputs:
+        call = ChatCall(self._client.tokenizer, self._client.family, messages, template, config)
+        if len(call) != 1:
+            raise ValueError(f"chat() takes one conversation, not {len(call)}; call it once for each")
+        [chat] = await call.prepare([sampling_params or self.get_default_sampling_params()])
+        delta, parser = chat.params.output_kind == RequestOutputKind.DELTA, AnswerParser(chat.output_format)
+        async with aclosing(self._follow(chat.prompt, chat.params, request_id, priority)) as outputs:
             async for output in outputs:
-                yield hearing.take(output, delta)
+                yield parser.take(output, delta)
 
     @without_lacking
     async def encode(

@@ -10,9 +10,10 @@ from tqdm import tqdm
 from quintet.api import beam_search as beam
 from quintet.api.arguments import LLMArguments
 from quintet.api.base import SteppedHandle
+from quintet.api.chat_call import AnswerParser, ChatCall, completed
 from quintet.api.llm_engine import LLMEngine
 from quintet.api.pooling import Encoding
-from quintet.chat.chat_call import AnswerParser, ChatCall
+from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import takes
@@ -81,10 +82,9 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         such), which else are found by the template. Completions have their reasoning, content, tool_calls and message
         beside the text, in which the parsers' markers stand, also where they are special tokens.
         """
-        talks = self._talks(messages, template)
-        params, hearings = talks.fit(self._params(sampling_params, len(talks.prompts)))
-        outputs = self._run(talks.prompts, params, use_tqdm, None)
-        return [hearing.take(output) for hearing, output in zip(hearings, outputs, strict=True)]
+        chats = self._prepare(messages, sampling_params, template)
+        outputs = self._run([each.prompt for each in chats], [each.params for each in chats], use_tqdm, None)
+        return [AnswerParser(chat.output_format).take(output) for chat, output in zip(chats, outputs, strict=True)]
 
     @without_lacking
     def stream(
@@ -100,9 +100,9 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
     @without_lacking
     def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
         """chat() as it comes: each completion's `events` are what is new of its thoughts, words and calls."""
-        talks = self._talks(messages, template)
-        params, hearings = talks.fit(self._params(sampling_params, len(talks.prompts)))
-        return self._stream(talks.prompts, params, hearings)
+        chats = self._prepare(messages, sampling_params, template)
+        parsers = [AnswerParser(each.output_format) for each in chats]
+        return self._stream([each.prompt for each in chats], [each.params for each in chats], parsers)
 
     @without_lacking
     def beam_search(
@@ -132,10 +132,11 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
             raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without for text and chats")
         return self._client.tokenizer
 
-    def _talks(self, messages: Any, options: dict[str, Any]) -> ChatCall:
+    def _prepare(self, messages: Any, params: Params, options: dict[str, Any]) -> list[PreparedChat]:
         self._client.admission.need_text()
         config = self._client.config.structured_outputs_config
-        return ChatCall(self._tokenizer(), self._client.family, messages, options, config)
+        call = ChatCall(self._tokenizer(), self._client.family, messages, options, config)
+        return completed(call.prepare(self._params(params, len(call))))
 
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None

@@ -3,14 +3,14 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quintet.chat.lazy_template import render_template, template_variables
 from quintet.chat.prompts import Prompt
 from quintet.common.suggestions import refuse_unknown, unknown
-from quintet.common.unknown_fields import left_out
+from quintet.common.unknown_fields import left_out, sift
 from quintet.sampling_params import ParameterError
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
@@ -26,6 +26,8 @@ COPIED = (
     "reasoning_details",
     "thinking_blocks",
 )
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_PART_KEYS = ("type", "text", "refusal", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
 REASONING = ("reasoning_content", "thinking", "reasoning")  # one thing under three names; templates read either
 MAX_MESSAGES = 10_000
 MAX_PATH = 4096  # characters; a longer chat_template is certainly text
@@ -47,28 +49,19 @@ class ChatOptions:
     continue_final_message: bool = False  # the model goes on with the last message; nothing is begun then
 
 
-def render_chats(tokenizer: Tokenizer, messages: Any, *, read_files: bool = True, **options: Any) -> list[Prompt]:
-    """One conversation (a list of messages) or a list of them; `options` are the fields of ChatOptions.
-
-    A server sets read_files=False: a caller's chat_template is then Jinja text, never the name of a file here.
-    """
-    refuse_unknown("chat option", options, [field.name for field in fields(ChatOptions)])
-    given = ChatOptions(**options)
-    if given.chat_template is not None:
-        given = ChatOptions(**{**options, "chat_template": load_chat_template(given.chat_template, read_files)})
+def conversations(messages: Any) -> Sequence[Any]:
+    """Returns a list of conversations; `messages` is one conversation (a list of messages), or a list of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise ValueError(
             'messages must be a list such as [{"role": "user", "content": "Hello"}], or a list of such lists, '
             f"not {type(messages).__name__} {str(messages)[:40]!r}"
         )
-    if isinstance(messages[0], Mapping):
-        return [render_chat(tokenizer, messages, given)]
-    return [render_chat(tokenizer, each, given) for each in messages]
+    return [messages] if isinstance(messages[0], Mapping) else messages
 
 
-def load_chat_template(given: str | Path, read_files: bool = True) -> str:
+def load_chat_template(given: str | Path) -> str:
     """Jinja text as it is; the content of a file that is named."""
-    if isinstance(given, str) and (not read_files or "\n" in given or "{" in given or len(given) > MAX_PATH):
+    if isinstance(given, str) and ("\n" in given or "{" in given or len(given) > MAX_PATH):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
@@ -152,18 +145,20 @@ def _content(content: Any, place: int, template: str) -> Any:
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise ValueError(f"message {place}: content must be text or a list of parts, not {type(content).__name__}")
-    parts = [_part(part, place) for part in content]
+    parts = [_part(part, place, number) for number, part in enumerate(content)]
     if len(parts) > 1 and _takes_parts(template):
         return [{"type": "text", "text": part} for part in parts]
     return "\n".join(parts)
 
 
-def _part(part: Any, place: int) -> str:
+def _part(part: Any, place: int, number: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind == "str" or not isinstance(part, Mapping):
         part = {"type": "text", "text": part} if isinstance(part, str) else {}
-    elif kind not in ("text", "input_text", "output_text", "refusal"):
+    elif kind not in _TEXT_PARTS:
         part = {}
+    elif isinstance(part, dict):
+        sift(part, _PART_KEYS, f"messages[{place}].content[{number}]")
     if not part:
         raise ValueError(f"message {place}: content parts of type {kind!r} are not supported; models here take text")
     text = part.get("refusal" if kind == "refusal" else "text")

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 from quintet.chat.prompt_embeds import embeds_bytes
 from quintet.common.suggestions import refuse_unknown
 from quintet.config.schema.unsupported import PROMPT_KEYS
+from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
 _KEYS = ("prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "token_type_ids")
@@ -46,6 +47,42 @@ class Prompt:
     cache_salt: str | None = None  # requests share cached pages only with the same salt
     embeds: bytes = b""  # what stands in the place of the ids: float32, a row for each
     types: bytes = b""  # int32, the segment of each id; none: all are of segment 0
+
+
+class ContextLengthError(ParameterError):
+    """A prompt that leaves no token of the context for output."""
+
+    def __init__(self, limit: "PromptLimit", what: str) -> None:
+        super().__init__(limit.parameter, what, "context_length_exceeded")
+        self.args = (
+            f"This model's maximum context length is {limit.tokens} tokens with at least one of output, and {what}; "
+            f"{limit.remedy}",
+        )
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """Most tokens of prompt and output, and the field and the remedy for errors."""
+
+    tokens: int
+    parameter: str = "prompt"
+    remedy: str = "shorten it, or set truncate_prompt_tokens"
+
+    def check_text(self, size: int, tokenizer: Tokenizer) -> None:
+        """Raises ContextLengthError for a text of `size` characters that cannot fit, before it is tokenized."""
+        most = tokenizer.max_chars_per_token
+        if most is not None and size > most * self.tokens:
+            raise ContextLengthError(
+                self, f"{self.parameter} has {size} characters, and a token stands for {most} at most"
+            )
+
+    def fit(self, ids: list[int], params: SamplingParams, name: str) -> list[int]:
+        """Truncates the tokens if the request asks for it. Raises ContextLengthError if no room is left for output."""
+        kept = params.kept(len(ids), self.tokens)
+        ids = ids if kept == slice(0, len(ids)) else ids[kept]
+        if len(ids) >= self.tokens:
+            raise ContextLengthError(self, f"{name} has {len(ids)} tokens")
+        return ids
 
 
 def parse_prompts(prompts: Any, tokenizer: Tokenizer | None, vocab_size: int, width: int = 0) -> list[Prompt]:

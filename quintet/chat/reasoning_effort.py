@@ -26,6 +26,12 @@ class Thinking(NamedTuple):
     on: bool | None = None  # None: as the template has it
     budget: int | None = None  # most tokens
     shown: bool = True
+    effort: str | None = None
+
+    def with_effort(self, effort: str | None) -> "Thinking":
+        """Adds an effort, which turns reasoning on or off if nothing else does."""
+        on = effort != "none" if self.on is None and effort is not None else self.on
+        return self._replace(on=on, effort=effort)
 
 
 def read_thinking(given: Any, where: str) -> Thinking:

@@ -169,12 +169,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         """A filter that pays first. Those that want a context get it as their first argument."""
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
 
-        @functools.wraps(function)  # keeps jinja_pass_arg
         def bounded(*args: Any, **kwargs: Any) -> Any:
             subject, *rest = args[skip:] if name in ("length", "count") else _drawn(args[skip:])
             self._spend(_worst_call(name, subject, rest, kwargs))
             return function(*args[:skip], subject, *rest, **kwargs)
 
+        # keeps jinja_pass_arg; functools.wraps would copy names too, 50 times for each rendering
+        bounded.__dict__.update(getattr(function, "__dict__", {}))
         return bounded
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from quintet.chat.output_parser import OutputFormat, Parsers
+from quintet.chat.output_parser import OutputFormat
 from quintet.chat.validation import flag_of, kind_of, object_of, one_of
 from quintet.common.unknown_fields import sift
-from quintet.parsers import TOOL_PARSERS, Choice, ReasoningParser, Tool, ToolParser
+from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
 from quintet.sampling_params import ParameterError
 from quintet.structured_output.json_schema import servable
 from quintet.tokenizers.tokenizer import Tokenizer
@@ -145,28 +145,6 @@ def kept_apart(tokenizer: Tokenizer) -> Mapping[str, int]:
     return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}
 
 
-class AnswerOptions(NamedTuple):
-    """Other settings of a request for how its answers are parsed."""
-
-    parallel: bool = True  # False: only the first call is returned
-    earlier: int = 0  # calls that the conversation has already
-    tell_thoughts: bool = True
-    continues: bool = False  # the prompt ends within the answer
-    thinks: bool = True  # whether the model may think, as far as its template can forbid it
-    within: bool = False  # whether shapes hold from the first token on
-
-
-def listening(parsers: Parsers, wanted: ToolChoice, manner: AnswerOptions, prompt: str, shaped: bool) -> OutputFormat:
-    """Returns how the answers to this prompt are parsed. `shaped`: they are structured output (see around())."""
-    tool = None if wanted.mode == "none" else parsers.tool
-    if shaped and tool is not None:
-        tool = tool.of_shape()
-    reasoning, inside = _thoughts(parsers.reasoning, manner, prompt, shaped or wanted.forced)
-    if shaped and reasoning is not None:
-        reasoning = reasoning.of_shape()
-    return OutputFormat(tool, reasoning, wanted.tools, inside, *manner[:3])
-
-
 def around(how: OutputFormat, special: Mapping[str, int]) -> tuple[OutputFormat, str]:
     """Returns the grammar around a structured output, which it calls @answer: reasoning before it, or calls in its
     place. Empty if an answer is @answer and nothing else. Calls are not looked for if the grammar cannot have them."""
@@ -176,15 +154,3 @@ def around(how: OutputFormat, special: Mapping[str, int]) -> tuple[OutputFormat,
             return how, written
     how = replace(how, tool=None)
     return how, "" if how.reasoning is None else how.reasoning.before("@answer", how.inside, special)
-
-
-def _thoughts(
-    reasoning: ReasoningParser | None, manner: AnswerOptions, prompt: str, held: bool
-) -> tuple[ReasoningParser | None, bool]:
-    """Returns the reasoning parser, and whether an answer begins inside reasoning. `held`: a grammar decides the
-    answer; the parser is None then if the grammar begins at once."""
-    if reasoning is None or (held and manner.within):
-        return None, False
-    inside = reasoning.begins_inside(prompt, manner.continues)
-    over = not manner.thinks or manner.continues or reasoning.ended(prompt)
-    return (None, False) if held and over and not inside else (reasoning, inside)

@@ -33,6 +33,24 @@ def behind(grammar: str, before: str) -> str:
     return text
 
 
+class GrammarWriter:
+    """Writes grammars for an engine that compiles them itself."""
+
+    def __init__(self, config: StructuredOutputsConfig) -> None:
+        self.config = config
+        self._last: tuple[StructuredOutputsParams | None, str] = (None, "")  # conversations of a call share theirs
+
+    async def grammar(self, wanted: StructuredOutputsParams) -> str:
+        """As grammar_text()."""
+        if wanted is not self._last[0]:
+            self._last = wanted, grammar_text(wanted, self.config)
+        return self._last[1]
+
+    async def behind(self, grammar: str, before: str) -> str:
+        """As behind()."""
+        return behind(grammar, before)
+
+
 def llguidance() -> Any:
     """The library; ParameterError where it is not installed."""
     try:

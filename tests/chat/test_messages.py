@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 import quintet
+from quintet.api.chat_call import ChatCall
 from quintet.chat import template as templates
-from quintet.chat.messages import load_chat_template, render_chats
+from quintet.chat.messages import ChatOptions, conversations, load_chat_template, render_chat
 from quintet.chat.template import render_template
+from quintet.config import StructuredOutputsConfig
 from quintet.tokenizers.tokenizer import load_tokenizer
 from tests.helpers.checkpoints import tokenizers as builders
 
@@ -67,6 +69,10 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 @pytest.fixture(scope="module", params=["byte_level", "byte_fallback"])
 def tokenizer(request, tmp_path_factory):
     return getattr(builders, request.param)(tmp_path_factory.mktemp("chat"))
+
+
+def render_chats(tokenizer, messages, **options):
+    return [render_chat(tokenizer, each, ChatOptions(**options)) for each in conversations(messages)]
 
 
 def as_transformers(tokenizer, messages, **options):
@@ -141,12 +147,16 @@ def test_several_conversations_in_order(tokenizer):
 def test_a_template_from_a_file_but_not_for_a_server(tokenizer, tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(builders.TEMPLATE)
-    assert render_chats(tokenizer, [USER], chat_template=str(file)) == render_chats(tokenizer, [USER])
-    assert load_chat_template(file) == builders.TEMPLATE
-    (literal,) = render_chats(tokenizer, [USER], read_files=False, chat_template=str(file))
+    assert load_chat_template(str(file)) == load_chat_template(file) == builders.TEMPLATE
+    (literal,) = render_chats(tokenizer, [USER], chat_template=str(file))
     assert literal.text == str(file)
     with pytest.raises(ValueError, match="neither Jinja text nor a readable file"):
-        render_chats(tokenizer, [USER], chat_template="nowhere.jinja")
+        load_chat_template("nowhere.jinja")
+
+
+def test_an_option_that_is_not_known_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="unknown chat option 'tool'; did you mean 'tools'"):
+        ChatCall(tokenizer, "", [USER], {"tool": []}, StructuredOutputsConfig())
 
 
 def test_a_role_or_key_that_the_template_names_is_known(tokenizer):
@@ -211,7 +221,6 @@ def test_a_template_per_purpose(tmp_path):
         ([{**USER, "name": object()}], {}, "message 0: name must be plain data"),
         ([{**USER, "name": float("nan")}], {}, "must be plain data"),
         ([{"role": "assistant", "tool_calls": "x"}], {}, "tool_calls must be a list"),
-        ([USER], {"tool": []}, "unknown chat option 'tool'; did you mean 'tools'"),
         ([USER], {"tools": [print]}, "tools must be a list of dicts"),
         ([USER], {"chat_template_kwargs": {"enable_thinkin": 1}, "chat_template": CHATML}, "mean 'enable_thinking'"),
         ([USER], {"chat_template": "{% if %}"}, "chat template has an error in line 1"),

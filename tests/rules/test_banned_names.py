@@ -33,6 +33,7 @@ def codes(text: str, path: str) -> set[str]:
         "import os\n\nos.putenv('A', 'B')\n",
         "import pickle\n\nx = pickle.dumps(1)\n",
         "import torch\n\nx = torch.load('file')\n",
+        "from quintet.chat.messages import render_chat\n\nx = render_chat\n",
     ],
 )
 def test_name_is_refused_outside_its_home(text: str) -> None:

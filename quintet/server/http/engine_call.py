@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.requests import Request as HttpRequest
 
+from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
@@ -45,6 +46,10 @@ class PromptRequest(NamedTuple):
     priority: int = 0
     grammar: str = ""  # of params.structured_outputs
     pooling: PoolingParams | None = None  # what numbers are wanted of it; `params` say nothing then
+
+    @classmethod
+    def of(cls, chat: PreparedChat, priority: int | None) -> "PromptRequest":
+        return cls(chat.prompt, chat.params, priority or 0, chat.grammar)
 
 
 class EngineCall:

@@ -53,7 +53,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), code="engine_dead", headers={"Retry-After": "5"})
     if isinstance(error, ParameterError):
-        return ApiError(400, str(error), param=error.parameter)
+        return ApiError(400, str(error), param=error.parameter, code=error.code)
     if isinstance(error, ValueError):
         return ApiError(400, str(error))
     return ApiError(500, f"the server failed on this request ({type(error).__name__}); its log says more")

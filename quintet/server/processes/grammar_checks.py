@@ -7,14 +7,15 @@ from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
 from quintet.structured_output.compile_check import CompileChecker
 from quintet.structured_output.grammar import LATE, SECONDS
-from quintet.structured_output.grammar_source import behind, grammar_text
+from quintet.structured_output.grammar_source import GrammarWriter, behind, grammar_text
 
 
-class Shapes:
+class Shapes(GrammarWriter):
     """Compiles grammars on trial, and remembers the results."""
 
     def __init__(self, config: StructuredOutputsConfig, seconds: float = SECONDS) -> None:
-        self.config, self._seconds = config, seconds
+        super().__init__(config)
+        self._seconds = seconds
         self._trials = CompileChecker()
         self._tried = CompileCache(self._trials.why_not, seconds)
 

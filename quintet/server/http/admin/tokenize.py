@@ -6,11 +6,13 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.chat.prepare import render
 from quintet.chat.tool_choice import read_tools
 from quintet.server.http.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from quintet.server.http.app_state import AppState
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.prompts import beside, chat_prompt, need_tokenizer
+from quintet.server.http.inputs.chat_input import chat_model, read_chat
+from quintet.server.http.inputs.prompts import beside, need_tokenizer
 from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.openapi import documented
 from quintet.server.http.respond import json_response, service_of
@@ -40,9 +42,9 @@ async def _ids(service: AppState, tokenizer: Tokenizer, body: TokenizeRequest) -
     if (body.prompt is None) == (body.messages is None):
         raise refuse("prompt", "and messages exclude each other; give one of them")
     if body.messages is not None:
-        special = bool(body.add_special_tokens)
         read_tools(body.tools, None)  # refuses, and leaves out, what a chat would
-        return (await chat_prompt(service, body, body.messages, body.size, add_special_tokens=special)).token_ids
+        chat = read_chat(service, body, body.messages, add_special_tokens=bool(body.add_special_tokens))
+        return (await render(chat, chat_model(service))).token_ids
     text, special = str(body.prompt), body.add_special_tokens is not False
     return await beside(service, len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
 

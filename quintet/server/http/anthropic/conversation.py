@@ -3,16 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quintet.chat.prompts import Prompt
-from quintet.chat.reasoning_effort import may_think, read_thinking, variables
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
-from quintet.sampling_params import ParameterError, SamplingParams
+from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody, check_cache_control
-from quintet.server.http.anthropic.tools import for_template
-from quintet.server.http.app_state import AppState
-from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import beside, chat_prompt, template_text, told_template
-from quintet.server.http.openai.chat_protocol import TemplateFields
 
 Block = dict[str, Any]
 
@@ -34,36 +27,6 @@ class Conversation(NamedTuple):
 
     messages: list[dict[str, Any]]
     prefilled: bool  # the model continues the last message
-    thinks: bool = True  # whether the template and its variables allow thinking
-
-    @property
-    def calls(self) -> int:
-        """Number of tool calls in the messages."""
-        return sum(len(message.get("tool_calls", ())) for message in self.messages)
-
-
-async def render(
-    service: AppState, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
-) -> tuple[Prompt, Conversation]:
-    """Returns the prompt (without params, of any length) and its conversation."""
-    conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
-    template = template_text(service)
-    told = variables(template, read_thinking(body.thinking, "thinking").on, (body.output_config or {}).get("effort"))
-    conversation = conversation._replace(thinks=may_think(template, told_template(service, told, template)))
-    fields = TemplateFields.model_validate(
-        {
-            "continue_final_message": conversation.prefilled,
-            "tools": for_template(body) or None,
-            "chat_template_kwargs": told or None,
-        }
-    )
-    try:
-        prompt = await chat_prompt(service, fields, conversation.messages, body.size, params, cache_salt=cache_salt)
-        return prompt, conversation
-    except ApiError as error:
-        if error.code == "context_length_exceeded":
-            error.message = error.message.rpartition(";")[0] + "; shorten it"
-        raise
 
 
 def read_messages(body: MessageBody) -> Conversation:

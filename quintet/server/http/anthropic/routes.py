@@ -8,24 +8,26 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputParser
+from quintet.chat.prepare import ChatInput, FieldNames, prepare, render
 from quintet.chat.reasoning_effort import read_thinking
-from quintet.chat.tool_choice import AnswerOptions
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
-from quintet.server.http.anthropic.conversation import render
+from quintet.server.http.anthropic.conversation import read_messages
 from quintet.server.http.anthropic.message_builder import Reply, broken_off
 from quintet.server.http.anthropic.protocol import MessageAnswer, MessageError, TokenCount
-from quintet.server.http.anthropic.request import CountTokens, CreateMessage, check
-from quintet.server.http.anthropic.tools import parallel, read_tools
+from quintet.server.http.anthropic.request import CountTokens, CreateMessage, MessageBody, check
+from quintet.server.http.anthropic.tools import for_template, parallel, read_tools
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.response_format import of_format, shape
+from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
+from quintet.server.http.inputs.prompts import beside
+from quintet.server.http.inputs.response_format import of_format
 from quintet.server.http.inputs.sampling_params import checked_params
-from quintet.server.http.inputs.tools import check_tools, listen
 from quintet.server.http.middleware.access import failure
 from quintet.server.http.middleware.base import speaks_anthropic
 from quintet.server.http.openapi import documented
@@ -67,22 +69,17 @@ async def create_message(http: HttpRequest) -> Response:
     check(body)
     service.check_model(body.model)
     service.check_ready()
-    params = _params(service, body)
-    wanted, form = read_tools(body), _format(body)
-    check_tools(service, wanted)
-    grammar = await shape(service, params, *form)
-    prompt, conversation = await render(service, body, params, body.cache_salt)
-    shown = read_thinking(body.thinking, "thinking").shown
-    manner = AnswerOptions(parallel(body), conversation.calls, shown, conversation.prefilled, conversation.thinks)
-    listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
-    asks = [PromptRequest(prompt, params, body.priority or 0, grammar)]
+    chat = await _chat(service, body, _params(service, body), body.cache_salt)
+    check_tools(service, chat.tool_choice)
+    prepared = await prepare(chat, chat_model(service))
+    asks = [PromptRequest.of(prepared, body.priority)]
     tally = tally_of(http)
     tally.ask(asks)
     reply = Reply(
         f"msg_{tally.request_id}",
         body,
         body.model or service.model_names[0],
-        OutputParser(listening),
+        OutputParser(prepared.output_format),
         service.turns,
     )
     if body.stream:
@@ -111,15 +108,34 @@ async def count_tokens(http: HttpRequest) -> Response:
     body = await read_body(http, CountTokens)
     check(body)
     service.check_model(body.model)
-    prompt, _ = await render(service, body)
+    prompt = await render(await _chat(service, body), chat_model(service))
     return json_response(TokenCount(len(prompt.token_ids)))
 
 
-def _format(body: CreateMessage) -> tuple[Any, str]:
-    """Returns the response format, and the name of its field."""
+async def _chat(
+    service: AppState, body: MessageBody, params: SamplingParams | None = None, cache_salt: str | None = None
+) -> ChatInput:
+    """Returns the chat; without params, for its prompt alone."""
+    tool_choice, thinking = read_tools(body), read_thinking(body.thinking, "thinking")
+    output, form = body.output_config or {}, "output_config.format"
+    wanted = output.get("format")
     if body.output_config is None:
-        return of_format(body.output_format, "output_format"), "output_format"
-    return of_format(body.output_config.get("format"), "output_config.format"), "output_config.format"
+        wanted, form = body.output_format, "output_format"
+    if params is not None:
+        params.structured_outputs = of_format(wanted, form)
+    conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
+    tools = template_tools(service, for_template(body), tool_choice)
+    return ChatInput(
+        messages=conversation.messages,
+        params=params,
+        options=ChatOptions(tools=tools, continue_final_message=conversation.prefilled),
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel(body),
+        thinking=thinking._replace(effort=output.get("effort")),
+        cache_salt=cache_salt,
+        size=body.size,
+        names=FieldNames(format=form, remedy="shorten it"),
+    )
 
 
 def _params(service: AppState, body: CreateMessage) -> SamplingParams:

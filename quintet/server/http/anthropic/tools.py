@@ -1,9 +1,10 @@
 """Converts Anthropic's tools and tool_choice for chat templates and output parsers."""
 
+from dataclasses import replace
 from typing import Any
 
-from quintet.chat.tool_choice import MAX_NAME, ToolChoice
-from quintet.chat.validation import flag_of, kind_of, one_of, refuse_fields
+from quintet.chat.tool_choice import ToolChoice, distinct, tool_of
+from quintet.chat.validation import kind_of, one_of, refuse_fields
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.http.anthropic.request import MessageBody
@@ -23,10 +24,8 @@ _CHOICES = ("auto", "any", "tool", "none")
 
 def read_tools(body: MessageBody) -> ToolChoice:
     """Reads tools and tool_choice. Raises ParameterError with the field."""
-    tools = tuple(_tool(each, f"tools[{place}]") for place, each in enumerate(body.tools or ()))
+    tools = distinct(_tool(each, f"tools[{place}]") for place, each in enumerate(body.tools or ()))
     names = [each.name for each in tools]
-    if len(set(names)) < len(names):
-        raise ParameterError("tools", "has a name twice; give each tool its own")
     choice = body.tool_choice or {"type": "auto"}
     refuse_fields(choice, ("type", "name", "disable_parallel_tool_use"), "tool_choice")
     kind = one_of(choice.get("type"), "tool_choice.type", _CHOICES)
@@ -59,9 +58,7 @@ def _tool(given: Any, where: str) -> Tool:
     if given.get("type") not in (None, "custom"):
         raise ParameterError(f"{where}.type", f"{str(given['type'])[:80]!r} is not served; leave it out, or use custom")
     refuse_fields(given, _KEYS, where)
-    name, schema = given.get("name"), given.get("input_schema")
-    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ParameterError(f"{where}.name", f"must be text of 1 to {MAX_NAME} characters")
+    schema = given.get("input_schema")
     if not isinstance(schema, dict):
         raise ParameterError(f"{where}.input_schema", f"must be a JSON schema, not {kind_of(schema)}")
-    return Tool(name, schema, flag_of(given.get("strict"), f"{where}.strict"))
+    return replace(tool_of({**given, "parameters": {}}, where), parameters=schema)

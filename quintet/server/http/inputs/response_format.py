@@ -5,9 +5,8 @@ from typing import Any
 
 from quintet.chat.validation import kind_of, object_of, one_of
 from quintet.common.unknown_fields import sift
-from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
-from quintet.server.http.app_state import AppState
-from quintet.server.http.errors import ApiError
+from quintet.sampling_params import ParameterError, StructuredOutputsParams
+from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.openai.sampling_protocol import SamplingBody
 
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
@@ -15,17 +14,17 @@ _FIELDS = tuple(each.name for each in fields(StructuredOutputsParams))
 _NAMED = ("name", "schema", "strict", "description")  # keys beside a schema; only `schema` has an effect
 
 
-def of_body(body: SamplingBody) -> tuple[Any, str]:
-    """Returns (fields of StructuredOutputsParams or None, name of the request's field)."""
+def of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
+    """Returns the structured output of a body, and the name of its field."""
     wanted = of_format(body.response_format, "response_format")
     if body.structured_outputs is None:
         return wanted, "response_format"
     if wanted is not None:
         raise ParameterError("response_format", "says what structured_outputs says, too; leave one of them out")
-    return body.structured_outputs, "structured_outputs"
+    return _structured(body.structured_outputs, "structured_outputs"), "structured_outputs"
 
 
-def of_format(given: Any, where: str) -> dict[str, Any] | None:
+def of_format(given: Any, where: str) -> StructuredOutputsParams | None:
     """Reads {"type": ...}; a schema is in json_schema (Chat Completions), or beside the type (other APIs)."""
     if given is None:
         return None
@@ -33,11 +32,11 @@ def of_format(given: Any, where: str) -> dict[str, Any] | None:
         raise ParameterError(where, f"must be an object with a type, not {kind_of(given)}")
     kind = one_of(given.get("type"), f"{where}.type", _TYPES)
     if kind == "structural_tag":
-        return {"structural_tag": given}
+        return _structured({"structural_tag": given}, where)
     if kind == "json_schema":
-        return {"json": _schema(given, where)}
+        return _structured({"json": _schema(given, where)}, where)
     object_of(given, where, ("type",))
-    return {"json_object": True} if kind == "json_object" else None
+    return StructuredOutputsParams(json_object=True) if kind == "json_object" else None
 
 
 def _schema(given: dict[str, Any], where: str) -> Any:
@@ -52,28 +51,11 @@ def _schema(given: dict[str, Any], where: str) -> Any:
     return schema
 
 
-async def shape(service: AppState, params: SamplingParams, wanted: Any, where: str) -> str:
-    """Sets params.structured_outputs; returns its grammar, which is known to compile.
-
-    Raises ApiError 400 for the field `where`.
-    """
-    if wanted is None:
-        return ""
-    try:
-        shaped = wanted if isinstance(wanted, StructuredOutputsParams) else _fields(wanted)
-        grammar = await service.backend.shapes.grammar(shaped)
-    except ValueError as error:
-        said = str(error).removeprefix("structured_outputs ")
-        raise ApiError(400, f"{where} {said}", param=where, code="invalid_value") from None
-    params.structured_outputs = shaped
-    return grammar
-
-
-def _fields(wanted: Any) -> StructuredOutputsParams:
+def _structured(wanted: Any, where: str) -> StructuredOutputsParams:
     if not isinstance(wanted, dict):
-        raise ValueError(f"must be an object, not {kind_of(wanted)}")
+        raise refuse(where, f"must be an object, not {kind_of(wanted)}")
     sift(wanted, _FIELDS, "structured_outputs")
     try:
         return StructuredOutputsParams(**wanted)
     except ValueError as error:
-        raise ValueError(f"cannot be used: {error}") from None
+        raise refuse(where, f"cannot be used: {error}") from None

@@ -8,18 +8,18 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.chat.output_parser import OutputFormat, OutputParser
-from quintet.chat.reasoning_effort import may_think, read_effort, read_thinking, variables
-from quintet.chat.tool_choice import AnswerOptions, read_tools
+from quintet.chat.output_parser import OutputParser
+from quintet.chat.prepare import ChatInput, FieldNames, PreparedChat, prepare
+from quintet.chat.reasoning_effort import read_effort, read_thinking
+from quintet.chat.tool_choice import read_tools
 from quintet.outputs import CompletionOutput, RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.prompts import INLINE, beside, chat_prompt, check_template, template_text, told_template
-from quintet.server.http.inputs.response_format import of_body, shape
+from quintet.server.http.inputs.chat_input import chat_model, check_tools, read_chat
+from quintet.server.http.inputs.response_format import of_body
 from quintet.server.http.inputs.sampling_params import check_stream, refuse, sampling_params
-from quintet.server.http.inputs.tools import check_tools, listen
 from quintet.server.http.openai.chat_protocol import (
     AnswerMessage,
     ChatChoice,
@@ -49,33 +49,11 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     take_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
-    params = _params(service, body)
-    wanted = read_tools(body.tools, body.tool_choice)
-    form = of_body(body)
-    check_tools(service, wanted)
-    if wanted.forced and body.structured_outputs is not None:
-        raise refuse("tool_choice", "asks for calls, and structured_outputs for another answer; leave one of them out")
-    if wanted.mode == "none" and service.settings.exclude_tools_when_tool_choice_none:
-        body.tools = None
-    grammar = await shape(service, params, *form)
-    thinks = await _tell_template(service, body, params)
-    prompt = await chat_prompt(
-        service, body, body.messages, body.size, params,
-        cache_salt=body.cache_salt, add_special_tokens=body.add_special_tokens,
-    )  # fmt: skip
-    earlier = sum(len(each.get("tool_calls") or ()) for each in body.messages if isinstance(each, dict))
-    manner = AnswerOptions(
-        body.parallel_tool_calls is not False,
-        earlier,
-        body.include_reasoning is not False,
-        bool(body.continue_final_message),
-        thinks,
-    )
-    listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
-    asks = [PromptRequest(prompt, params, body.priority or 0, grammar)]
+    prepared = await prepare(_chat(service, body), chat_model(service))
+    asks = [PromptRequest.of(prepared, body.priority)]
     tally = tally_of(http)
     tally.ask(asks)
-    answer = _Answer(service, body, params, tally, listening)
+    answer = _Answer(service, body, prepared, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.whole)
@@ -94,32 +72,34 @@ def _params(service: AppState, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
-async def _tell_template(service: AppState, body: ChatRequest, params: SamplingParams) -> bool:
-    """Sets the variables of the chat template that say whether the model thinks, and how much -> whether it may."""
-    check_template(service, body)
-    effort = read_effort(body.reasoning_effort, "reasoning_effort")
+def _chat(service: AppState, body: ChatRequest) -> ChatInput:
+    params = _params(service, body)
+    params.structured_outputs, form = of_body(body)
+    tool_choice = read_tools(body.tools, body.tool_choice)
+    check_tools(service, tool_choice)
     thinking = read_thinking(body.thinking, "thinking")
-    thinks = effort != "none" if thinking.on is None and effort is not None else thinking.on
     if params.thinking_token_budget is None:
         params.thinking_token_budget = thinking.budget
-    template = body.chat_template or template_text(service)
-
-    def tell() -> bool:
-        told = {**variables(template, thinks, effort), **(body.chat_template_kwargs or {})}
-        body.chat_template_kwargs = told or None
-        return may_think(template, told_template(service, told, template))
-
-    if body.chat_template is None:
-        return tell()
-    return await beside(service, max(body.size, INLINE), tell, "chat_template")  # it is tried, and may take its time
+    thinking = thinking.with_effort(read_effort(body.reasoning_effort, "reasoning_effort"))
+    return read_chat(
+        service,
+        body,
+        body.messages,
+        params=params,
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking=thinking._replace(shown=body.include_reasoning is not False),
+        add_special_tokens=bool(body.add_special_tokens),
+        cache_salt=body.cache_salt,
+        names=FieldNames(format=form),
+    )
 
 
 class _Answer:
     """Builds the answer to one request, whole or in chunks."""
 
-    def __init__(
-        self, service: AppState, body: ChatRequest, params: SamplingParams, tally: RequestUsage, listening: OutputFormat
-    ) -> None:
+    def __init__(self, service: AppState, body: ChatRequest, prepared: PreparedChat, tally: RequestUsage) -> None:
+        params, listening = prepared.params, prepared.output_format
         self._body, self._n, self._tally = body, params.n, tally
         self._listening, self._turns = listening, service.turns
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
@@ -155,11 +135,14 @@ class _Answer:
             finish_reason=speech.reason(each.finish_reason),
             stop_reason=each.stop_reason,
         )
+        await self._add_tokens(choice, each)
+        return choice
+
+    async def _add_tokens(self, choice: ChatChoice | ChatChunkChoice, each: CompletionOutput) -> None:
         if each.logprobs is not None:
             choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
-        return choice
 
     def _usage(self) -> Usage:
         thought = [speech.thought for speech in self._speeches]
@@ -203,8 +186,5 @@ class _Answer:
         choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
-        if each.logprobs is not None:
-            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
-        if self._body.return_token_ids:
-            choice.token_ids = list(each.token_ids)
+        await self._add_tokens(choice, each)
         return choice

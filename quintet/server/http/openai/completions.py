@@ -9,13 +9,14 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from quintet.chat.prepare import compiled
 from quintet.outputs import CompletionOutput, LogprobsAt, RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.prompts import completion_prompts
-from quintet.server.http.inputs.response_format import of_body, shape
+from quintet.server.http.inputs.response_format import of_body
 from quintet.server.http.inputs.sampling_params import check_stream, refuse, sampling_params
 from quintet.server.http.openai.completions_protocol import (
     DEFAULT_MAX_TOKENS,
@@ -42,7 +43,8 @@ async def create_completion(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
-    grammar = await shape(service, params, *of_body(body))
+    params.structured_outputs, field = of_body(body)
+    grammar = await compiled(service.backend.shapes, params.structured_outputs, field)
     prompts = await completion_prompts(service, body, params)
     asks = [PromptRequest(prompt, params, body.priority or 0, grammar) for prompt in prompts]
     tally = tally_of(http)

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quintet.chat.prepare import render
 from quintet.chat.prompts import Prompt, parse_prompt
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import beside, chat_prompt, need_tokenizer
+from quintet.server.http.inputs.chat_input import chat_model, read_chat
+from quintet.server.http.inputs.prompts import beside
 from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.pooling.protocol_requests import InputBody, PoolingBody
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
@@ -193,7 +195,7 @@ def one_of(body: Any, first: str, second: str) -> None:
 
 async def _conversations(service: AppState, body: InputBody, params: PoolingParams) -> list[Prompt]:
     """Reads one conversation, or a list of them."""
-    need_tokenizer(service)
+    model = chat_model(service)
     body.add_generation_prompt = bool(body.add_generation_prompt)
     texts = Texts(service, params, body.cache_salt, left=sided(body), param="messages")
     several = isinstance(body.messages, list) and body.messages and isinstance(body.messages[0], list)
@@ -205,7 +207,7 @@ async def _conversations(service: AppState, body: InputBody, params: PoolingPara
         )
     special = bool(body.add_special_tokens)
     found = [
-        await chat_prompt(service, body, each, body.size, cache_salt=body.cache_salt, add_special_tokens=special)
+        await render(read_chat(service, body, each, cache_salt=body.cache_salt, add_special_tokens=special), model)
         for each in given
     ]
     return [texts.fit(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]

@@ -6,18 +6,20 @@ from typing import NamedTuple
 
 import msgspec
 
+from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputFormat
-from quintet.chat.prompts import Prompt
-from quintet.chat.reasoning_effort import may_think
-from quintet.chat.tool_choice import AnswerOptions, ToolChoice
+from quintet.chat.prepare import ChatInput, ChatModel, FieldNames, prepare, render
+from quintet.chat.prompts import ContextLengthError, Prompt
+from quintet.chat.reasoning_effort import Thinking
+from quintet.chat.tool_choice import ToolChoice
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import beside, chat_prompt, template_text, told_template
-from quintet.server.http.inputs.response_format import of_format, shape
+from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
+from quintet.server.http.inputs.prompts import beside
+from quintet.server.http.inputs.response_format import of_format
 from quintet.server.http.inputs.sampling_params import checked_params
-from quintet.server.http.inputs.tools import check_tools, listen
 from quintet.server.http.responses.input_items import read_input
 from quintet.server.http.responses.item_references import References, without_logprobs
 from quintet.server.http.responses.mcp_approvals import (
@@ -28,15 +30,15 @@ from quintet.server.http.responses.mcp_approvals import (
     names_itself,
 )
 from quintet.server.http.responses.mcp_items import Listed
-from quintet.server.http.responses.mcp_tools import Function, ServedTools, choice_of, serve_tools
-from quintet.server.http.responses.messages import Message, as_messages, count_calls
+from quintet.server.http.responses.mcp_tools import ServedTools, choice_of, serve_tools
+from quintet.server.http.responses.messages import Message, as_messages
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
 from quintet.server.http.responses.store import Store, Stored
 from quintet.server.http.responses.tool_items import check_outputs
-from quintet.server.http.responses.tools import blamed, read_tools, template_fields
+from quintet.server.http.responses.tools import nested, read_tools
 
-_TOO_LONG = "context_length_exceeded"
+_REMEDY = "shorten it, or set truncation to auto, which drops the oldest messages"
 _ROOM = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) of the context for the answer
 
 
@@ -74,14 +76,13 @@ class Said(NamedTuple):
 async def make_plan(service: AppState, store: Store, body: CreateResponse, owner: str) -> ConversationPlan:
     """Makes the plan of the first round. Continues only responses of that owner. Raises ApiError or ParameterError."""
     params = _params(service, body)
-    form = of_format((body.text or {}).get("format"), "text.format")
     served = await serve_tools(service, body.tools)
-    wanted = read_tools(served.functions, choice_of(body.tool_choice, served))
-    check_tools(service, wanted)
-    grammar = await shape(service, params, form, "text.format")
+    tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
+    check_tools(service, tool_choice)
     said = await _said(service, store, body, owner)
     check_approved(said.approved, served.labels)
-    return await _planned(service, body, _Round(said, params, wanted, grammar, served))
+    chat = replace(_chat(service, body, said, served, tool_choice), params=params)
+    return await _planned(service, body, chat, said, served)
 
 
 async def next_plan(
@@ -96,10 +97,8 @@ async def next_plan(
         if num_tokens >= body.max_output_tokens:
             return None
         params.max_tokens = body.max_output_tokens - num_tokens
-    form = of_format((body.text or {}).get("format"), "text.format")
-    grammar = await shape(service, params, form, "text.format")
-    heard = service.parsers.tool is not None and plan.listening.tool is not None
-    wanted = ToolChoice(tuple(plan.listening.tools), "auto" if heard else "none")
+    parsed = service.parsers.tool is not None and plan.listening.tool is not None
+    tool_choice = ToolChoice(tuple(plan.listening.tools), "auto" if parsed else "none")
 
     def add() -> Said:
         items = plan.said.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
@@ -107,44 +106,45 @@ async def next_plan(
         return plan.said._replace(items=items, messages=as_messages(items), size=plan.said.size + len(output))
 
     said = await beside(service, len(output), add, "tools")
-    planned = await _planned(service, body, _Round(said, params, wanted, grammar, plan.served))
+    chat = replace(_chat(service, body, said, plan.served, tool_choice), params=params)
+    planned = await _planned(service, body, chat, said, plan.served)
     return replace(planned, said=plan.said)
 
 
-class _Round(NamedTuple):
-    """Inputs of one round."""
-
-    said: "Said"
-    params: SamplingParams
-    wanted: ToolChoice
-    grammar: str
-    served: ServedTools
-
-
-async def _planned(service: AppState, body: CreateResponse, begun: _Round) -> ConversationPlan:
-    said, params, wanted, grammar, served = begun
-    conversation = _Conversation(service, body, served.functions, params, said.size, body.cache_salt)
-    prompt = await conversation.prompt(_head(body), said.messages)
-    manner = AnswerOptions(
-        body.parallel_tool_calls is not False, count_calls(said.messages), thinks=conversation.thinks
-    )
-    try:
-        listening, grammar = await listen(service, params, wanted, prompt, grammar, manner)
-    except ApiError as error:
-        raise await blamed(service, wanted, served.places, error) from None
-    return ConversationPlan(said, PromptRequest(prompt, params, body.priority or 0, grammar), listening, served)
+async def _planned(
+    service: AppState, body: CreateResponse, chat: ChatInput, said: Said, served: ServedTools
+) -> ConversationPlan:
+    model = chat_model(service)
+    prepared = await prepare(chat, model, await _prompt(chat, model, body.truncation))
+    return ConversationPlan(said, PromptRequest.of(prepared, body.priority), prepared.output_format, served)
 
 
 async def count_input(service: AppState, store: Store, body: CountInput, owner: str) -> int:
     """Returns the prompt tokens of a response, of any length; messages dropped by `truncation: "auto"` do not count."""
     served = await serve_tools(service, body.tools)
-    read_tools(served.functions, choice_of(body.tool_choice, served))
+    tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
     said = await _said(service, store, body, owner)
-    conversation = _Conversation(service, body, served.functions, checked_params(service, {}, {}), said.size)
-    head, messages = _head(body), said.messages
+    chat, params = _chat(service, body, said, served, tool_choice), checked_params(service, {}, {})
     if body.truncation == "auto":
-        return len((await conversation.prompt(head, messages)).token_ids)
-    return len((await conversation.whole([*head, *messages])).token_ids)
+        chat = replace(chat, params=params)
+    return len((await _prompt(chat, chat_model(service), body.truncation)).token_ids)
+
+
+def _chat(
+    service: AppState, body: CreateResponse | CountInput, said: Said, served: ServedTools, tool_choice: ToolChoice
+) -> ChatInput:
+    head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    tools = template_tools(service, [nested(each) for each in served.functions or ()], tool_choice)
+    return ChatInput(
+        messages=[*head, *said.messages],
+        options=ChatOptions(tools=tools, chat_template_kwargs=body.chat_template_kwargs),
+        tool_choice=tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        thinking=Thinking().with_effort((body.reasoning or {}).get("effort")),
+        cache_salt=body.cache_salt if isinstance(body, CreateResponse) else None,
+        size=said.size,
+        names=FieldNames("input", "text.format", served.places, _REMEDY),
+    )
 
 
 async def _said(service: AppState, store: Store, body: CreateResponse | CountInput, owner: str) -> Said:
@@ -171,10 +171,6 @@ async def _said(service: AppState, store: Store, body: CreateResponse | CountInp
     return await beside(service, size, read, "input")
 
 
-def _head(body: CreateResponse | CountInput) -> list[Message]:
-    return [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-
-
 def _params(service: AppState, body: CreateResponse) -> SamplingParams:
     fields = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
     if body.max_output_tokens is not None:
@@ -182,7 +178,9 @@ def _params(service: AppState, body: CreateResponse) -> SamplingParams:
     if wants_logprobs(body):
         fields["logprobs"] = body.top_logprobs or 0
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream or body.background else RequestOutputKind.FINAL_ONLY
-    return checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
+    params = checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
+    params.structured_outputs = of_format((body.text or {}).get("format"), "text.format")
+    return params
 
 
 def _stored(store: Store, response_id: str | None, owner: str) -> Stored | None:
@@ -218,100 +216,47 @@ def _check_size(items: Sequence[Item], most: int, field: str) -> None:
         )
 
 
-class _Conversation:
+async def _prompt(chat: ChatInput, model: ChatModel, truncation: str | None) -> Prompt:
     """Renders a conversation; drops the oldest messages of a long one if the request has truncation=auto."""
-
-    def __init__(
-        self,
-        service: AppState,
-        body: CreateResponse | CountInput,
-        functions: Sequence[Function] | None,
-        params: SamplingParams,
-        size: int,
-        salt: str | None = None,
-    ) -> None:
-        self._service, self._truncation, self._params, self._size, self._salt = (
-            service,
-            body.truncation,
-            params,
-            size,
-            salt,
-        )
-        self._fields = template_fields(service, body, functions)
-        template = template_text(service)
-        self.thinks = may_think(template, told_template(service, self._fields.chat_template_kwargs, template))
-        limit = service.backend.served.max_model_len
-        tokenizer = service.backend.tokenizer
-        self._chars = None if tokenizer is None else tokenizer.max_chars_per_token
-        self._most = limit - min(params.max_tokens or limit // _ROOM, limit // 2)  # tokens of a prompt that was cut
-
-    async def prompt(self, head: Sequence[Message], messages: Sequence[Message]) -> Prompt:
-        try:
-            return await self._render([*head, *messages], self._params)
-        except ApiError as error:
-            if error.code != _TOO_LONG:
-                raise
-            if self._truncation != "auto":
-                raise _too_long(error) from None
-            return await self._cut(head, messages, error)
-
-    async def whole(self, messages: Sequence[Message]) -> Prompt:
-        """Renders the conversation without a length limit."""
-        return await self._render(messages, None)
-
-    async def _cut(self, head: Sequence[Message], messages: Sequence[Message], error: ApiError) -> Prompt:
-        """Drops messages before the earliest user message from which the rest fits; leading system messages stay."""
-        front = next((place for place, each in enumerate(messages) if _may_go(each)), len(messages))
-        head = [*head, *messages[:front]]
-        starts = self._starts(messages, front)
-        best: Prompt | None = None
-        while starts:
-            middle = len(starts) // 2
-            prompt = await self._render([*head, *messages[starts[middle] :]], None)
-            if len(prompt.token_ids) <= self._most:
-                best, starts = prompt, starts[:middle]
-            else:
-                starts = starts[middle + 1 :]
-        if best is None:
-            raise _too_long(error)
-        return best
-
-    def _starts(self, messages: Sequence[Message], front: int) -> list[int]:
-        """Returns indices of user messages to start from; earlier ones are too long by their character count alone."""
-        starts, size = [], 0
-        for place in range(len(messages) - 1, front, -1):
-            size += sum(len(part["text"]) for part in messages[place].get("content", ()))
-            if self._chars is not None and size > self._chars * self._most:
-                break
-            if messages[place]["role"] == "user":
-                starts.append(place)
-        return starts[::-1]
-
-    async def _render(self, messages: Sequence[Message], params: SamplingParams | None) -> Prompt:
-        """Renders to a prompt; without params, the length is not limited."""
-        try:
-            return await chat_prompt(
-                self._service,
-                self._fields,
-                list(messages),
-                self._size,
-                params,
-                cache_salt=self._salt,
-            )
-        except ApiError as error:
-            error.param = "input" if error.param == "messages" else error.param
+    try:
+        return await render(chat, model)
+    except ContextLengthError:
+        if truncation != "auto" or (prompt := await _cut(chat, model)) is None:
             raise
+        return prompt
+
+
+async def _cut(chat: ChatInput, model: ChatModel) -> Prompt | None:
+    """Drops messages before the earliest user message from which the rest fits; leading system messages stay."""
+    assert chat.params is not None and model.max_model_len is not None
+    messages, limit = chat.messages, model.max_model_len
+    most = limit - min(chat.params.max_tokens or limit // _ROOM, limit // 2)  # tokens of a prompt that was cut
+    front = next((place for place, each in enumerate(messages) if _may_go(each)), len(messages))
+    chars = model.tokenizer.max_chars_per_token
+    starts = _starts(messages, front, None if chars is None else chars * most)
+    best: Prompt | None = None
+    while starts:
+        middle = len(starts) // 2
+        rest = [*messages[:front], *messages[starts[middle] :]]
+        prompt = await render(replace(chat, messages=rest, params=None), model)
+        if len(prompt.token_ids) <= most:
+            best, starts = prompt, starts[:middle]
+        else:
+            starts = starts[middle + 1 :]
+    return best
+
+
+def _starts(messages: Sequence[Message], front: int, most: int | None) -> list[int]:
+    """Returns indices of user messages to start from; earlier ones are too long by their character count alone."""
+    starts, size = [], 0
+    for place in range(len(messages) - 1, front, -1):
+        size += sum(len(part["text"]) for part in messages[place].get("content", ()))
+        if most is not None and size > most:
+            break
+        if messages[place]["role"] == "user":
+            starts.append(place)
+    return starts[::-1]
 
 
 def _may_go(message: Message) -> bool:
     return message["role"] not in ("system", "developer")
-
-
-def _too_long(error: ApiError) -> ApiError:
-    said = error.message.rpartition(";")[0]
-    return ApiError(
-        400,
-        f"{said}; shorten it, or set truncation to auto, which drops the oldest messages",
-        param="input",
-        code=error.code,
-    )

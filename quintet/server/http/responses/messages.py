@@ -70,10 +70,6 @@ def _thought(item: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in item["content"] or item["summary"])
 
 
-def count_calls(messages: Sequence[Message]) -> int:
-    return sum(len(message.get("tool_calls", ())) for message in messages)
-
-
 def _assistant(messages: list[Message], kind: str) -> Message:
     """Returns the item's assistant message: the last, or a new one after text without calls (unless it is a call)."""
     last = messages[-1] if messages else {}

@@ -1,19 +1,12 @@
-"""Converts flat tools and reasoning effort of the Responses API for chat templates and output parsers."""
+"""Converts flat tools of the Responses API for chat templates and output parsers."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from quintet.chat.reasoning_effort import variables
 from quintet.chat.tool_choice import ToolChoice, allowed, distinct, name_of, of_mode, tool_of
 from quintet.chat.validation import kind_of, one_of, refuse_fields, text_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
-from quintet.server.http.app_state import AppState
-from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import template_text
-from quintet.server.http.inputs.response_format import shape
-from quintet.server.http.openai.chat_protocol import TemplateFields
-from quintet.server.http.responses.request import CountInput, CreateResponse
 
 _FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
 _LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function -> accepted no-op values
@@ -64,40 +57,7 @@ def shown(tools: Any) -> list[dict[str, Any]]:
     return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
 
 
-def template_fields(
-    service: AppState, body: CreateResponse | CountInput, tools: Sequence[Mapping[str, Any]] | None
-) -> TemplateFields:
-    """Returns the chat template's variables besides the messages; `tools` are functions."""
-    if body.tool_choice == "none" and service.settings.exclude_tools_when_tool_choice_none:
-        tools = None
-    effort = (body.reasoning or {}).get("effort")
-    told = {} if effort is None else variables(template_text(service), effort != "none", effort)
-    return TemplateFields.model_validate(
-        {
-            "tools": [_nested(each) for each in tools or ()] or None,
-            "chat_template_kwargs": {**told, **(body.chat_template_kwargs or {})} or None,
-        }
-    )
-
-
-async def blamed(service: AppState, wanted: ToolChoice, places: Mapping[str, int], error: ApiError) -> ApiError:
-    """Returns a grammar error with this API's field name, or the error of the first tool with parameters that do not
-    compile. `places`: index of each tool in the request.
-    """
-    if error.param == "response_format":
-        said = "text.format" + error.message.removeprefix("response_format")
-        return ApiError(error.status, said, param="text.format", code=error.code)
-    if error.param == "tools":
-        for tool in wanted.tools:
-            where = f"tools[{places[tool.name]}].parameters"
-            try:
-                await shape(service, service.backend.default_params(), {"json": dict(tool.parameters)}, where)
-            except ApiError as better:
-                return better
-    return error
-
-
-def _nested(tool: Mapping[str, Any]) -> dict[str, Any]:
+def nested(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Nests a tool as in Chat Completions, the form that templates read."""
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict") if name in tool}
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
