@@ -23,7 +23,6 @@ import httpx
 from quintet.clients.http_client import Address, HttpClient, run
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.router.upstream import Times, Upstream
 
 TALK = {"model": "m", "messages": [{"role": "user", "content": "What is a router? " * 20}], "max_tokens": 16}
 LONG = {**TALK, "messages": [{"role": "user", "content": "What is a router? " * 7000}]}  # 126 KB: some 30,000 tokens
@@ -141,7 +140,7 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
 async def clients(port: int, rounds: int) -> dict[str, float]:
     """Milliseconds of one exchange by each library that a router could send with; the median."""
     body, found = json.dumps(TALK).encode(), dict[str, float]()
-    upstream = Upstream(Address("127.0.0.1", port), Times(5, 60, 60))
+    upstream = HttpClient(Address("127.0.0.1", port))
     async with httpx.AsyncClient() as client:
 
         async def by_httpx() -> None:
@@ -154,7 +153,7 @@ async def clients(port: int, rounds: int) -> dict[str, float]:
             await exchange.body(2**20)
             exchange.close()
 
-        for name, way in (("httpx", by_httpx), ("quintet/router/upstream.py", by_ours)):
+        for name, way in (("httpx", by_httpx), ("quintet/clients/http_client.py", by_ours)):
             took = []
             for _ in range(rounds):
                 start = time.perf_counter()

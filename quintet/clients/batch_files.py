@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from quintet.clients import errors
-from quintet.clients.http_client import Answer, ConnectionLost, HttpClient, ProtocolError
+from quintet.clients.http_client import Answer, HttpClient
+from quintet.clients.http_connection import ConnectionLost, ProtocolError
 from quintet.common.suggestions import refuse_unknown, unknown
 
 PATHS = (

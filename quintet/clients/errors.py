@@ -20,6 +20,7 @@ class ServerError(ValueError):
 
 def unreachable(where: str, error: OSError) -> ServerError:
     """Returns the error of a failed connection. `where` is the server's URL or its socket's path."""
+    error = error.__cause__ if isinstance(error.__cause__, OSError) else error
     if isinstance(error, ssl.SSLError):
         return ServerError("tls", f"no TLS with {where}: {error}; is it http:// there?")
     if isinstance(error, TimeoutError):

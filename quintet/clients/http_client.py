@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for many streamed answers at once: nothing stands between the socket and the clock."""
+"""HTTP/1.1 client for many answers at once, streamed or whole: nothing stands between the socket and the clock."""
 
 import asyncio
 import ssl
@@ -7,21 +7,23 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-T = TypeVar("T")
-Sink = Callable[[bytes, float], None]  # a piece of the body, and time.perf_counter() when it was read
+from quintet.clients.http_connection import (
+    ConnectionLost,
+    Head,
+    Header,
+    HttpConnection,
+    ProtocolError,
+    Sink,
+    Times,
+    Unreached,
+)
 
-CONNECT_SECONDS = 30.0
-MAX_HEAD = 64 * 2**10  # bytes of an answer's status line and headers
+T = TypeVar("T")
+
+IDLE = 4.0  # seconds after which a connection is not used again: uvicorn's servers close them after five
+MAX_FREE = 512  # connections that are kept for the next requests
 MAX_BODY = 256 * 2**20  # bytes of an answer that is kept whole
 MAX_EVENT = 16 * 2**20  # bytes of one line of an event stream
-
-
-class ProtocolError(ValueError):
-    """The received bytes are no HTTP, or more than a limit allows."""
-
-
-class ConnectionLost(ConnectionError):
-    """The connection ended before the answer did."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -87,189 +89,167 @@ class Events:
 
 
 class HttpClient:
-    """Connections to one server, each used again when its answer is whole."""
+    """Connections to one server, which are used for one exchange after the other."""
 
-    def __init__(self, address: Address, headers: Mapping[str, str] | None = None, idle_seconds: float = 600.0) -> None:
-        """`idle_seconds` without a byte end a request with TimeoutError."""
-        self._address = address
-        self._idle_seconds = idle_seconds
-        self._free: list[_Connection] = []
-        self._tls = ssl.create_default_context() if address.tls else None
-        fixed = {"host": address.authority, "accept-encoding": "identity", "user-agent": "quintet", **(headers or {})}
-        self._headers = "".join(f"{name}: {value}\r\n" for name, value in fixed.items())
+    def __init__(
+        self,
+        address: Address,
+        headers: Mapping[str, str] | None = None,
+        times: Times | None = None,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`headers` of request(); `context` for TLS, instead of the system's."""
+        self.address, self._times = address, times or Times()
+        self._context = (context or ssl.create_default_context()) if address.tls else None
+        self._free: list[HttpConnection] = []
+        self._host = address.authority.encode()
+        fixed = {"accept-encoding": "identity", "user-agent": "quintet", **(headers or {})}
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fixed.items()]
 
     async def request(self, method: str, path: str, body: bytes = b"", sink: Sink | None = None) -> Answer:
-        """One exchange. An answer of status 200 goes to the sink where there is one, as it comes.
+        """Runs one exchange. An answer of status 200 goes to the sink where there is one, as it comes. A connection
+        that the server closed while it was kept is replaced.
 
-        Raises OSError where no connection comes about, Broken, NotHttp, TimeoutError, or what the sink raises.
+        Raises Unreached, ConnectionLost, ProtocolError, Late, or what the sink raises.
         """
-        message = self._message(method, path, body)
-        while self._free:
-            connection = self._free.pop()
-            if connection.closed:
-                continue
-            try:
-                return await self._exchange(connection, message, sink)
-            except ConnectionError:
-                if connection.heard:
-                    raise
-                self.close()  # the server ended connections that were not used: all the others are as old
-        return await self._exchange(await self._connect(), message, sink)
+        headers = [*self._headers, (b"content-type", b"application/json")] if body else self._headers
+        message = self.message(method.encode(), path.encode("latin-1"), headers, body)
+        exchange = await self.send(message, sink=sink)
+        try:
+            return await exchange.answer()
+        except ConnectionLost:
+            if not exchange.stale:
+                raise
+        finally:
+            exchange.close()
+        self.close()  # the server ended connections that were not used: all the others are as old
+        exchange = await self.send(message, fresh=True, sink=sink)
+        try:
+            return await exchange.answer()
+        finally:
+            exchange.close()
+
+    async def send(
+        self, message: bytes, fresh: bool = False, times: Times | None = None, sink: Sink | None = None
+    ) -> "Exchange":
+        """Sends a whole request, as message() writes it; on a new connection, if it has to be fresh.
+
+        Raises Unreached. Later errors are raised by the exchange.
+        """
+        times = times or self._times
+        connection = None if fresh else self._kept()
+        reused = connection is not None
+        if connection is None:
+            connection = await self._connect(times.connect)
+        connection.begin(message, times, sink)
+        return Exchange(self, connection, reused)
+
+    def message(self, method: bytes, target: bytes, headers: list[Header], body: bytes = b"") -> bytes:
+        """Returns a request's bytes. `headers` have neither host nor length, `target` is the path with its query."""
+        parts = [method, b" ", self.address.prefix.encode(), target, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        if body or method != b"GET":
+            parts += (b"content-length: ", str(len(body)).encode(), b"\r\n")
+        return b"".join((*parts, b"\r\n", body))
 
     def close(self) -> None:
         """Ends the connections that are not in use."""
-        for connection in self._free:
-            connection.abort()
+        for each in self._free:
+            each.abort()
         self._free.clear()
 
-    def _message(self, method: str, path: str, body: bytes) -> bytes:
-        length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n" if body else ""
-        return f"{method} {self._address.prefix}{path} HTTP/1.1\r\n{self._headers}{length}\r\n".encode("latin-1") + body
-
-    async def _connect(self) -> "_Connection":
-        loop, address = asyncio.get_running_loop(), self._address
-        connecting: Coroutine[Any, Any, tuple[Any, _Connection]]
-        if address.uds:
-            connecting = loop.create_unix_connection(_Connection, address.uds)
-        else:
-            connecting = loop.create_connection(_Connection, address.host, address.port, ssl=self._tls)
-        try:
-            _, connection = await asyncio.wait_for(connecting, CONNECT_SECONDS)
-        except (asyncio.TimeoutError, TimeoutError):
-            raise ConnectionError(f"no connection within {CONNECT_SECONDS:g} s") from None
-        return connection
-
-    async def _exchange(self, connection: "_Connection", message: bytes, sink: Sink | None) -> Answer:
-        try:
-            answer = await connection.exchange(message, sink, self._idle_seconds)
-        except BaseException:  # also cancelled: the server shall see that the client is gone
-            connection.abort()
-            raise
-        if connection.reusable:
+    def keep(self, connection: HttpConnection) -> None:
+        """Keeps a connection for the next request."""
+        if len(self._free) < MAX_FREE:
             self._free.append(connection)
         else:
             connection.abort()
-        return answer
 
+    def _kept(self) -> HttpConnection | None:
+        """Returns the connection that was used last, if it is open and young."""
+        now = time.perf_counter()
+        while self._free:
+            connection = self._free.pop()
+            if not connection.closed and now - connection.last < IDLE:
+                return connection
+            connection.abort()
+        return None
 
-class _Connection(asyncio.Protocol):
-    """One connection, and the exchange that is under way on it. The callbacks of httptools are methods here."""
-
-    def __init__(self) -> None:
-        import httptools
-
-        self._errors: type[Exception] = httptools.HttpParserError
-        self._parser = httptools.HttpResponseParser(self)
-        self._transport: Any = None
-        self._done: asyncio.Future[Answer] | None = None
-        self.closed = False
-        self.reusable = False
-        self.heard = False  # whether any of the answer came
-        self._begin(None)
-
-    def _begin(self, sink: Sink | None) -> None:
-        self._answer, self._sink = Answer(), sink
-        self._pieces: list[bytes] = []
-        self._size = self._head = 0  # bytes of the body that is kept, and of the head
-        self._in_head = True
-        self._until_close = self.heard = self.reusable = False
-        self._now = time.perf_counter()
-
-    async def exchange(self, message: bytes, sink: Sink | None, idle_seconds: float) -> Answer:
-        """Sends one request, and waits until its answer is whole."""
-        loop = asyncio.get_running_loop()
-        self._begin(sink)
-        self._done = loop.create_future()
-        self._transport.write(message)
-        self._timer = loop.call_later(idle_seconds, self._watch, loop, idle_seconds)
-        try:
-            return await self._done
-        finally:
-            self._timer.cancel()
-            self._done = None
-
-    def abort(self) -> None:
-        """Ends the connection without waiting for anything."""
-        self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _watch(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """One timer per request, however many pieces come."""
-        left = self._now + seconds - time.perf_counter()
-        if left <= 0:
-            self._fail(TimeoutError(f"nothing came for {seconds:g} s"))
+    async def _connect(self, seconds: float) -> HttpConnection:
+        loop, address = asyncio.get_running_loop(), self.address
+        connecting: Coroutine[Any, Any, tuple[Any, HttpConnection]]
+        if address.uds:
+            connecting = loop.create_unix_connection(HttpConnection, address.uds)
         else:
-            self._timer = loop.call_later(left, self._watch, loop, seconds)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error)
-
-    # ---------------------------------------------------------------------------------------------- asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._now = time.perf_counter()
-        self.heard = True
-        if self._in_head:
-            self._head += len(data)
+            connecting = loop.create_connection(HttpConnection, address.host, address.port, ssl=self._context)
         try:
-            self._parser.feed_data(data)
-        except self._errors as error:
-            self._fail(ProtocolError(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__))
-            self.abort()
-        if self._in_head and self._head > MAX_HEAD:
-            self._fail(ProtocolError(f"its headers are longer than {MAX_HEAD} bytes"))
-            self.abort()
+            _, connection = await asyncio.wait_for(connecting, seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise Unreached(f"no connection within {seconds:g} s") from None
+        except OSError as error:
+            raise Unreached(f"no connection: {error.strerror or error}") from error
+        return connection
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
-        if self._until_close and error is None:
-            self.on_message_complete()
-        self._fail(ConnectionLost(str(error) if error else "it was closed"))
 
-    # ---------------------------------------------------------------------------------------------------- httptools
+class Exchange:
+    """One request that was sent, and its answer. Has to be closed."""
 
-    def on_message_begin(self) -> None:
-        if self._done is None or self._done.done():  # more than was asked for: the next answer would be out of step
-            self._begin(None)
-            self.abort()
+    def __init__(self, client: HttpClient, connection: HttpConnection, reused: bool) -> None:
+        self._client, self._reused, self._open = client, reused, True
+        self._connection = connection
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._answer.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+    @property
+    def stale(self) -> bool:
+        """Returns whether the connection was used before, and nothing of an answer came: the server may have closed it
+        in the same moment."""
+        return self._reused and not self._connection.heard
 
-    def on_headers_complete(self) -> None:
-        status, headers = self._parser.get_status_code(), self._answer.headers
-        if status < 200:  # "continue" and its kind announce the answer
-            self._answer = Answer()
+    @property
+    def whole(self) -> bool:
+        """Returns whether nothing more will come than what piece() has."""
+        return self._connection.complete
+
+    async def head(self) -> Head:
+        """Raises ConnectionLost, ProtocolError, Late."""
+        connection = self._connection
+        while connection.head is None:
+            await connection.wait()
+        return connection.head
+
+    async def piece(self) -> bytes:
+        """Returns what of the body has come, or comes next; b"" at its end. Raises as head() does."""
+        connection = self._connection
+        while not connection.pieces:
+            if connection.complete:
+                return b""
+            await connection.wait()
+        return connection.take()
+
+    async def body(self, most: int) -> bytes:
+        """Returns the whole body. ProtocolError if it is more than `most` bytes."""
+        content = bytearray()
+        while piece := await self.piece():
+            content += piece
+            if len(content) > most:
+                raise ProtocolError(f"its answer is longer than {most} bytes")
+        return bytes(content)
+
+    async def answer(self) -> Answer:
+        """Returns the whole answer; its body is empty where the sink took it."""
+        body, head = await self.body(MAX_BODY), await self.head()
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        return Answer(head.status, headers, body)
+
+    def close(self) -> None:
+        """Keeps the connection if the answer is whole; else ends it, so that the server sees that the client is
+        gone."""
+        if not self._open:
             return
-        self._answer.status = status
-        self._in_head = False
-        self._until_close = not ({"content-length", "transfer-encoding"} & headers.keys()) and status not in (204, 304)
-        if status != 200:
-            self._sink = None
-
-    def on_body(self, data: bytes) -> None:
-        if self._sink is None:
-            self._pieces.append(data)
-            self._size += len(data)
-            if self._size > MAX_BODY:
-                self._fail(ProtocolError(f"its answer is longer than {MAX_BODY} bytes"))
-                self.abort()
-            return
-        try:
-            self._sink(data, self._now)
-        except Exception as error:  # httptools would make a parser's error of it
-            self._fail(error)
-            self.abort()
-            self._sink = None
-
-    def on_message_complete(self) -> None:
-        if self._in_head or self._done is None or self._done.done():
-            return
-        self.reusable = self._parser.should_keep_alive() and not self._until_close and not self.closed
-        self._answer.body = b"".join(self._pieces)
-        self._done.set_result(self._answer)
+        self._open, connection = False, self._connection
+        del self._connection  # an answer to the next request cannot be read here
+        connection.end()
+        if connection.reusable:
+            self._client.keep(connection)
+        else:
+            connection.abort()

@@ -38,7 +38,7 @@ class Stream:
         self._events = Events(self._event)
 
     def feed(self, piece: bytes, now: float) -> None:
-        """A Sink for quintet.clients.http_client. Raises ServerError for what is no chunk, and for errors in chunks."""
+        """Sink of an HttpClient. Raises ServerError for what is no chunk, and for errors in chunks."""
         self._now = now
         self._events.feed(piece)
 

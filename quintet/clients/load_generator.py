@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.clients import errors
-from quintet.clients.http_client import ConnectionLost, HttpClient, ProtocolError
+from quintet.clients.http_client import HttpClient
+from quintet.clients.http_connection import ConnectionLost, ProtocolError
 from quintet.clients.json_lines import read_lines
 from quintet.clients.latency import Outcome, Stream
 from quintet.common.suggestions import refuse_unknown

@@ -12,7 +12,8 @@ from typing import Any
 
 from quintet.clients import errors, token_speed
 from quintet.clients.chat_deltas import Deltas
-from quintet.clients.http_client import CONNECT_SECONDS, MAX_BODY, Events, ProtocolError
+from quintet.clients.http_client import MAX_BODY, Events
+from quintet.clients.http_connection import CONNECT_SECONDS, ProtocolError
 from quintet.clients.server_address import Target
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quintet.parsers import Content

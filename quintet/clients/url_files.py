@@ -15,7 +15,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from quintet.clients import errors
 from quintet.clients.batch_files import retry_after
-from quintet.clients.http_client import CONNECT_SECONDS, Answer
+from quintet.clients.http_client import Answer
+from quintet.clients.http_connection import CONNECT_SECONDS
 
 REDIRECTS = 5
 TRIES = 5  # to send a file

@@ -1,10 +1,10 @@
-"""TCP connection with authenticated ends: both have proven to know the same key, and sign their messages.
+"""TCP connection with authenticated ends: both have proven to know the same key, and sign their frames.
 
-Neither end sends the key. Each answers a challenge of the other's (HMAC-SHA256), and a frame's tag counts the frames,
-so that none can be left out, repeated or forged. Nothing is encrypted.
+Neither end sends the key: each answers a challenge of the other's (HMAC-SHA256). Proofs and the keys of the two
+directions depend on the protocol's name and on both challenges, so that a recording is worth nothing on another
+connection; a frame's tag counts the frames, so that none can be left out, repeated or forged. Nothing is encrypted.
 """
 
-import contextlib
 import hmac
 import os
 import select
@@ -13,20 +13,20 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-MAGIC = b"quintet1"
 NONCE = TAG = 32  # bytes
-_SHORT = 16  # bytes of a frame's tag
 _HEAD = struct.Struct(">IB")  # bytes of the payload, kind
-GREETING = 10.0  # seconds for the whole of a challenge: a stranger holds nothing for longer
+_REFUSED = bytes(TAG)  # in the place of a proof
+_NUMBER = struct.Struct(">Q")  # of a frame, which its tag covers
 MOST_META = 1 << 20  # bytes of a frame while ranks meet
 MOST = 1 << 30  # bytes of a message: prompts as embeddings are large
+AT_ONCE = 1 << 26  # bytes of memory that an announced length reserves; more as they come
 
 
 class AuthenticationFailed(ConnectionError):
-    """The other end does not know the key, or is no rank at all."""
+    """The other end does not know the key, or does not speak the protocol."""
 
 
 class Closed(ConnectionError):
@@ -35,7 +35,11 @@ class Closed(ConnectionError):
 
 class Frame(NamedTuple):
     kind: int
-    payload: bytes
+    payload: bytes | bytearray
+
+
+def _always() -> bool:
+    return True
 
 
 def tuned(connection: socket.socket, seconds: float) -> None:
@@ -53,14 +57,14 @@ def tuned(connection: socket.socket, seconds: float) -> None:
 class Connection:
     """One end of a connection. Any thread may send; one thread receives."""
 
-    def __init__(self, connection: socket.socket, sends: bytes, hears: bytes) -> None:
-        """`sends`, `hears`: the keys of the two directions. OSError if the other end is gone already."""
+    def __init__(self, connection: socket.socket, send_key: bytes, receive_key: bytes) -> None:
+        """OSError if the other end is gone already."""
         connection.setblocking(False)
         name = connection.getpeername()
         # the other end's address: the system does not know it any more once that has gone
         self.peer = str(name[0]) if isinstance(name, tuple) else "this machine"
-        self._connection, self._sends, self._hears = connection, sends, hears
-        self._sent = self._heard = 0
+        self._connection, self._send_key, self._receive_key = connection, send_key, receive_key
+        self._sent = self._received = 0
         self._lock = threading.Lock()
 
     def fileno(self) -> int:
@@ -71,62 +75,30 @@ class Connection:
         """Returns the address of the interface by which the other end is reached."""
         return str(self._connection.getsockname()[0])
 
-    def send(self, kind: int, payload: bytes, until: float, goes_on: Callable[[], bool] = lambda: True) -> None:
+    def send(self, kind: int, payload: bytes, until: float, goes_on: Callable[[], bool] = _always) -> None:
         """Sends a frame. Closed or TimeoutError (`until`, of time.monotonic()) if it is not sent whole: then nothing
         more can be."""
         if len(payload) > MOST:
-            raise ValueError(f"a message of {len(payload)} bytes; {MOST} at most go to another rank")
+            raise ValueError(f"a message of {len(payload)} bytes; {MOST} at most are sent")
         with self._lock:
-            tag = _tag(self._sends, self._sent, kind, payload)
+            head = _HEAD.pack(len(payload), kind)
+            tag = _tag(self._send_key, self._sent, head, payload)
             self._sent += 1
-            data = memoryview(_HEAD.pack(len(payload), kind) + payload + tag)
-            while data:
-                data = data[self._some(data) :]
-                if data and not goes_on():
-                    raise Closed("sending was stopped before the frame was complete")
-                if data and time.monotonic() > until:
-                    raise TimeoutError
+            _send(self._connection, [head, payload, tag], until, goes_on)
 
-    def _some(self, data: memoryview) -> int:
-        try:
-            return self._connection.send(data)
-        except (BlockingIOError, InterruptedError):
-            waited_for(self._connection.fileno(), select.POLLOUT)
-            return 0
-        except OSError as error:
-            raise Closed(error.strerror or "its connection was closed") from None
-
-    def receive(self, until: float, most: int = MOST_META, goes_on: Callable[[], bool] = lambda: True) -> Frame:
-        """Waits for the next frame. Stranger if its tag is wrong or it is longer than `most` bytes."""
-        length, kind = _HEAD.unpack(self._exactly(_HEAD.size, until, goes_on))
+    def receive(self, until: float, most: int = MOST_META, goes_on: Callable[[], bool] = _always) -> Frame:
+        """Waits for the next frame. AuthenticationFailed if its tag is wrong or it is longer than `most` bytes."""
+        head = bytes(_receive(self._connection, _HEAD.size, until, goes_on))
+        length, kind = _HEAD.unpack(head)
         if length > most:
             raise AuthenticationFailed(f"a message of {length} bytes, where {most} at most are taken")
-        payload = self._exactly(length, until, goes_on)
-        tag = self._exactly(_SHORT, until, goes_on)
-        if not hmac.compare_digest(tag, _tag(self._hears, self._heard, kind, payload)):
-            raise AuthenticationFailed("a message that this key did not sign")
-        self._heard += 1
+        payload = _receive(self._connection, length + TAG, until, goes_on)
+        tag = payload[length:]
+        del payload[length:]
+        if not hmac.compare_digest(tag, _tag(self._receive_key, self._received, head, payload)):
+            raise AuthenticationFailed("frame authentication failed (HMAC mismatch)")
+        self._received += 1
         return Frame(kind, payload)
-
-    def _exactly(self, count: int, until: float, goes_on: Callable[[], bool]) -> bytes:
-        """Reads in pieces as they come: an announced length reserves no memory."""
-        data = bytearray()
-        while len(data) < count:
-            try:
-                some = self._connection.recv(min(count - len(data), 1 << 20))
-            except (BlockingIOError, InterruptedError):
-                if not goes_on():
-                    raise Closed("receiving was stopped before the frame was complete") from None
-                if time.monotonic() > until:
-                    raise TimeoutError from None
-                waited_for(self._connection.fileno(), select.POLLIN)
-                continue
-            except OSError as error:
-                raise Closed(error.strerror or "its connection was closed") from None
-            if not some:
-                raise Closed("its connection was closed")
-            data += some
-        return bytes(data)
 
     @property
     def gone(self) -> bool:
@@ -153,60 +125,103 @@ def waited_for(descriptor: int, what: int, seconds: float = 0.1) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def _tag(key: bytes, number: int, kind: int, payload: bytes) -> bytes:
-    mac = hmac.new(key, struct.pack(">QBQ", number, kind, len(payload)), "sha256")
-    mac.update(payload)
-    return mac.digest()[:_SHORT]
+def _wait(connection: socket.socket, what: int, until: float, goes_on: Callable[[], bool]) -> None:
+    """Waits a moment, until the connection can be read or written. Closed: this end stops; TimeoutError."""
+    if not goes_on():
+        raise Closed("the connection was stopped before the frame was complete")
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    waited_for(connection.fileno(), what, min(left, 0.1))
 
 
-def greeted(connection: socket.socket, key: bytes) -> Connection:
-    """Authenticates the end that was connected to. Stranger: the end that has connected does not know the key."""
-    with _within(connection):
-        mine = os.urandom(NONCE)
-        connection.sendall(MAGIC + mine)
-        said = _read(connection, len(MAGIC) + NONCE + TAG)
-        theirs = said[len(MAGIC) : -TAG]
-        if not said.startswith(MAGIC) or not hmac.compare_digest(said[-TAG:], _proof(key, b"comes", mine + theirs)):
-            raise AuthenticationFailed("it does not know the key")
-        connection.sendall(_proof(key, b"is met", mine + theirs))
-    return Connection(connection, _proof(key, b"from here", mine + theirs), _proof(key, b"to here", mine + theirs))
-
-
-def greet(connection: socket.socket, key: bytes) -> Connection:
-    """Authenticates the end that connects."""
-    with _within(connection):
-        said = _read(connection, len(MAGIC) + NONCE)
-        if not said.startswith(MAGIC):
-            raise AuthenticationFailed("no rank of this version of quintet listens there")
-        theirs, mine = said[len(MAGIC) :], os.urandom(NONCE)
-        connection.sendall(MAGIC + mine + _proof(key, b"comes", theirs + mine))
+def _send(connection: socket.socket, parts: list[bytes], until: float, goes_on: Callable[[], bool] = _always) -> None:
+    """Sends all parts, which are not copied."""
+    left = [memoryview(part) for part in parts if part]
+    while left:
         try:
-            answer = _read(connection, TAG)
-        except Closed:
-            raise AuthenticationFailed("it knows another key") from None
-        if not hmac.compare_digest(answer, _proof(key, b"is met", theirs + mine)):
-            raise AuthenticationFailed("it knows another key")
-    return Connection(connection, _proof(key, b"to here", theirs + mine), _proof(key, b"from here", theirs + mine))
+            sent = connection.sendmsg(left)
+        except (BlockingIOError, InterruptedError):
+            _wait(connection, select.POLLOUT, until, goes_on)
+            continue
+        except OSError as error:
+            raise Closed(error.strerror or "its connection was closed") from None
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if sent:
+            left[0] = left[0][sent:]
 
 
-def _proof(key: bytes, what: bytes, nonces: bytes) -> bytes:
-    return hmac.new(key, what + b"\0" + nonces, "sha256").digest()
-
-
-@contextlib.contextmanager
-def _within(connection: socket.socket) -> Iterator[None]:
-    connection.settimeout(GREETING)
-    try:
-        yield
-    except (TimeoutError, ConnectionResetError, BrokenPipeError) as error:
-        raise Closed(str(error) or "it did not answer") from None
-
-
-def _read(connection: socket.socket, count: int) -> bytes:
-    data, until = b"", time.monotonic() + GREETING
-    while len(data) < count:
-        some = connection.recv(count - len(data))
-        if not some or time.monotonic() > until:
+def _receive(connection: socket.socket, count: int, until: float, goes_on: Callable[[], bool] = _always) -> bytearray:
+    data, filled = bytearray(min(count, AT_ONCE)), 0
+    while filled < count:
+        if filled == len(data):
+            data += bytes(min(count - filled, filled))
+        try:
+            with memoryview(data) as view, view[filled:] as rest:
+                some = connection.recv_into(rest)
+        except (BlockingIOError, InterruptedError):
+            _wait(connection, select.POLLIN, until, goes_on)
+            continue
+        except OSError as error:
+            raise Closed(error.strerror or "its connection was closed") from None
+        if not some:
             raise Closed("its connection was closed")
-        data += some
+        filled += some
     return data
+
+
+def _tag(key: bytes, number: int, head: bytes, payload: bytes | bytearray) -> bytes:
+    mac = hmac.new(key, _NUMBER.pack(number) + head, "sha256")
+    mac.update(payload)
+    return mac.digest()
+
+
+class _Secrets(NamedTuple):
+    """Proofs of both ends and keys of both directions of one connection."""
+
+    client: bytes
+    server: bytes
+    to_client: bytes
+    to_server: bytes
+
+
+def _secrets(key: bytes, protocol: bytes, nonces: bytes) -> _Secrets:
+    return _Secrets(
+        *(hmac.digest(key, b"\0".join((protocol, what.encode(), nonces)), "sha256") for what in _Secrets._fields)
+    )
+
+
+def authenticate_client(connection: socket.socket, key: bytes, protocol: bytes, until: float) -> Connection:
+    """Authenticates the end that has connected. AuthenticationFailed: it does not know the key; Closed: it is gone, or
+    did not answer."""
+    connection.setblocking(False)
+    nonce = os.urandom(NONCE)
+    try:
+        _send(connection, [protocol, nonce], until)
+        answer = bytes(_receive(connection, len(protocol) + NONCE + TAG, until))
+        secrets = _secrets(key, protocol, nonce + answer[-NONCE - TAG : -TAG])
+        if not answer.startswith(protocol) or not hmac.compare_digest(answer[-TAG:], secrets.client):
+            _send(connection, [_REFUSED], until)
+            raise AuthenticationFailed("it does not know the key")
+        _send(connection, [secrets.server], until)
+        return Connection(connection, secrets.to_client, secrets.to_server)
+    except TimeoutError:
+        raise Closed("it did not answer") from None
+
+
+def authenticate_server(connection: socket.socket, key: bytes, protocol: bytes, until: float) -> Connection:
+    """Authenticates the end that was connected to. AuthenticationFailed: it speaks another protocol, or does not know
+    the key; Closed: it is gone, or did not answer."""
+    connection.setblocking(False)
+    nonce = os.urandom(NONCE)
+    try:
+        hello = bytes(_receive(connection, len(protocol) + NONCE, until))
+        if not hello.startswith(protocol):
+            raise AuthenticationFailed(f"it does not speak {protocol.decode()!r}; run the same quintet on both")
+        secrets = _secrets(key, protocol, hello[-NONCE:] + nonce)
+        _send(connection, [protocol, nonce, secrets.client], until)
+        if not hmac.compare_digest(_receive(connection, TAG, until), secrets.server):
+            raise AuthenticationFailed("it knows another key")
+        return Connection(connection, secrets.to_server, secrets.to_client)
+    except TimeoutError:
+        raise Closed("it did not answer") from None

@@ -1,35 +1,48 @@
-"""Key that ranks prove to know: one that was given, or one that this user's processes find in a file."""
+"""Keys that the ends of a connection prove to know: those of ranks, and of engines that send each other pages."""
 
 import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 
-from quintet.config import read_environment
+from quintet.config import KVTransferConfig, read_environment
 
-LEAST, MOST = 8, 4096  # bytes of a key
+RANKS_LEAST, KV_TRANSFER_LEAST, MOST = 8, 16, 4096  # bytes of a key
 
 
-def shared_key() -> bytes:
-    """Returns the key. ValueError: it is too short, or its file is not to be trusted."""
+def ranks_key() -> bytes:
+    """Returns the key of ranks: one that was given, or one that this user's processes find in a file. ValueError: it is
+    too short, or its file is not to be trusted."""
     environment = read_environment()
     if environment.ranks_key is not None:
-        return _checked(environment.ranks_key.encode(), "QUINTET_RANKS_KEY")
+        return _checked(environment.ranks_key.encode(), "QUINTET_RANKS_KEY", RANKS_LEAST)
     if environment.ranks_key_file is not None:
-        path = Path(environment.ranks_key_file).expanduser()
-        try:
-            return _checked(path.read_bytes()[: MOST + 1].strip(), f"the file {path} (QUINTET_RANKS_KEY_FILE)")
-        except OSError as error:
-            raise ValueError(f"QUINTET_RANKS_KEY_FILE: {path} cannot be read ({error.strerror})") from None
+        return _given(environment.ranks_key_file, "QUINTET_RANKS_KEY_FILE", RANKS_LEAST, private=False)
     return _own(Path(environment.cache_home or "~/.cache").expanduser() / "quintet" / "ranks.key")
+
+
+def kv_transfer_key(settings: KVTransferConfig) -> bytes:
+    """Returns the key that all engines share; empty: none. ValueError where others can read its file, or it is
+    short."""
+    if settings.extras.key_file is not None:
+        return _given(settings.extras.key_file, "kv_transfer_config: key_file", KV_TRANSFER_LEAST, private=True)
+    key = (read_environment().kv_transfer_key or "").encode()
+    return key and _checked(key, "QUINTET_KV_TRANSFER_KEY", KV_TRANSFER_LEAST)
+
+
+def _given(path: str, setting: str, least: int, private: bool) -> bytes:
+    name = f"{setting}={path!r}"
+    try:
+        return _read(Path(path).expanduser(), name, least, private)
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error.strerror}); give another") from None
 
 
 def _own(path: Path) -> bytes:
     """Returns the key in this file, made when it is first wanted, for this user alone; of several processes at once, by
     one."""
     with contextlib.suppress(FileNotFoundError):
-        return _read(path)
+        return _read(path, str(path), RANKS_LEAST, True, os.getuid())
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -40,18 +53,19 @@ def _own(path: Path) -> bytes:
             os.link(beside, path)  # whole, or not there
     finally:
         os.unlink(beside)
-    return _read(path)
+    return _read(path, str(path), RANKS_LEAST, True, os.getuid())
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, name: str, least: int, private: bool, owner: int | None = None) -> bytes:
+    """Reads a key. private: its owner alone may read the file. owner: user that the file must belong to, if not any."""
     with open(path, "rb") as file:
         state = os.fstat(file.fileno())
-        if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
-            raise ValueError(f"{path} can be read by others, and is no secret; remove it, or set QUINTET_RANKS_KEY")
-        return _checked(file.read(MOST + 1).strip(), f"the file {path}")
+        if (private and state.st_mode & 0o077) or owner not in (None, state.st_uid):
+            raise ValueError(f"{name} can be read by others, and is no secret; give a new key, in a file with mode 600")
+        return _checked(file.read(MOST + 1).strip(), name, least)
 
 
-def _checked(key: bytes, what: str) -> bytes:
-    if not LEAST <= len(key) <= MOST:
-        raise ValueError(f"{what} has {len(key)} bytes; a key has from {LEAST} to {MOST}")
+def _checked(key: bytes, name: str, least: int) -> bytes:
+    if not least <= len(key) <= MOST:
+        raise ValueError(f"{name} has {len(key)} bytes; a key has from {least} to {MOST} (openssl rand -hex 32)")
     return key

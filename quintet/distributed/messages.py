@@ -140,7 +140,7 @@ class RankMessages(Channel):
             if frame.kind == STOP:
                 self._mesh.stop(frame.payload[:MOST_REASON].decode(errors="replace"))
             elif self._rank:
-                self._heard.put(frame.payload)
+                self._heard.put(bytes(frame.payload))
         if self.aborted:
             self._pass_on()
         return not self.aborted

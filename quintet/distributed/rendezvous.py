@@ -19,21 +19,22 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from quintet.distributed.connection import (
-    GREETING,
     MOST_META,
     AuthenticationFailed,
     Connection,
-    greet,
-    greeted,
+    authenticate_client,
+    authenticate_server,
     tuned,
     waited_for,
 )
-from quintet.distributed.keys import shared_key
+from quintet.distributed.keys import ranks_key
 from quintet.interface.types import RankInfo
 
 logger = logging.getLogger(__name__)
 
 TCP = "tcp://"
+PROTOCOL = b"quintet ranks 2"  # its number is raised with any change of the messages
+GREETING = 10.0  # seconds for the whole of a challenge: a stranger holds nothing for longer
 START = 600.0  # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
 SOON, AGAIN = 10.0, 30.0  # seconds until the log names the missing ranks, and until it does so again
 AT_ONCE = 32  # connections that are authenticated at a time
@@ -82,7 +83,7 @@ class Met:
 def key_of(endpoint: str) -> bytes:
     """Returns the key of a rendezvous: one that was made for it alone, or the one that is given to all."""
     own = parse_qs(urlsplit(endpoint).query).get("key")
-    return own[0].encode() if own else shared_key()
+    return own[0].encode() if own else ranks_key()
 
 
 def where(endpoint: str) -> tuple[str, int, int | None]:
@@ -172,7 +173,7 @@ class _Door:
         try:
             who = str(connection.getpeername()[0])
             tuned(connection, self._seconds)
-            wire = greeted(connection, self._key)
+            wire = authenticate_client(connection, self._key, PROTOCOL, time.monotonic() + GREETING)
             frame = wire.receive(time.monotonic() + GREETING)
             self._come.put((wire, msgspec.msgpack.decode(frame.payload, type=Hello)))
         except (OSError, msgspec.MsgspecError) as error:
@@ -266,7 +267,7 @@ def call_off(endpoint: str, why: str) -> bool:
         key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
             said = msgspec.msgpack.encode(Hello(CALLED_OFF, 0, 0, {}, why=why))
-            greet(connection, key).send(HELLO, said, until)
+            authenticate_server(connection, key, PROTOCOL, until).send(HELLO, said, until)
             return True
     return False
 
@@ -327,7 +328,7 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
         try:
             connection = socket.create_connection((host, port), timeout=GREETING)
             tuned(connection, seconds)
-            return greet(connection, key)
+            return authenticate_server(connection, key, PROTOCOL, time.monotonic() + GREETING)
         except AuthenticationFailed as error:
             if connection is not None:
                 connection.close()

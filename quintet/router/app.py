@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quintet import __version__
+from quintet.clients.http_connection import Header
 from quintet.router import admin, routes
 from quintet.router.core import Core
 from quintet.router.metrics import CONTENT_TYPE
 from quintet.router.request_info import RequestInfo, read_body
 from quintet.router.response_stream import HOP, ResponseStream
-from quintet.router.upstream import Header
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error
 from quintet.server.http.ids import HEADER, is_sane, new_id

@@ -7,10 +7,9 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
-from quintet.clients.http_client import Address
+from quintet.clients.http_client import Address, HttpClient
 from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
 from quintet.router.metrics import Counts
-from quintet.router.upstream import Upstream
 
 KEPT = 1 << 16  # chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
 _FIRST_REST, _LONGEST_REST = (
@@ -40,7 +39,7 @@ class Backend:
 
     url: str
     pool: Pool
-    upstream: Upstream
+    upstream: HttpClient
     up: bool = False  # by its health checks
     seen: bool = False  # it was up at some time
     draining: bool = False  # it gets no new requests
@@ -102,7 +101,7 @@ class Backend:
 class Backends:
     """All servers of a router."""
 
-    def __init__(self, make: Callable[[str], Upstream], apart: bool) -> None:
+    def __init__(self, make: Callable[[str], HttpClient], apart: bool) -> None:
         """`make`: of a URL, connections. `apart`: prompts and answers are computed by different servers."""
         self._make = make
         self.answering = Pool.DECODE if apart else Pool.ALL  # the servers that answer callers

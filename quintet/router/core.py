@@ -1,9 +1,13 @@
 """Router without its HTTP app: the servers, their health checks, and the ways of a request to them."""
 
 import asyncio
+import contextlib
+import ssl
 from datetime import datetime, timezone
 from typing import Any
 
+from quintet.clients.http_client import HttpClient
+from quintet.clients.http_connection import Header, Times
 from quintet.router import metrics
 from quintet.router.admin import Admin
 from quintet.router.backends import Backends, Pool, address_of
@@ -17,7 +21,6 @@ from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import ResponseLocations
 from quintet.router.response_stream import ResponseStream
 from quintet.router.stored_responses import Stored
-from quintet.router.upstream import Header, Times, Upstream, client_context
 from quintet.server.http.errors import ApiError
 
 
@@ -29,7 +32,7 @@ class Core:
         used."""
         self._config = config
         self._times = Times(config.connect_timeout, config.first_byte_timeout, config.idle_timeout)
-        self._context = client_context(config.backend_ca_certs)
+        self._context = _client_context(config.backend_ca_certs)
         self.key = _bearer(config.backend_api_key)  # in the place of the caller's; [] if that is passed on
         self.session_header = config.session_header.encode()
         self.totals, self.draining = Totals(), False
@@ -98,9 +101,15 @@ class Core:
         places = self.places
         return metrics.scrape(metrics.Now(list(self.backends), self.totals, places.in_flight, places.waiting))
 
-    def _connections(self, url: str) -> Upstream:
-        address = address_of(url)
-        return Upstream(address, self._times, self._context if address.tls else None)
+    def _connections(self, url: str) -> HttpClient:
+        return HttpClient(address_of(url), times=self._times, context=self._context)
+
+
+def _client_context(file: str | None) -> ssl.SSLContext:
+    """Returns the TLS context that checks https servers. ValueError if the file cannot be used."""
+    with contextlib.suppress(OSError, ssl.SSLError):
+        return ssl.create_default_context(cafile=file)
+    raise ValueError(f"the authorities in {file!r} cannot be used; give a file of PEM certificates")
 
 
 def _bearer(key: str | None) -> list[Header]:

@@ -6,13 +6,12 @@ import time
 import msgspec
 from msgspec import UNSET, Raw
 
-from quintet.clients.http_client import ConnectionLost, ProtocolError
+from quintet.clients.http_connection import ConnectionLost, Head, Late, ProtocolError
 from quintet.router.backends import Backend, Pool
 from quintet.router.forward import Forwarder, Unanswered
 from quintet.router.queue import SOON
 from quintet.router.request_info import RequestInfo, prefill_body, with_pages
 from quintet.router.response_stream import ResponseStream
-from quintet.router.upstream import Head, Late
 from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from quintet.clients.http_client import ConnectionLost, ProtocolError
+from quintet.clients.http_client import Exchange
+from quintet.clients.http_connection import ConnectionLost, Head, Late, ProtocolError, Unreached
 from quintet.router.backends import Backend, Pool
 from quintet.router.metrics import Totals
 from quintet.router.queue import SOON, RequestQueue
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import Finder, Place, ResponseLocations
 from quintet.router.response_stream import ResponseStream
-from quintet.router.upstream import Exchange, Head, Late, Unreached
 from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Forwarder:
         try:
             head = await exchange.head()
         except (ConnectionLost, ProtocolError) as error:
-            stale = exchange.reused and not exchange.heard
+            stale = exchange.stale
             exchange.close()
             if stale:
                 raise _Stale from None

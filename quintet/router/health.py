@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from quintet.clients.http_client import ConnectionLost, ProtocolError
+from quintet.clients.http_connection import ConnectionLost, Header, Late, ProtocolError, Times, Unreached
 from quintet.router.backends import Backend
 from quintet.router.config import RouterConfig
 from quintet.router.queue import RequestQueue
-from quintet.router.upstream import Header, Late, Times, Unreached
 
 logger = logging.getLogger(__name__)
 

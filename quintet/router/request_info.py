@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from quintet.clients.http_connection import Header
 from quintet.router.routes import Route
-from quintet.router.upstream import Header
 from quintet.server.http.errors import ApiError
 
 CHUNK = 256  # bytes of a beginning that are one number of its chain: some sixty tokens

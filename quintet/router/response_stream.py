@@ -5,8 +5,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from quintet.clients.http_connection import Header
 from quintet.router.routes import ApiDialect
-from quintet.router.upstream import Header
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape
 from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware.base import wire_of

@@ -2,13 +2,12 @@
 
 import logging
 
-from quintet.clients.http_client import ConnectionLost, ProtocolError
+from quintet.clients.http_connection import ConnectionLost, Late, ProtocolError
 from quintet.router.backends import Backend, Backends
 from quintet.router.forward import Forwarder, Unanswered
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import Place
 from quintet.router.response_stream import ResponseStream
-from quintet.router.upstream import Late
 from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)

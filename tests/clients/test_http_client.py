@@ -3,13 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from quintet.clients import http_client as http_stream
-from quintet.clients.http_client import Address, Answer, ConnectionLost, Events, HttpClient, ProtocolError
+from quintet.clients import http_connection
+from quintet.clients.http_client import Address, Answer, Events, HttpClient
+from quintet.clients.http_connection import ConnectionLost, ProtocolError, Sink, Times, Unreached
 from tests.clients.conftest import Fake
+
+T = TypeVar("T")
 
 
 def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: Any) -> tuple[Answer, bytes]:
@@ -17,7 +21,7 @@ def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: An
     pieces: list[bytes] = []
 
     async def work() -> Answer:
-        client = HttpClient(Address("127.0.0.1", fake.port), {"x-test": "1"}, idle)
+        client = HttpClient(Address("127.0.0.1", fake.port), {"x-test": "1"}, Times(first_byte=idle, idle=idle))
         try:
             answer = Answer()
             for _ in range(times):
@@ -124,8 +128,13 @@ def test_a_unix_socket_will_do(fake: Fake) -> None:
 # ------------------------------------------------------------------------------------------- answers byte by byte
 
 
-def answer_of(*pieces: bytes) -> Answer:
+def answer_of(*pieces: bytes, sink: Sink | None = None) -> Answer:
     """What the client makes of bytes that a server sends to its first request."""
+    return served(lambda client: client.request("GET", "/", sink=sink), *pieces)
+
+
+def served(work: Callable[[HttpClient], Coroutine[Any, Any, T]], *pieces: bytes) -> T:
+    """What the work gives, with a client whose server sends these bytes, whatever it is asked."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -134,12 +143,11 @@ def answer_of(*pieces: bytes) -> Answer:
             await writer.drain()
         writer.close()
 
-    async def work() -> Answer:
+    async def run() -> T:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-            return await HttpClient(address, idle_seconds=60).request("GET", "/")
+            return await work(HttpClient(Address("127.0.0.1", server.sockets[0].getsockname()[1])))
 
-    return asyncio.run(work())
+    return asyncio.run(run())
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -154,6 +162,57 @@ def test_an_answer_too_many_changes_nothing() -> None:
     second = b"HTTP/1.1 500 x\r\ncontent-length: 3\r\nx-b: c\r\n\r\nbad"
     answer = answer_of(OK + b"content-length: 2\r\n\r\nhi" + second)
     assert (answer.status, answer.body, answer.headers) == (200, b"hi", {"content-length": "2"})
+
+
+def test_a_sink_that_fails_at_a_whole_answer_fails_the_request() -> None:
+    def sink(piece: bytes, now: float) -> None:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        answer_of(OK + b"content-length: 2\r\n\r\nhi", sink=sink)
+
+
+def test_a_slow_reader_makes_the_server_wait_and_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "HELD", 1000)
+    content = bytes(range(256)) * 40_000  # more than the sockets between hold
+
+    async def work(client: HttpClient) -> bytes:
+        exchange, found = await client.send(client.message(b"GET", b"/", [])), bytearray()
+        assert (await exchange.head()).status == 200
+        connection = exchange._connection
+        while piece := await exchange.piece():
+            found += piece
+            await asyncio.sleep(0.001)
+            assert sum(map(len, connection.pieces)) < 2**20, "reading stops until what came is taken"
+        exchange.close()
+        return bytes(found)
+
+    assert served(work, OK + b"content-length: %d\r\n\r\n" % len(content), content) == content
+
+
+def test_an_answer_that_came_whole_can_be_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its connection is used for the next."""
+    monkeypatch.setattr(http_connection, "HELD", 1000)
+    content = b"x" * 4000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(OK + b"content-length: %d\r\n\r\n" % len(content) + content)
+
+    async def work() -> bytes:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            client = HttpClient(Address("127.0.0.1", server.sockets[0].getsockname()[1]))
+            exchange = await client.send(client.message(b"GET", b"/", []))
+            await exchange.head()
+            exchange.close()
+            exchange = await client.send(client.message(b"GET", b"/", []))
+            found = await asyncio.wait_for(exchange.body(5000), 30)
+            client.close()
+            exchange.close()
+            client.close()
+            return found
+
+    assert asyncio.run(work()) == content
 
 
 @pytest.mark.parametrize(
@@ -174,10 +233,12 @@ def test_half_an_answer_is_none(pieces: list[bytes], error: type[Exception]) -> 
 
 
 def test_no_server_is_an_error_of_the_system() -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(Unreached, match="no connection: ") as refused:
         http_stream.run(HttpClient(Address("127.0.0.1", 1)).request("GET", "/"))
-    with pytest.raises(FileNotFoundError):
+    assert isinstance(refused.value.__cause__, OSError)
+    with pytest.raises(Unreached, match="no connection: No such file") as missing:
         http_stream.run(HttpClient(Address("x", 80, uds="/nowhere/socket")).request("GET", "/"))
+    assert isinstance(missing.value.__cause__, FileNotFoundError)
 
 
 def test_the_loop_is_the_fastest_that_there_is() -> None:

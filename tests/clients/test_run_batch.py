@@ -23,6 +23,7 @@ from quintet.clients import batch_files as batch
 from quintet.clients import http_client as http_stream
 from quintet.clients.batch_files import BadLine, Batch, Manner, Request
 from quintet.clients.http_client import Address, Answer, HttpClient
+from quintet.clients.http_connection import ConnectionLost
 from quintet.config.schema import flags
 from tests.clients.conftest import KEY, Fake
 from tests.helpers.servers.serving import until, words_of
@@ -357,7 +358,7 @@ def test_a_server_that_dies_under_way_is_quoted(serve: tuple[str, ...], capsys: 
         (pid,) = (each.pid for each in psutil.Process().children() if serve[1] in words_of(each))
 
         async def work() -> None:
-            with pytest.raises(http_stream.ConnectionLost):
+            with pytest.raises(ConnectionLost):
                 await HttpClient(server.address, server.headers()).request("POST", "/x", b"{}")
 
         http_stream.run(work())

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from quintet.clients.http_client import HttpClient
 from quintet.router.backends import KEPT, Backend, Pool, address_of
 from quintet.router.policies import make_policy
 from quintet.router.request_info import CHUNK, ENDS, RequestInfo, read_body
 from quintet.router.routes import POSTS
-from quintet.router.upstream import Times, Upstream
 from quintet.server.http.errors import ApiError
 
 
 def servers(count: int = 3) -> list[Backend]:
     urls = [f"http://10.0.0.{number}:8000" for number in range(1, count + 1)]
-    return [Backend(url, Pool.ALL, Upstream(address_of(url), Times(1, 1, 1)), up=True) for url in urls]
+    return [Backend(url, Pool.ALL, HttpClient(address_of(url)), up=True) for url in urls]
 
 
 def ask(session: str = "", **fields: Any) -> RequestInfo:

@@ -7,9 +7,9 @@ import httpx
 import pytest
 import trustme
 
+from quintet.clients.http_client import HttpClient
 from quintet.router.backends import Backend, Pool, address_of
 from quintet.router.config import RouterConfig
-from quintet.router.upstream import Times, Upstream
 from tests.router.fakes import EVENTS, SSE, Call, Fake, chunk, routed, until
 
 
@@ -45,7 +45,7 @@ async def test_a_server_that_is_not_ready_is_left_out_and_comes_back() -> None:
 
 def test_thresholds_count_looks_in_a_row() -> None:
     url = "http://10.0.0.1:8000"
-    backend = Backend(url, Pool.ALL, Upstream(address_of(url), Times(1, 1, 1)))
+    backend = Backend(url, Pool.ALL, HttpClient(address_of(url)))
     said = [
         backend.looked((3, 2), trouble) for trouble in ("no", "", "no", "no", "", "no", "no", "no", "", "no", "", "")
     ]
@@ -55,7 +55,7 @@ def test_thresholds_count_looks_in_a_row() -> None:
 
 def test_a_server_that_fails_rests_longer_each_time() -> None:
     url = "http://10.0.0.1:8000"
-    backend = Backend(url, Pool.ALL, Upstream(address_of(url), Times(1, 1, 1)), up=True)
+    backend = Backend(url, Pool.ALL, HttpClient(address_of(url)), up=True)
     rests = []
     for _ in range(9):
         backend.failed(100.0, "x")

@@ -229,11 +229,12 @@ async def _measure(
     from tqdm import tqdm
 
     from quintet.clients.http_client import HttpClient
+    from quintet.clients.http_connection import Times
     from quintet.clients.latency import Seen
     from quintet.clients.load_generator import Sender, arrivals
 
     warmup, timed = calls
-    connections = HttpClient(server.address, server.headers(), load.timeout)
+    connections = HttpClient(server.address, server.headers(), Times(first_byte=load.timeout, idle=load.timeout))
     sender = Sender(connections, server.where, endpoint)
     try:
         await _warm(sender, warmup, load.max_concurrency)

@@ -124,9 +124,10 @@ def _server(server: target.Target, arguments: argparse.Namespace) -> Iterator[ta
 async def _answer(work: "Work", sink: IO[bytes], server: target.Target, how: "tuple[Pace, Progress]") -> "Tally":
     from quintet.clients.batch_files import Batch, Manner
     from quintet.clients.http_client import HttpClient
+    from quintet.clients.http_connection import Times
 
     pace, progress = how
-    connections = HttpClient(server.address, server.headers(), pace.timeout)
+    connections = HttpClient(server.address, server.headers(), Times(first_byte=pace.timeout, idle=pace.timeout))
     try:
         manner = Manner(pace.concurrency, pace.max_retries)
         batch = Batch(connections, server.where, manner, work.tally, progress.show)

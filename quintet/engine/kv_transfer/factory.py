@@ -13,6 +13,7 @@ import psutil
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.config.cache import LMCACHE
 from quintet.config.kv_transfer import SHARED_MEMORY
+from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_scales import scales_of
@@ -24,7 +25,6 @@ from quintet.engine.kv_transfer.offload.disk import Disk, left_by_others, shared
 from quintet.engine.kv_transfer.offload.host_memory import HostMemory
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
 from quintet.engine.kv_transfer.p2p.setup import facts_of, make_transfer
-from quintet.engine.kv_transfer.p2p.sockets import key_of
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.kv_transfer.rank_shares import RankShares
@@ -145,7 +145,7 @@ def _places(config: EngineConfig, copies: PageCopier, ranks: WorkerGroup, counci
         return NullConnector()
     if config.kv_offloading_backend != LMCACHE:
         return _tiers(config, copies, ranks, council)
-    asked, key = dict(config.kv_offloading_lmcache or {}), key_of(config.kv_transfer_config)
+    asked, key = dict(config.kv_offloading_lmcache or {}), kv_transfer_key(config.kv_transfer_config)
     if config.kv_offloading_size is not None:  # as in vLLM
         asked |= {"local_cpu": True, "max_local_cpu_size": float(config.kv_offloading_size)}
     return AsyncStoreConnector("LMCache", lambda: LMCacheStore(asked, copies.words, key), copies.words)

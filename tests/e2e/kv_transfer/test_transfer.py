@@ -10,8 +10,8 @@ import pytest
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig, KVTransferConfig
+from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.client import EngineClient
-from quintet.engine.kv_transfer.p2p.setup import key_of
 from quintet.outputs import RequestOutput
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, make
 from tests.e2e.engine.test_windows import prompt
@@ -188,7 +188,7 @@ def test_keys_are_kept_to_their_owners_and_binds_beyond_loopback_need_one(tmp_pa
         with pytest.raises(ValueError, match=why):
             served("llama", kv_transfer_config={**BOTH, "kv_connector_extra_config": extra})
     file.chmod(0o600)
-    assert key_of(KVTransferConfig(kv_connector_extra_config={"key_file": str(file)})) == b"a" * 32
+    assert kv_transfer_key(KVTransferConfig(kv_connector_extra_config={"key_file": str(file)})) == b"a" * 32
     with pytest.raises(ValueError, match="others could take pages, which are prompts"):
         served("llama", kv_transfer_config={**BOTH, "kv_ip": "0.0.0.0"})
     extra = {"key_file": str(file)}

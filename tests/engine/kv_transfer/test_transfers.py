@@ -3,6 +3,7 @@
 import contextlib
 import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,21 +13,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from quintet.distributed.connection import NONCE, TAG
 from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.kv_transfer.connector import NullConnector
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.p2p.consumer import Address, From, PageClient, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
 from quintet.engine.kv_transfer.p2p.protocol import (
-    HEAD,
-    VERSION,
+    ASKED,
+    PROTOCOL,
     Channel,
     Claim,
     Facts,
-    Hello,
     Page,
     ProtocolError,
-    Welcome,
 )
 from quintet.engine.kv_transfer.p2p.protocol import PageRequest as Asking
 from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
@@ -214,7 +214,7 @@ def test_a_stale_answer_costs_a_computation_or_the_request(fails: bool) -> None:
 @pytest.mark.parametrize(
     ("facts", "key", "why"),
     [
-        (FACTS, b"another key of sixteen", "the keys differ; give all engines the same"),
+        (FACTS, b"another key of sixteen", "it knows another key; give all engines the same"),
         (msgspec.structs.replace(FACTS, checkpoint="x"), KEY, "one runs another model, or other weights of it"),
         (msgspec.structs.replace(FACTS, dtype="int8"), KEY, "pages in float32 are given, and in int8 wanted"),
         (msgspec.structs.replace(FACTS, page_size=8), KEY, "pages of 4 tokens are given, and of 8 wanted"),
@@ -235,39 +235,34 @@ def test_a_peer_of_another_model_or_key_gets_nothing_and_is_told_why(facts: Fact
 
 def test_one_that_gives_pages_without_the_key_is_believed_nothing() -> None:
     giver = PageServer(SendBuffer(2**20, WORDS, 60.0), lambda: FACTS, b"", 0.5)
-    with pytest.raises(ProtocolError, match="the keys differ"):
+    with pytest.raises(ProtocolError, match="it knows another key"):
         Net(giver).connect(Peer("here", 1, "loan")).claim(KEY, FACTS)
     ours, theirs = socket.socketpair()
-    said = Channel(theirs, 0.5, 0)
-    thread = threading.Thread(
-        target=lambda: (said.send(Hello(VERSION, b"n" * 32)), theirs.recv(10_000), _welcome(said))
-    )
-    thread.start()
-    with pytest.raises(ProtocolError, match="it has another key, or none"):
+    theirs.sendall(PROTOCOL + b"n" * NONCE + b"w" * TAG)
+    with pytest.raises(ProtocolError, match="it knows another key; give all engines the same"):
         Channel(ours, 0.5, 0).claim(KEY, FACTS)
-    thread.join()
-
-
-def _welcome(channel: Channel) -> None:
-    channel.send(Welcome(b"w" * 32))
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"quintet pages 3" + b"n" * NONCE)
+    with pytest.raises(ProtocolError, match="it does not speak 'quintet pages 4'; run the same quintet on both"):
+        Channel(ours, 0.5, 0).claim(KEY, FACTS)
 
 
 def spoken() -> Iterator[bytes]:
     """What strangers say."""
     yield b"GET / HTTP/1.1\r\n\r\n" * 20
-    yield HEAD.pack(2**31)
-    yield HEAD.pack(3) + b"\xc1\xc1\xc1"
-    yield HEAD.pack(0)
-    claim = msgspec.msgpack.encode(Claim(VERSION, b"n" * 32, FACTS, b"p" * 32))
-    yield HEAD.pack(len(claim)) + claim
-    yield HEAD.pack(len(claim)) + claim[:-20]
-    old = msgspec.msgpack.encode(Claim(7, b"n" * 32, FACTS, b"p" * 32))
-    yield HEAD.pack(len(old)) + old
-    ask = msgspec.msgpack.encode(Asking("loan", [b"k"]))
-    yield HEAD.pack(len(ask)) + ask
+    opening, head = PROTOCOL + b"n" * NONCE, struct.Struct(">IB")
+    yield opening + b"p" * TAG
+    yield opening + bytes(TAG)
+    yield opening[:-20]
+    yield b"quintet pages 7" + b"n" * NONCE + b"p" * TAG
+    for message in (Claim(FACTS), Asking("loan", [b"k"])):
+        content = msgspec.msgpack.encode(message)
+        yield opening + b"p" * TAG + head.pack(len(content), 0) + content + b"t" * TAG
+        yield head.pack(len(content), 0) + content
+    yield opening + b"p" * TAG + head.pack(2**31, 0)
     rng = random.Random(1)
     for _ in range(60):
-        yield HEAD.pack(rng.randrange(200)) + rng.randbytes(rng.randrange(300))
+        yield (opening if rng.random() < 0.5 else b"") + rng.randbytes(rng.randrange(300))
 
 
 def _heard(connection: socket.socket) -> bytes:
@@ -327,8 +322,7 @@ def test_a_page_of_another_length_is_no_page() -> None:
     def lie() -> None:
         channel = Channel(theirs, 0.5, 0)
         channel.greet(KEY, FACTS)
-        channel._longest = 10**6
-        theirs.recv(10_000)
+        channel.receive(ASKED)
         channel.send(Page(0, b"1234"))
 
     threading.Thread(target=lie, daemon=True).start()

@@ -2,11 +2,9 @@
 
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +15,6 @@ from quintet.config import EngineConfig
 from quintet.distributed import connection as wire
 from quintet.distributed import messages as letters
 from quintet.distributed import rendezvous
-from quintet.distributed.keys import shared_key
 from quintet.engine.parallel import multiproc as processes
 from quintet.interface.platform import DeviceLost
 from quintet.interface.types import RankInfo
@@ -220,7 +217,7 @@ def test_strangers_do_not_come_in_and_keep_nobody_waiting() -> None:
     port = int(second.endpoint.rpartition(":")[2])
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]  # one that says nothing holds up nobody
     silent[1].sendall(os.urandom(500))
-    silent[2].sendall(wire.MAGIC + bytes(wire.NONCE + wire.TAG))
+    silent[2].sendall(rendezvous.PROTOCOL + bytes(wire.NONCE + wire.TAG))
     found = at_once([
         lambda: meeting(first),
         lambda: pytest.raises(ValueError, meeting, second, b"another key").value,
@@ -311,40 +308,6 @@ def test_machine_0_alone_calls_a_meeting_off(monkeypatch: pytest.MonkeyPatch, no
     assert said == [("tcp://127.0.0.1:1", "rank 1 of 2 has ended: it exited with code 9")] * tells
 
 
-def test_a_wire_knows_its_peer_after_that_has_gone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    made = wire.Connection(one, b"a" * 32, b"b" * 32)
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    other.close()  # at once: it is reset
-    with pytest.raises(wire.Closed):
-        made.receive(time.monotonic() + 30)
-    with pytest.raises(OSError):
-        one.getpeername()
-    assert made.peer == "127.0.0.1"
-
-
-def test_a_frame_that_was_changed_or_is_too_long_is_refused() -> None:
-    one, other = socket.socketpair()
-    sends, hears = wire.Connection(one, b"a" * 32, b"b" * 32), wire.Connection(other, b"b" * 32, b"a" * 32)
-    until = time.monotonic() + 5
-    sends.send(1, b"hello", until)
-    assert hears.receive(until) == (1, b"hello")
-    sends.send(1, b"x" * 100, until)
-    with pytest.raises(wire.AuthenticationFailed, match="100 bytes, where 50 at most"):
-        hears.receive(until, 50)
-    for changed in (0, 5, -1):  # the length is believed only as far as the tag says so
-        one, other = socket.socketpair()
-        sends, hears = wire.Connection(one, b"a" * 32, b"b" * 32), wire.Connection(other, b"b" * 32, b"a" * 32)
-        sends.send(1, b"", until)
-        data = bytearray(other.recv(100))
-        data[changed if changed < len(data) else -1] ^= 1
-        one.sendall(bytes(data))
-        with pytest.raises((wire.AuthenticationFailed, TimeoutError)):
-            hears.receive(time.monotonic() + 0.2)
-
-
 def test_what_no_rank_sends_ends_the_mesh() -> None:
     one, other = socket.socketpair()
     mesh = _cpu.Mesh([-1, one.detach()], 0, 5.0)
@@ -355,27 +318,6 @@ def test_what_no_rank_sends_ends_the_mesh() -> None:
         _cpu.Mesh([-1, other.detach()], 0, 5.0).exchange(bytes(2000))
     with pytest.raises(ValueError, match="a socket for each other rank"):
         _cpu.Mesh([-1, -1], 0, 5.0)
-
-
-def test_the_key_is_given_or_made_once_for_this_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert shared_key() == b"of these tests alone"
-    monkeypatch.setenv("QUINTET_RANKS_KEY", "short")
-    with pytest.raises(ValueError, match="has 5 bytes"):
-        shared_key()
-    monkeypatch.delenv("QUINTET_RANKS_KEY")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    keys = at_once([shared_key] * 8)
-    assert len(set(keys)) == 1 and len(keys[0]) == 64
-    path = tmp_path / "quintet" / "ranks.key"
-    assert path.stat().st_mode & 0o777 == 0o600 and len(list(path.parent.iterdir())) == 1
-    path.chmod(0o644)
-    with pytest.raises(ValueError, match="can be read by others"):
-        shared_key()
-    monkeypatch.setenv("QUINTET_RANKS_KEY_FILE", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="cannot be read"):
-        shared_key()
-    (tmp_path / "none").write_text("a key in a file\n")
-    assert shared_key() == b"a key in a file"
 
 
 def test_greetings_are_strict() -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from quintet.clients import errors
-from quintet.clients.http_client import Address, ConnectionLost, HttpClient
+from quintet.clients.http_client import Address, HttpClient
 from quintet.clients.latency import Stream
 from quintet.clients.load_generator import PATHS, Source
 from quintet.common.subprocess_python import running
@@ -92,7 +92,7 @@ class Caller:
             try:
                 if (await self._connections.request("GET", "/ready")).status == 200:
                     return self
-            except (OSError, ConnectionLost):
+            except OSError:
                 pass  # it does not listen yet
             await asyncio.sleep(LOOK)
 

@@ -68,7 +68,7 @@ class From(NamedTuple):
 class Route(NamedTuple):
     """Connection settings: how to connect, and the facts, key and transport to use."""
 
-    connect: Callable[[Address], Channel]  # Broken says why not
+    connect: Callable[[Address], Channel]  # ProtocolError says why not
     facts: Callable[[], Facts]
     key: bytes
     words: int  # of a row

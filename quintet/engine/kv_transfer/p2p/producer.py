@@ -150,7 +150,7 @@ class PageServer:
 
 
 def _check(parts: Sequence[tuple[int, int]], nbytes: int) -> None:
-    """Raises Broken for parts that are not in rows of so many bytes."""
+    """Raises ProtocolError for parts that are not in rows of so many bytes."""
     if any(first + count > nbytes for first, count in parts) or sum(count for _, count in parts) > nbytes:
         raise ProtocolError("parts that no row has")
 

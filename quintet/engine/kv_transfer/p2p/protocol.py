@@ -1,32 +1,35 @@
-"""Protocol of a connection that carries pages between two engines: frames, their limits, and authentication.
+"""Protocol of a connection that carries pages between two engines: messages and their limits.
 
-A frame is its length (4 bytes, little-endian), msgpack of one message, and an HMAC-SHA256 of direction, number and
-message. Both ends first prove that they have the key, each over the other's nonce, so that nothing recorded can be
-replayed; the frames of a connection have a key made of both nonces. Nothing is encrypted: anyone who reads the network
-traffic reads pages.
+A message is msgpack in one frame of distributed/connection.py, which authenticates both ends and all frames. Nothing is
+encrypted: anyone who reads the network traffic reads pages.
 """
 
-import hmac
+import contextlib
 import os
+import select
 import socket
-import struct
 import time
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-PROTOCOL = b"quintet pages 3"  # its number is raised with any change of the messages
-VERSION = 3
-NONCE = 32  # bytes
-TAG = 32
-SMALL = 2**17  # bytes of a message without a page, and of what surrounds a page
-MOST_KEYS = 1024  # of one Ask
-MOST_PARTS = 4096  # byte ranges of a row, in one Ask
-MOST_RANKS = 256  # processes of one engine
-HEAD = struct.Struct("<I")
+from quintet.distributed.connection import (
+    AuthenticationFailed,
+    Connection,
+    authenticate_client,
+    authenticate_server,
+    waited_for,
+)
 
-Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+PROTOCOL = b"quintet pages 4"  # its number is raised with any change of the messages
+REMEDY = "; give all engines the same QUINTET_KV_TRANSFER_KEY"
+SMALL = 2**17  # bytes of a message without a page, and of what surrounds a page
+MOST_KEYS = 1024  # of one PageRequest
+MOST_PARTS = 4096  # byte ranges of a row, in one PageRequest
+MOST_RANKS = 256  # processes of one engine
+
 Key = Annotated[bytes, Meta(min_length=1, max_length=32)]
 Text = Annotated[str, Meta(max_length=256)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -80,25 +83,15 @@ def _said(part: Part) -> str:
     )
 
 
-class Hello(Struct, tag=True, array_like=True):
-    """First message of the producer."""
-
-    version: Number
-    nonce: Bytes32
-
-
 class Claim(Struct, tag=True, array_like=True):
-    """Answer of the consumer."""
+    """First message of the consumer."""
 
-    version: Number
-    nonce: Bytes32
     facts: Facts
-    proof: Bytes32
     way: Text = ""  # transport of pages; empty: frames
 
 
 class Welcome(Struct, tag=True, array_like=True):
-    proof: Bytes32
+    """Answer of the producer: pages may be requested."""
 
 
 class Refusal(Struct, tag=True, array_like=True):
@@ -116,21 +109,21 @@ class PageRequest(Struct, tag=True, array_like=True):
 
 
 class Page(Struct, tag=True, array_like=True):
-    """One page of the last Ask."""
+    """One page of the last PageRequest."""
 
     place: Number
     row: bytes
 
 
 class Offer(Struct, tag=True, array_like=True):
-    """One page of the last Ask: a row of the memory that the producer shares, until the consumer has copied it."""
+    """One page of the last PageRequest: a row of the producer's shared memory, until the consumer has copied it."""
 
     place: Number
     row: Number
 
 
 class Copied(Struct, tag=True, array_like=True):
-    """Report that the consumer has copied all shared rows of the last Ask."""
+    """Report that the consumer has copied all shared rows of the last PageRequest."""
 
 
 class Kept(Struct, tag=True, array_like=True):
@@ -161,7 +154,7 @@ class Done(Struct, tag=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_GREETING, _CLAIM = msgspec.msgpack.Decoder(Hello | Refusal), msgspec.msgpack.Decoder(Claim)
+_CLAIM = msgspec.msgpack.Decoder(Claim)
 _REPLY = msgspec.msgpack.Decoder(Welcome | Refusal)
 ASKED: "msgspec.msgpack.Decoder[PageRequest | Done]" = msgspec.msgpack.Decoder(PageRequest | Done)
 ANSWERED: "msgspec.msgpack.Decoder[Page | Offer | Missing]" = msgspec.msgpack.Decoder(Page | Offer | Missing)
@@ -169,26 +162,14 @@ COPIED, KEPT = msgspec.msgpack.Decoder(Copied), msgspec.msgpack.Decoder(Kept)
 MEMORY = msgspec.msgpack.Decoder(Memory)
 
 
-class _Keys(NamedTuple):
-    """Frame keys of one connection."""
-
-    send: bytes
-    receive: bytes
-
-
 class Channel:
-    """One end of a connection. Every call ends within `patience` seconds, with success or Broken."""
+    """One end of a connection. Every call ends within `patience` seconds, with success or ProtocolError."""
 
     def __init__(self, connection: socket.socket, patience: float, longest: int) -> None:
         """longest: bytes of a page's row."""
-        self._connection, self._patience, self._longest = connection, patience, SMALL + longest
-        self._keys = _Keys(b"", b"")
-        self._sent = self._received = 0
-
-    @property
-    def greeted(self) -> bool:
-        """Returns whether both ends have authenticated."""
-        return bool(self._keys.send)
+        self._socket, self._patience, self._longest = connection, patience, SMALL + longest
+        self._connection: Connection | None = None  # once both ends have authenticated
+        self.greeted = False  # both ends have authenticated, and their pages fit
 
     def patient(self, patience: float) -> "Channel":
         """Returns the same channel, with other patience."""
@@ -196,107 +177,63 @@ class Channel:
         return self
 
     def send(self, message: Any) -> None:
-        content = _encode(message)
-        tag = b""
-        if self._keys.send:
-            tag = _tag(self._keys.send, self._sent, content)
-            self._sent += 1
-        self._connection.settimeout(self._patience)
-        try:
-            self._connection.sendall(b"".join((HEAD.pack(len(content)), content, tag)))
-        except OSError as error:
-            raise ProtocolError(_why(error)) from None
+        with _failing():
+            self._authenticated.send(0, _encode(message), time.monotonic() + self._patience)
 
     def receive(self, decoder: "msgspec.msgpack.Decoder[T]", patience: float | None = None) -> T:
         until = time.monotonic() + (self._patience if patience is None else patience)
-        (length,) = HEAD.unpack(self._read(HEAD.size, until))
-        if length > self._longest:
-            raise ProtocolError(f"a frame of {length} bytes, where {self._longest} are the most")
-        content = self._read(length, until)
-        if self._keys.receive:
-            if not hmac.compare_digest(self._read(TAG, until), _tag(self._keys.receive, self._received, content)):
-                raise ProtocolError("a frame is not what was sent")
-            self._received += 1
+        with _failing():
+            content = self._authenticated.receive(until, self._longest).payload
         try:
             return decoder.decode(content)
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"a frame that is none of the protocol: {error}") from None
 
-    def _read(self, count: int, until: float) -> bytearray:
-        into = bytearray(count)
-        view, got = memoryview(into), 0
-        while got < count:
-            left = until - time.monotonic()
-            if left <= 0:
-                raise ProtocolError("nothing came in time")
-            self._connection.settimeout(left)
-            try:
-                more = self._connection.recv_into(view[got:])
-            except OSError as error:
-                raise ProtocolError(_why(error)) from None
-            if more == 0:
-                raise ProtocolError("the connection was closed" + (" within a frame" if got else ""))
-            got += more
-        return into
+    @property
+    def _authenticated(self) -> Connection:
+        assert self._connection is not None, "greet or claim comes first"
+        return self._connection
 
     def look(self) -> None:
-        """Raises Broken where the other side has closed the connection; reads nothing."""
-        self._connection.settimeout(0)
-        try:
-            if not self._connection.recv(1, socket.MSG_PEEK):
-                raise ProtocolError("the connection was closed")
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise ProtocolError(_why(error)) from None
+        """Raises ProtocolError where the other side has closed the connection; reads nothing."""
+        if self._authenticated.gone:
+            raise ProtocolError("the connection was closed")
 
     def greet(self, key: bytes, facts: Facts, way: str = "") -> None:
         """Runs the producer's half of the handshake. way: transport of pages, if not frames: the same on both sides."""
-        ours = os.urandom(NONCE)
-        self.send(Hello(VERSION, ours))
+        with _failing(REMEDY):
+            until = time.monotonic() + self._patience
+            self._connection = authenticate_client(self._socket, key, PROTOCOL, until)
         claim = self.receive(_CLAIM)
-        if claim.version != VERSION:
-            self._refuse(f"this engine speaks version {VERSION}, and not {claim.version}; run the same quintet on both")
-        if not hmac.compare_digest(claim.proof, _proof(key, b"taker", ours, claim.nonce, claim.facts)):
-            self._refuse("the keys differ; give all engines the same QUINTET_KV_TRANSFER_KEY")
+        why = claim.facts.unlike(facts)
         if claim.way != way:
-            self._refuse(f"pages are given by {way or 'TCP'}, and wanted by {claim.way or 'TCP'}")
-        if why := claim.facts.unlike(facts):
-            self._refuse(why)
-        self.send(Welcome(_proof(key, b"giver", ours, claim.nonce, facts)))
-        self._keys = _Keys(_key(key, b"giver", ours, claim.nonce), _key(key, b"taker", ours, claim.nonce))
+            why = f"pages are given by {way or 'TCP'}, and wanted by {claim.way or 'TCP'}"
+        self.send(Refusal(why) if why else Welcome())
+        if why:
+            raise ProtocolError(why)
+        self.greeted = True
 
     def claim(self, key: bytes, facts: Facts, way: str = "") -> None:
         """Runs the consumer's half of the handshake."""
-        ours, hello = os.urandom(NONCE), self.receive(_GREETING)
-        if isinstance(hello, Refusal):
-            raise ProtocolError(hello.why)
-        if hello.version != VERSION:
-            raise ProtocolError(f"it speaks version {hello.version}, and not {VERSION}; run the same quintet on both")
-        self.send(Claim(VERSION, ours, facts, _proof(key, b"taker", hello.nonce, ours, facts), way))
+        with _failing(REMEDY):
+            until = time.monotonic() + self._patience
+            self._connection = authenticate_server(self._socket, key, PROTOCOL, until)
+        self.send(Claim(facts, way))
         reply = self.receive(_REPLY)
         if isinstance(reply, Refusal):
             raise ProtocolError(reply.why)
-        if not hmac.compare_digest(reply.proof, _proof(key, b"giver", hello.nonce, ours, facts)):
-            raise ProtocolError("it has another key, or none")
-        self._keys = _Keys(_key(key, b"taker", hello.nonce, ours), _key(key, b"giver", hello.nonce, ours))
-
-    def _refuse(self, why: str) -> None:
-        self.send(Refusal(why))
-        raise ProtocolError(why)
+        self.greeted = True
 
     def lend(self, descriptor: int) -> None:
         """Sends a file descriptor, which lets the other process read the file; only after authentication."""
-        try:
-            socket.send_fds(self._connection, [b"m"], [descriptor])
-        except OSError as error:
-            raise ProtocolError(_why(error)) from None
+        with _failing():
+            socket.send_fds(self._socket, [b"m"], [descriptor])
 
     def borrow(self) -> int:
         """Receives the descriptor of a file that the other process lets this one read."""
-        self._connection.settimeout(self._patience)
+        waited_for(self._socket.fileno(), select.POLLIN, self._patience)
         try:
-            _, (descriptor, *more), _, _ = socket.recv_fds(self._connection, 1, 1)
+            _, (descriptor, *more), _, _ = socket.recv_fds(self._socket, 1, 1)
         except (OSError, ValueError) as error:
             raise ProtocolError(f"no memory was shared: {error}") from None
         for each in more:
@@ -304,22 +241,16 @@ class Channel:
         return descriptor
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
 
 
-def _proof(key: bytes, who: bytes, giver: bytes, taker: bytes, facts: Facts) -> bytes:
-    return hmac.digest(key, b"\0".join((PROTOCOL, who, giver, taker, _encode(facts))), "sha256")
-
-
-def _key(key: bytes, who: bytes, giver: bytes, taker: bytes) -> bytes:
-    return hmac.digest(key, b"\0".join((PROTOCOL, b"frames of the " + who, giver, taker)), "sha256")
-
-
-def _tag(key: bytes, number: int, content: bytes | bytearray) -> bytes:
-    made = hmac.new(key, number.to_bytes(8, "little"), "sha256")
-    made.update(content)
-    return made.digest()
-
-
-def _why(error: OSError) -> str:
-    return "nothing came in time" if isinstance(error, TimeoutError) else f"{error.strerror or error}"
+@contextlib.contextmanager
+def _failing(remedy: str = "") -> Iterator[None]:
+    """Turns errors of a connection into ProtocolError. remedy: what to do where the other end cannot authenticate."""
+    try:
+        yield
+    except TimeoutError:
+        raise ProtocolError("nothing came in time") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ProtocolError(why + remedy if isinstance(error, AuthenticationFailed) else why) from None

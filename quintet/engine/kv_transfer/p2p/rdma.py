@@ -27,7 +27,7 @@ class Moving(Protocol):
     """Transfer that was started."""
 
     def done(self) -> bool:
-        """Returns whether all data has arrived. Broken: it will not, and the library writes nothing more."""
+        """Returns whether all data has arrived. ProtocolError: it will not, and the library writes nothing more."""
 
     def stop(self) -> bool:
         """Gives the transfer up -> whether the library has released the memory that it wrote to."""
@@ -40,26 +40,26 @@ class TransferEngine(Protocol):
         """Lets others read this memory from now on."""
 
     def receive(self, rows: Rows) -> None:
-        """Registers memory that reads may write to. Broken: it cannot."""
+        """Registers memory that reads may write to. ProtocolError: it cannot."""
 
     def told(self) -> bytes:
         """Returns the data that another engine needs to read here."""
 
     def meet(self, told: bytes) -> str:
-        """Connects to an engine by its mover's data -> the library's name for it. Broken: nothing can be read there."""
+        """Connects to an engine by its mover's data -> the library's name for it. ProtocolError: it has none."""
 
     def part(self, peer: str) -> None:
         """Releases a peer that meet() has returned."""
 
     def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Moving:
-        """Starts to read a row from each address, one behind the other. Broken: it cannot."""
+        """Starts to read a row from each address, one behind the other. ProtocolError: it cannot."""
 
     def close(self) -> None:
         """Closes the library; none of its transfers may still run."""
 
 
 def unclosed(library: Any) -> Any:
-    """Returns the library of a mover; Broken once it was closed."""
+    """Returns the library of a mover; ProtocolError once it was closed."""
     if library is None:
         raise ProtocolError("the engine ends")
     return library
@@ -87,7 +87,7 @@ class Staging:
         self.closed = False
 
     def borrow(self) -> Rows:
-        """Returns a free buffer. Broken: too many transfers do not end, or the engine does."""
+        """Returns a free buffer. ProtocolError: too many transfers do not end, or the engine does."""
         with self._lock:
             if self.closed:
                 raise ProtocolError("the engine ends")
@@ -144,8 +144,8 @@ class Stagings:
         self._ended = False
 
     def of(self, words: int) -> Staging:
-        """Returns the buffers for a row width. Broken: rows of too many widths were fetched before, or the engine
-        ends."""
+        """Returns the buffers for a row width. ProtocolError: rows of too many widths were fetched before, or the
+        engine ends."""
         with self._lock:
             if self._ended:
                 raise ProtocolError("the engine ends")
@@ -202,8 +202,8 @@ class RemoteReads:
             self._staging.give_back(into, moving)
 
     def _wait(self, moving: Moving) -> None:
-        """Waits for a transfer. Broken: it fails, takes too long, or the connection ends, which a library may not
-        notice."""
+        """Waits for a transfer. ProtocolError: it fails, takes too long, or the connection ends, which a library may
+        not notice."""
         until, pause = time.monotonic() + self._patience, FIRST
         while not moving.done():
             if time.monotonic() > until:

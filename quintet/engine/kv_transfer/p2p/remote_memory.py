@@ -21,7 +21,7 @@ class RemoteRegion(Protocol):
     """Memory of one producer, as long as one connection to it lasts."""
 
     def read(self, rows: Sequence[int]) -> Rows:
-        """Returns a copy of these rows. Broken says why it cannot."""
+        """Returns a copy of these rows. ProtocolError says why it cannot."""
 
     def close(self) -> None: ...
 

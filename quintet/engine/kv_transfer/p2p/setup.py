@@ -12,6 +12,7 @@ import msgspec
 
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.config.kv_transfer import SHARED_MEMORY
+from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import ModelSizes
 from quintet.engine.kv_cache.manager import KVCacheManager
@@ -22,7 +23,7 @@ from quintet.engine.kv_transfer.p2p.consumer import Address, PageClient, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
 from quintet.engine.kv_transfer.p2p.protocol import Channel, Facts
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
-from quintet.engine.kv_transfer.p2p.sockets import connected, connected_here, key_of, leave, listen, listen_here
+from quintet.engine.kv_transfer.p2p.sockets import connected, connected_here, leave, listen, listen_here
 from quintet.engine.kv_transfer.p2p.transfers import Transfer
 from quintet.engine.kv_transfer.p2p.transports import Transport, means_of
 from quintet.engine.kv_transfer.page_copier import PageCopier
@@ -64,7 +65,7 @@ def make_transfer(  # the last is for ranks
 ) -> Transfer:
     """Makes the transfer; ValueError says which setting is not possible."""
     settings = config.kv_transfer_config
-    side = _Side(settings, known, copies, among, key_of(settings), [])
+    side = _Side(settings, known, copies, among, kv_transfer_key(settings), [])
     peers = _asked(settings, side.key) if settings.takes else None
     transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(side.key))
     transfer.engine, transfer.council = settings.engine_id or secrets.token_hex(8), among.council

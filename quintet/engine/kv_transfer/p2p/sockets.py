@@ -9,41 +9,18 @@ import struct
 import tempfile
 from pathlib import Path
 
-from quintet.config import KVTransferConfig, read_environment
+from quintet.config import KVTransferConfig
 from quintet.config.cache_dir import trouble
 from quintet.engine.kv_transfer.p2p.allowed_peers import Peers
 from quintet.engine.kv_transfer.p2p.consumer import Address
 from quintet.engine.kv_transfer.p2p.protocol import Channel, ProtocolError
 
-SHORTEST_KEY = 16  # bytes
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 NO_KEY = (
     "{where}: others could take pages, which are prompts, and give them; give all engines a key "
     "(QUINTET_KV_TRANSFER_KEY, or key_file in kv_connector_extra_config), or bind to 127.0.0.1"
 )
-
-
-def key_of(settings: KVTransferConfig) -> bytes:
-    """Returns the key that all engines share; empty: none. ValueError where others can read its file, or it is
-    short."""
-    name = settings.extras.key_file
-    if name is None:
-        key, whose = (read_environment().kv_transfer_key or "").encode(), "QUINTET_KV_TRANSFER_KEY"
-    else:
-        whose = f"key_file={name!r}"
-        try:
-            path = Path(name).expanduser()
-            if path.stat().st_mode & 0o077:
-                raise ValueError(f"kv_transfer_config: {whose} can be read by others; chmod 600 it")
-            key = path.read_bytes().strip()
-        except OSError as error:
-            raise ValueError(f"kv_transfer_config: {whose} cannot be read ({error.strerror}); give another") from None
-        if not key:
-            raise ValueError(f"kv_transfer_config: {whose} is empty; write a key into it (openssl rand -hex 32)")
-    if 0 < len(key) < SHORTEST_KEY:
-        raise ValueError(f"kv_transfer_config: the key of {whose} has {len(key)} bytes; give {SHORTEST_KEY} or more")
-    return key
 
 
 def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
@@ -66,8 +43,8 @@ def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
 
 
 def connected(peer: Address, patience: float, longest: int, keyed: bool, peers: Peers | None = None) -> Channel:
-    """Connects to the engine that holds a loan; Broken says why it cannot. Without a key only this machine is trusted.
-    peers: engines that may be asked; None: all."""
+    """Connects to the engine that holds a loan; ProtocolError says why it cannot. Without a key only this machine is
+    trusted. peers: engines that may be asked; None: all."""
     host, _, port = peer.place.rpartition(":")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
@@ -131,7 +108,7 @@ def leave(engine: str) -> None:
 
 
 def connected_here(peer: Address, patience: float) -> Channel:
-    """Connects to another engine of this user; Broken says why it cannot."""
+    """Connects to another engine of this user; ProtocolError says why it cannot."""
     name = peer.place.rpartition(":")[0]
     if not NAME.fullmatch(name):
         raise ProtocolError("it is no engine of this machine's")
