@@ -280,8 +280,8 @@ END = """
    have more, which transformers may pass over: `require(config, entries)` says what is computed of them. Tensors that a
    published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
-3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
-   the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
+3. Write `quintet/models/<model_type>.py`: one class derived from `CausalLM`, with the name that
+   `architectures` of config.json has. Start from what the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
    names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
    colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases/model_ops.py`, and

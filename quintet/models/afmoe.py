@@ -20,7 +20,7 @@ from quintet.layers.rope import Rotary, head_dim
 COMPUTED = {"score_func": "sigmoid", "route_norm": True, **dict.fromkeys(("n_group", "num_expert_groups"), 1)}
 
 
-class Gated(SelfAttention):
+class AfmoeAttention(SelfAttention):
     """Attention with an output gate: its output is multiplied by the sigmoid of another product of its input."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
@@ -34,7 +34,7 @@ class Gated(SelfAttention):
         return out
 
 
-class Model(CausalLM):
+class AfmoeForCausalLM(CausalLM):
     """QK-norm; the first layers have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)
@@ -57,10 +57,10 @@ class Model(CausalLM):
             shared=config.moe_intermediate_size * config.num_shared_experts,
         )
 
-        def attention(index: int) -> Gated:
+        def attention(index: int) -> AfmoeAttention:
             window = layer_window(config, index)
             shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
-            made = Gated(build, shape, None if window is None else rotary)
+            made = AfmoeAttention(build, shape, None if window is None else rotary)
             made.q_norm = RMSNorm(build, head_dim(config), eps)
             made.k_norm = RMSNorm(build, head_dim(config), eps)
             return made

@@ -13,7 +13,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class ApertusForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     ignored = (*CausalLM.ignored, r".*\.act_fn\.(beta|eps)")  # 0.5 and -1e-6, which the op has as well

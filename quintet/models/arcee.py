@@ -10,7 +10,7 @@ from quintet.layers.mlp import MLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class ArceeForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

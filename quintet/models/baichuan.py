@@ -9,10 +9,10 @@ from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
 from quintet.layers.normalised_weights import by_row, normalised
 from quintet.layers.rope import Rotary
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Model(llama.Model):
+class BaichuanForCausalLM(LlamaForCausalLM):
     """Llama's blocks; in Baichuan 2, each token's row of the head has length 1."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

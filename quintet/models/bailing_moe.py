@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 
-class Model(CausalLM):
+class BailingMoeForCausalLM(CausalLM):
     """Pre-norm blocks. The first generation chooses experts by softmax, the second by sigmoid and out of groups, and
     normalises q and k of each head, of which it turns a part."""
 

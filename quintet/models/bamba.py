@@ -52,7 +52,7 @@ def least(config: Any) -> float:
     return float(lowest)
 
 
-class Model(CausalLM):
+class BambaForCausalLM(CausalLM):
     """Pre-norm blocks with a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

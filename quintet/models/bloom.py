@@ -15,7 +15,7 @@ from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
 
-class Model(CausalLM):
+class BloomForCausalLM(CausalLM):
     """Pre-norm blocks with biases; a head that is tied as a rule."""
 
     trunk_name = "transformer"

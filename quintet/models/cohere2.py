@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Cohere2ForCausalLM(CausalLM):
     """Parallel blocks under a LayerNorm without bias, neighbours turned, scaled logits, a tied head."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

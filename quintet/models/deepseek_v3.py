@@ -14,7 +14,7 @@ from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class DeepseekV3ForCausalLM(CausalLM):
     """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)

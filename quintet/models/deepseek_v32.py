@@ -3,10 +3,10 @@
 from typing import Any
 
 from quintet.layers.build import BuildContext
-from quintet.models import deepseek_v3
+from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
 
 
-class Model(deepseek_v3.Model):
+class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     """An indexer chooses index_topk tokens that each token attends to. In requests of up to that length it chooses all,
     and attention is DeepSeek-V3's. Longer ones are refused, and the indexer's weights are not read."""
 

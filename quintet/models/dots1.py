@@ -12,7 +12,7 @@ from quintet.layers.rope import Rotary, head_dim
 from quintet.models.glm4_moe import feed_forward
 
 
-class Model(CausalLM):
+class Dots1ForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, windows where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)

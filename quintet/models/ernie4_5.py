@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Ernie4_5ForCausalLM(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -18,7 +18,7 @@ NOTHING = 1e-6  # hardly ever do the weights of chosen experts add up to less
 BIAS = "moe_statics.e_score_correction_bias"
 
 
-class Model(CausalLM):
+class Ernie4_5_MoeForCausalLM(CausalLM):
     """Pre-norm blocks; experts, and some that serve every token, in a stretch of the layers."""
 
     ignored = (*CausalLM.ignored, r"model\.mtp_.*")

@@ -13,7 +13,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Exaone4ForCausalLM(CausalLM):
     """Post-norm blocks; every layer has positions in a checkpoint without windows (1.2B), else only windowed ones."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

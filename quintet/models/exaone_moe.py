@@ -14,7 +14,7 @@ from quintet.models.deepseek_v3 import dense
 from quintet.models.exaone4 import attention
 
 
-class Model(CausalLM):
+class ExaoneMoeForCausalLM(CausalLM):
     """The first layers have one feed-forward."""
 
     ignored = (*CausalLM.ignored, r"mtp\..*")

@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class FalconForCausalLM(CausalLM):
     """Each branch of 40B and 180B has its own norm, and KV heads stand beside their queries in those checkpoints."""
 
     trunk_name = "transformer"

@@ -27,7 +27,7 @@ RENAMED = {
 }
 
 
-class Both(nn.Module):
+class FalconH1Mixer(nn.Module):
     """x [T, hidden] through the state space and through attention, scaled, and their sum."""
 
     def __init__(self, config: Any, build: BuildContext, rotary: Rotary) -> None:
@@ -64,7 +64,7 @@ class Both(nn.Module):
         return out
 
 
-class Feed(GatedMLP):
+class FalconH1MLP(GatedMLP):
     """down(act(gate(x) * first) * up(x)) * last."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -83,7 +83,7 @@ class Feed(GatedMLP):
         return out
 
 
-class Model(CausalLM):
+class FalconH1ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward, scaled embeddings and logits."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -91,7 +91,7 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            return PreNormBlock(config, build, Both(config, build, rotary), Feed(config, build))
+            return PreNormBlock(config, build, FalconH1Mixer(config, build, rotary), FalconH1MLP(config, build))
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -16,7 +16,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class GemmaForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a feed-forward gated by gelu."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -12,7 +12,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Gemma2ForCausalLM(CausalLM):
     """Embedding scaled by sqrt(hidden), norms that are kept around 0, every second layer with a window."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

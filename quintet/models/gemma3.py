@@ -21,7 +21,7 @@ def _window(config: Any, index: int, build: BuildContext) -> int | None:
     return window // 2 + 1 if window is not None and both and not build.causal else window
 
 
-class Model(CausalLM):
+class Gemma3ForCausalLM(CausalLM):
     """Gemma 2's blocks with QK-norm. Of a checkpoint that also sees, the language model alone is read."""
 
     ignored = (*CausalLM.ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")

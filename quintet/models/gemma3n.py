@@ -17,12 +17,12 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, without
 from quintet.layers.rope import Rotary
-from quintet.models import gemma3
+from quintet.models.gemma3 import Gemma3ForCausalLM
 
 HALF = 2.0**-0.5
 
 
-class Attention(SelfAttention):
+class Gemma3nAttention(SelfAttention):
     """Attention that normalises each head's v too."""
 
     v_norm: RMSNorm
@@ -48,7 +48,7 @@ class Laurel(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Gemma3nDecoderLayer(nn.Module):
     """Streams and the layer's own embeddings [T, P] -> streams."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
@@ -79,7 +79,7 @@ class Block(nn.Module):
         return (first, *(ops.add(each, more) for each in others))
 
 
-class Trunk(nn.Module):
+class Gemma3nModel(nn.Module):
     """A step -> normalised hidden states of its rows."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -191,7 +191,7 @@ def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
         attention: nn.Module
         q_norm = RMSNorm(build, size, eps)
         if index < own:
-            attention = keeping[kind] = made = Attention(build, shape, rotaries[kind])
+            attention = keeping[kind] = made = Gemma3nAttention(build, shape, rotaries[kind])
             made.q_norm, made.k_norm = q_norm, RMSNorm(build, size, eps)
             made.v_norm = RMSNorm(build, size, eps, weighed=False)
         elif kind not in keeping:
@@ -206,7 +206,7 @@ def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
             mlp = SparseMLP(build, (config.hidden_size, width), config.hidden_activation, sparsity)
         else:
             mlp = GatedMLP(build, config.hidden_size, width, config.hidden_activation)
-        blocks.append(Block(config, build, attention, mlp))
+        blocks.append(Gemma3nDecoderLayer(config, build, attention, mlp))
     return nn.ModuleList(blocks)
 
 
@@ -217,11 +217,11 @@ def _sources(layers: Iterable[nn.Module]) -> tuple[tuple[int, int, SelfAttention
     return tuple((place, last[each], each) for place, each in enumerate(attending) if each in last)
 
 
-class Model(CausalLM):
+class Gemma3nForCausalLM(CausalLM):
     """Language model of a checkpoint; weights for images and audio are not read."""
 
-    model: Trunk
-    canonical = staticmethod(gemma3.Model.canonical)
+    model: Gemma3nModel
+    canonical = staticmethod(Gemma3ForCausalLM.canonical)
     ignored = (
         *CausalLM.ignored,
         r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
@@ -235,7 +235,7 @@ class Model(CausalLM):
         if not config.altup_correct_scale:
             self.ignored = (*self.ignored, r"model\.layers\.\d+\.altup\.correct_output_scale")
         self.ignored = (*self.ignored, rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
-        self.model = Trunk(config, build)
+        self.model = Gemma3nModel(config, build)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 

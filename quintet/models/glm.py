@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class GlmForCausalLM(CausalLM):
     """Pre-norm blocks, biases on q, k and v where the checkpoint says so."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

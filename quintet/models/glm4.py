@@ -13,7 +13,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Glm4ForCausalLM(CausalLM):
     """Norms around each branch, half of each head turned with neighbours paired, gate and up fused."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

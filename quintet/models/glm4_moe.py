@@ -15,7 +15,7 @@ from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond, dense, grouped
 
 
-class Model(CausalLM):
+class Glm4MoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm where the checkpoint has it; the first layers have one feed-forward."""
 
     unstacked = staticmethod(unstacked)

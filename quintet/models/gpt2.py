@@ -17,7 +17,7 @@ from quintet.layers.pipeline import Stage, without
 CONV = CheckpointLayout(transposed=True)
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Pre-norm attention and feed-forward, both with biases."""
 
     def __init__(self, config: Any, build: BuildContext, index: int) -> None:
@@ -50,7 +50,7 @@ class Block(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class GPT2Model(nn.Module):
     """Token and position embeddings, blocks, a last norm."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         self.wte = Embedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
-        self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
+        self.h = nn.ModuleList(GPT2Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
     @property
@@ -78,7 +78,7 @@ class Trunk(nn.Module):
         return (self.ln_f(wanted_rows(x, batch, self._ops)) if stage.last else x), taps
 
 
-class Model(CausalLM):
+class GPT2LMHeadModel(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
     trunk_name = "transformer"
@@ -87,7 +87,7 @@ class Model(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
-        self.transformer = Trunk(config, build)
+        self.transformer = GPT2Model(config, build)
         source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
 

@@ -15,7 +15,7 @@ from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
 
-class Model(CausalLM):
+class GPTNeoForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
 
     trunk_name = "transformer"

@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class GPTNeoXForCausalLM(CausalLM):
     """Parallel blocks or serial ones, part of each head turned, q, k and v of a head together."""
 
     trunk_name = "gpt_neox"

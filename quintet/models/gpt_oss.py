@@ -16,7 +16,7 @@ STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
 OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scales"}  # of an expert, by the stack's end
 
 
-class Model(CausalLM):
+class GptOssForCausalLM(CausalLM):
     """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class GPTJForCausalLM(CausalLM):
     """Parallel blocks; biases in the feed-forward and the head."""
 
     trunk_name = "transformer"

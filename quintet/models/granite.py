@@ -13,7 +13,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Block(PreNormBlock):
+class GraniteDecoderLayer(PreNormBlock):
     """A pre-norm block that scales its branches before they join the residual."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
@@ -32,16 +32,16 @@ class Block(PreNormBlock):
         return self._ops.scale(self.mlp(x), self._scale), residual
 
 
-class Model(CausalLM):
+class GraniteForCausalLM(CausalLM):
     """Scaled embedding, pre-norm blocks with scaled branches, rotary positions, divided logits."""
 
-    block: ClassVar[type[Block]] = Block
+    block: ClassVar[type[GraniteDecoderLayer]] = GraniteDecoderLayer
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def made(config: Any, build: BuildContext, index: int) -> Block:
+        def made(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             shape = AttentionSizes.of(
                 config,
                 scale=config.attention_multiplier,

@@ -11,7 +11,7 @@ from quintet.layers.decoder import CausalLM, Decoder, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, unstacked
 from quintet.layers.rope import Rotary
-from quintet.models.granite import Block
+from quintet.models.granite import GraniteDecoderLayer
 from quintet.models.mixtral import mixture_of
 
 NAMES = {
@@ -21,7 +21,7 @@ NAMES = {
 }  # what a checkpoint calls them -> as transformers' other mixtures do
 
 
-class Model(CausalLM):
+class GraniteMoeForCausalLM(CausalLM):
     """Granite's multipliers; a softmax over the experts that a token has."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -29,10 +29,10 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config)
         mixture = mixture_of(config)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             bias = config.attention_bias
             shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
-            return Block(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
+            return GraniteDecoderLayer(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -12,8 +12,8 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.mamba import Mamba2
-from quintet.models import granite
 from quintet.models.bamba import spaces
+from quintet.models.granite import GraniteDecoderLayer, GraniteForCausalLM
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -26,7 +26,7 @@ RENAMED = {
 }
 
 
-class Feed(nn.Module):
+class GraniteMoeHybridMLP(nn.Module):
     """A gated feed-forward that serves every token and, where there are some, experts beside it."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -55,7 +55,7 @@ class Feed(nn.Module):
         return out
 
 
-class Model(granite.Model):
+class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """Granite with layers of Mamba 2 or attention, which may have no positions."""
 
     unstacked = staticmethod(unstacked)
@@ -64,7 +64,7 @@ class Model(granite.Model):
         CausalLM.__init__(self, build)
         rotary = Rotary.of(build, config) if config.position_embedding_type == "rope" else None
 
-        def block(config: Any, build: BuildContext, index: int) -> granite.Block:
+        def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
                 mixer = Mamba2(build, spaces(config))
@@ -72,7 +72,7 @@ class Model(granite.Model):
                 bias = config.attention_bias
                 shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
                 mixer = SelfAttention(build, shape, rotary)
-            return granite.Block(config, build, mixer, Feed(config, build))
+            return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
 
         self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

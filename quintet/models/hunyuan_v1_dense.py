@@ -22,7 +22,7 @@ class Turned(SelfAttention):
         return self.q_norm(q), self.k_norm(k)
 
 
-class Model(CausalLM):
+class HunYuanDenseV1ForCausalLM(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

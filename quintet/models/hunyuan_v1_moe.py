@@ -7,13 +7,13 @@ from torch import nn
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse, require
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.models import hunyuan_v1_dense
+from quintet.models.hunyuan_v1_dense import HunYuanDenseV1ForCausalLM
 
 # entries of Tencent's code that transformers does not read -> what its classes compute
 COMPUTED = {"norm_topk_prob": True, "use_qk_norm": True, "use_mixed_mlp_moe": True}
 
 
-class Model(hunyuan_v1_dense.Model):
+class HunYuanMoEV1ForCausalLM(HunYuanDenseV1ForCausalLM):
     """The same blocks."""
 
     unstacked = staticmethod(unstacked)
@@ -47,5 +47,5 @@ class Model(hunyuan_v1_dense.Model):
     @staticmethod
     def canonical(name: str) -> str:
         """The router and the shared expert by our names too."""
-        name = hunyuan_v1_dense.Model.canonical(name)
+        name = HunYuanDenseV1ForCausalLM.canonical(name)
         return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(".mlp.shared_mlp.", ".mlp.shared_experts.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.linear import CheckpointLayout
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     "model.tok_embeddings.": "model.embed_tokens.",
@@ -18,7 +18,7 @@ RENAMED = {
 }
 
 
-class Model(llama.Model):
+class InternLM2ForCausalLM(LlamaForCausalLM):
     """The same blocks by other names."""
 
     def _heads(self, config: Any) -> AttentionSizes:

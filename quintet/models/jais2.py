@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Jais2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

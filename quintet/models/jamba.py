@@ -22,7 +22,7 @@ RENAMED = {
 }
 
 
-class Model(CausalLM):
+class JambaForCausalLM(CausalLM):
     """Pre-norm blocks; the weights of a token's experts are those of all, not made to add up."""
 
     unstacked = staticmethod(unstacked)

@@ -50,7 +50,7 @@ def width(config: Any) -> int:
     return -(-int(config.block_ffn_dim_multiplier * inner) // multiple) * multiple
 
 
-class Model(CausalLM):
+class Lfm2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

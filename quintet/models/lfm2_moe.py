@@ -13,13 +13,13 @@ from quintet.layers.rope import Rotary
 from quintet.models import lfm2
 
 
-class Model(CausalLM):
+class Lfm2MoeForCausalLM(CausalLM):
     """Experts are chosen by sigmoid, with a bias where the checkpoint has one.
 
     Weights that add up to 1 do so exactly; transformers divides by their sum and a millionth.
     """
 
-    canonical = staticmethod(lfm2.Model.canonical)
+    canonical = staticmethod(lfm2.Lfm2ForCausalLM.canonical)
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -18,7 +18,7 @@ from quintet.layers.rope import Growth, Rotary
 STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{DOWN})")
 
 
-class Attention(SelfAttention):
+class Llama4Attention(SelfAttention):
     """q and k are turned, and then normalised where the checkpoint says so; or not turned, and q grows with its
     position."""
 
@@ -48,7 +48,7 @@ class ScaledMoE(MoE):
         return share
 
 
-class Model(CausalLM):
+class Llama4ForCausalLM(CausalLM):
     """Pre-norm blocks. Of a checkpoint that also sees, the language model alone is read."""
 
     ignored = (*CausalLM.ignored, r"(model\.)?(vision_model|multi_modal_projector)\..*")
@@ -75,7 +75,7 @@ class Model(CausalLM):
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             turned, bias = bool(config.no_rope_layers[index]), config.attention_bias
             shape = AttentionSizes.of(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
-            attention = Attention(build, shape, rotary if turned else None)
+            attention = Llama4Attention(build, shape, rotary if turned else None)
             attention.growth = None if turned else growth
             if turned and config.use_qk_norm:
                 attention.q_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, weighed=False)

@@ -11,10 +11,10 @@ from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
 
-class Model(CausalLM):
+class MambaForCausalLM(CausalLM):
     """Mamba 2's blocks, with other mixers in them."""
 
-    canonical = staticmethod(mamba2.Model.canonical)
+    canonical = staticmethod(mamba2.Mamba2ForCausalLM.canonical)
     # of norms that have none: transformers stores ones
     ignored = (*CausalLM.ignored, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
 
@@ -34,8 +34,8 @@ class Model(CausalLM):
             weighed=False,
         )
 
-        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
-            return mamba2.Block(config, build, Mamba1(build, shape))
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
+            return mamba2.Mamba2Block(config, build, Mamba1(build, shape))
 
         self.model = Decoder(config, build, block)
         source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"

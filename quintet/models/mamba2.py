@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
 
 
-class Block(nn.Module):
+class Mamba2Block(nn.Module):
     """A norm and a mixer: there is no feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Block(nn.Module):
         return self.mixer(x, cache), residual
 
 
-class Model(CausalLM):
+class Mamba2ForCausalLM(CausalLM):
     """The blocks, and a head that may be tied to the embedding."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -42,7 +42,7 @@ class Model(CausalLM):
         check_silu(config)
         say_rounded(config, build)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Mamba2Block:
             shape = Mamba2Sizes(
                 hidden=config.hidden_size,
                 heads=config.num_heads,
@@ -56,7 +56,7 @@ class Model(CausalLM):
                 output_bias=config.use_bias,
                 least=least(config),
             )
-            return Block(config, build, Mamba2(build, shape))
+            return Mamba2Block(config, build, Mamba2(build, shape))
 
         self.model = Decoder(config, build, block)
         source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"

@@ -9,15 +9,15 @@ from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.models import mixtral
+from quintet.models.mixtral import MixtralForCausalLM
 
 
-class Model(CausalLM):
+class MiniMaxM2ForCausalLM(CausalLM):
     """Pre-norm blocks, partly turned heads; the bias of the choice stands beside the router."""
 
     ignored = (*CausalLM.ignored, r"model\.mtp.*")
     unstacked = staticmethod(unstacked)
-    canonical = staticmethod(mixtral.Model.canonical)
+    canonical = staticmethod(MixtralForCausalLM.canonical)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)

@@ -22,7 +22,7 @@ class Growing(SelfAttention):
         return (q if self.growth is None else self.growth(q, positions)), k
 
 
-class Model(CausalLM):
+class Ministral3ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, windows where the checkpoint has them, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

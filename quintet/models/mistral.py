@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class MistralForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -25,7 +25,7 @@ def mixture_of(config: Any) -> MoESizes:
     )
 
 
-class Model(CausalLM):
+class MixtralForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a softmax over the experts that a token has."""
 
     unstacked = staticmethod(unstacked)

@@ -25,7 +25,7 @@ class Backwards(Rotary):
         return {"table": torch.cat([cosines, -sines], dim=-1)}
 
 
-class Model(CausalLM):
+class NanoChatForCausalLM(CausalLM):
     """Pre-norm blocks behind a norm of the embedding, a plain feed-forward, soft-capped logits."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

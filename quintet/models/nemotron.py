@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class NemotronForCausalLM(CausalLM):
     """Pre-norm blocks, part of each head turned."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -17,7 +17,7 @@ from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
 
-class Feed(mamba2.Block):
+class NemotronHFeedForward(mamba2.Mamba2Block):
     """A norm and a feed-forward, or a mixture of experts."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ class Feed(mamba2.Block):
         return self.mixer(x), residual
 
 
-class Model(CausalLM):
+class NemotronHForCausalLM(CausalLM):
     """One branch a layer. Time steps are time_step_min at least, as transformers has them."""
 
     unstacked = staticmethod(unstacked)
@@ -38,18 +38,18 @@ class Model(CausalLM):
         refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
         hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
 
-        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
             mixer: nn.Module
             what = config.layers_block_type[index]
             if what == "linear_attention":
-                return mamba2.Block(config, build, Mamba2(build, spaces(config)))
+                return mamba2.Mamba2Block(config, build, Mamba2(build, spaces(config)))
             if what == "full_attention":
-                return mamba2.Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
+                return mamba2.Mamba2Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
             if what == "moe":
                 mixer = UngatedMoE(build, mixture(config), config.moe_latent_size, bias)
             else:
                 mixer = MLP(build, (hidden, config.intermediate_size), kind, ("up_proj", "down_proj"), bias)
-            return Feed(config, build, mixer)
+            return NemotronHFeedForward(config, build, mixer)
 
         self.model = Decoder(config, build, block)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
@@ -57,7 +57,7 @@ class Model(CausalLM):
     @staticmethod
     def canonical(name: str) -> str:
         """The trunk is called backbone in NVIDIA's own files."""
-        name = mamba2.Model.canonical(name)
+        name = mamba2.Mamba2ForCausalLM.canonical(name)
         return name.replace("model.embeddings.", "model.embed_tokens.").replace("model.norm_f.", "model.norm.")
 
 

@@ -18,7 +18,7 @@ from quintet.layers.rope import Rotary
 EPS = 1e-5  # of every norm
 
 
-class Model(CausalLM):
+class OlmoForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -15,7 +15,7 @@ from quintet.layers.norm import RMSNorm, ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Olmo2ForCausalLM(CausalLM):
     """Post-norm blocks, QK-norm over the whole projection, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

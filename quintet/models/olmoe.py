@@ -11,7 +11,7 @@ from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class OlmoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm over the whole projection, rotary positions, experts."""
 
     unstacked = staticmethod(unstacked)

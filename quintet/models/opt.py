@@ -23,7 +23,7 @@ def _norm(config: Any, build: BuildContext) -> LayerNorm:
     return LayerNorm(build, config.hidden_size, EPS, parts)
 
 
-class Block(Layer):
+class OPTDecoderLayer(Layer):
     """Attention and feed-forward; the norms stand before the branches, or (350M) after the sums."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -60,7 +60,7 @@ class Block(Layer):
         return out
 
 
-class Trunk(nn.Module):
+class OPTDecoder(nn.Module):
     """Token and position embeddings, blocks, a last norm; projections where embeddings are narrower than blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -69,7 +69,7 @@ class Trunk(nn.Module):
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
         self.embed_tokens = Embedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
-        self.layers = nn.ModuleList(Block(config, build) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(OPTDecoderLayer(config, build) for _ in range(config.num_hidden_layers))
         last = config.do_layer_norm_before and not config._remove_final_layer_norm
         self.final_layer_norm = _norm(config, build) if last else nn.Identity()
         self.project_in: nn.Module = nn.Identity()
@@ -102,14 +102,14 @@ def _projection(build: BuildContext, inputs: int, name: str, outputs: int) -> Co
     return columns(build, inputs, {name: whole(outputs, build.size)})
 
 
-class Model(CausalLM):
+class OPTForCausalLM(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
     model: nn.ModuleDict
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        self.model = nn.ModuleDict({"decoder": Trunk(config, build)})
+        self.model = nn.ModuleDict({"decoder": OPTDecoder(config, build)})
         source = "/model.decoder.embed_tokens" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.word_embed_proj_dim, config.vocab_size, source)
 

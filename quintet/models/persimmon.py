@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class PersimmonForCausalLM(CausalLM):
     """Pre-norm blocks with biases, half of each head turned."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class PhiForCausalLM(CausalLM):
     """Parallel blocks, part of each head turned; q and k of each head normalised where the checkpoint says so."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Phi3ForCausalLM(CausalLM):
     """Pre-norm blocks; q, k and v are one tensor in the checkpoint, and so are the feed-forward's gate and up."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

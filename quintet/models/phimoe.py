@@ -14,10 +14,10 @@ from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
-from quintet.models import mixtral
+from quintet.models.mixtral import MixtralForCausalLM
 
 
-class Model(CausalLM):
+class PhimoeForCausalLM(CausalLM):
     """Mixtral's checkpoints; positions may be scaled by longrope, with a factor for short requests and one for long."""
 
     unstacked = staticmethod(unstacked)
@@ -64,7 +64,7 @@ class Model(CausalLM):
     @staticmethod
     def canonical(name: str) -> str:
         """Some call the router router, and not gate."""
-        return mixtral.Model.canonical(name).replace(".mlp.router.", ".mlp.gate.")
+        return MixtralForCausalLM.canonical(name).replace(".mlp.router.", ".mlp.gate.")
 
 
 def _scaled(rope: Mapping[str, Any], served: int) -> Mapping[str, Any]:

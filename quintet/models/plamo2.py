@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 
-class Block(nn.Module):
+class Plamo2DecoderLayer(nn.Module):
     """Norms before and after each branch, kept around 0; around less behind the branches."""
 
     def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
@@ -47,7 +47,7 @@ class Block(nn.Module):
         return self.post_mlp_norm(self.mlp(x)), residual
 
 
-class Model(CausalLM):
+class Plamo2ForCausalLM(CausalLM):
     """A window of n sees n tokens before each, and itself."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -55,9 +55,9 @@ class Model(CausalLM):
         refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Plamo2DecoderLayer:
             if config.layer_types[index] == "linear_attention":
-                return Block(config, build, SteeredMamba2(build, steered(config)))
+                return Plamo2DecoderLayer(config, build, SteeredMamba2(build, steered(config)))
             window = config.attention_window_size + 1
             shape = AttentionSizes.of(
                 config,
@@ -68,7 +68,7 @@ class Model(CausalLM):
             queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
             attention.q_norm = HeadRMSNorm(build, queries, shape.head_dim, QK_EPS)
             attention.k_norm = HeadRMSNorm(build, keys, shape.head_dim, QK_EPS)
-            return Block(config, build, attention)
+            return Plamo2DecoderLayer(config, build, attention)
 
         self.model = Decoder(config, build, block, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

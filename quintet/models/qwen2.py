@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Qwen2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward; which layers have a window is the checkpoint's."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -14,7 +14,7 @@ from quintet.layers.rope import Rotary
 from quintet.models.qwen3_moe import mixes, mixture
 
 
-class Model(CausalLM):
+class Qwen2MoeForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, experts where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)

@@ -11,7 +11,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Qwen3ForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -14,7 +14,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Qwen3MoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, experts where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)

@@ -17,7 +17,7 @@ from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
 
-class Model(CausalLM):
+class Qwen3NextForCausalLM(CausalLM):
     """Pre-norm blocks, norms kept around 0, a part of each head turned."""
 
     unstacked = staticmethod(unstacked)

@@ -10,7 +10,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class SmolLM3ForCausalLM(CausalLM):
     """Pre-norm blocks, positions in the layers that no_rope_layers marks with 1, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

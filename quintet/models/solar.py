@@ -10,7 +10,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.decoder import Block, Decoder, across
 from quintet.layers.layer_state import StepState
 from quintet.layers.pipeline import Stage
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 
 class Joined(Decoder):
@@ -85,7 +85,7 @@ def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], s
         )
 
 
-class Model(llama.Model):
+class SolarForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
     model: Joined

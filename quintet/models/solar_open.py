@@ -11,7 +11,7 @@ from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import grouped
 
 
-class Model(CausalLM):
+class SolarOpenForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     unstacked = staticmethod(unstacked)

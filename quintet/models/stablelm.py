@@ -16,7 +16,7 @@ from quintet.layers.norm import HeadLayerNorm, LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class StableLmForCausalLM(CausalLM):
     """Pre-norm blocks, or (12B) parallel ones with a norm of its own for each head of q and k."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

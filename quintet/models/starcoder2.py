@@ -16,7 +16,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Starcoder2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a head that is tied as a rule."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

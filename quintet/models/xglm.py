@@ -19,7 +19,7 @@ EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 
 
-class Model(CausalLM):
+class XGLMForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:

@@ -18,7 +18,7 @@ from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 
 
-class Layer(nn.Module):
+class Zamba2DecoderLayer(nn.Module):
     """A norm and a state space. What a shared block makes of the residual and the embedding joins the norm's input."""
 
     def __init__(self, config: Any, build: BuildContext, shared: SharedBlock | None) -> None:
@@ -39,7 +39,7 @@ class Layer(nn.Module):
         return self.mamba(self.input_layernorm(self._ops.add(made, total)), cache), total
 
 
-class Trunk(Decoder):
+class Zamba2Model(Decoder):
     """Every layer may read the embedding."""
 
     def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
@@ -59,10 +59,10 @@ class Trunk(Decoder):
         return out
 
 
-class Model(CausalLM):
+class Zamba2ForCausalLM(CausalLM):
     """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
 
-    model: Trunk
+    model: Zamba2Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -89,14 +89,14 @@ class Model(CausalLM):
             attention = AdaptedAttention(build, shape, rotary, sizes[0], own)
             return SharedBlock((norms[0], norms[1]), attention, feed, blocks.get(which))
 
-        def block(config: Any, build: BuildContext, index: int) -> Layer:
+        def block(config: Any, build: BuildContext, index: int) -> Zamba2DecoderLayer:
             if index not in config.hybrid_layer_ids:
-                return Layer(config, build, None)
+                return Zamba2DecoderLayer(config, build, None)
             made = shared(index)
             blocks.setdefault(config.hybrid_layer_ids.index(index) % config.num_mem_blocks, made)
-            return Layer(config, build, made)
+            return Zamba2DecoderLayer(config, build, made)
 
-        self.model = Trunk(config, build, block)
+        self.model = Zamba2Model(config, build, block)
         for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
             self.ignored = (*self.ignored, rf"model\.layers\.{index}\.shared_transformer\..*")
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -120,7 +120,7 @@ def _without_distances(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _in_files_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group of layers once."""
-    monkeypatch.setattr("quintet.models.albert.Model.order", lambda self: self.layers)
+    monkeypatch.setattr("quintet.models.albert.AlbertModel.order", lambda self: self.layers)
 
 
 def _unstretched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from quintet.models.transformers.trace import Call, Trace, traced
 from quintet.models.transformers.weight_names import Names
 
 
-class Model(ModelBase):
+class TransformersForCausalLM(ModelBase):
     """Runs transformers' forward(): one flat row of tokens, no mask, no cache of its own."""
 
     counted = False  # LongCat-Flash has two attentions in a layer of its files
