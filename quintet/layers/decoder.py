@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.build import BuildContext
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, without
 
 
-class Staged(Protocol):
+class PipelinedTrunk(Protocol):
     """A trunk with layers that pipeline stages can share out."""
 
     def keep(self, stage: Stage) -> None: ...
@@ -26,10 +26,10 @@ class Staged(Protocol):
     def blocks(self) -> nn.ModuleList: ...
 
 
-Block = Callable[[Any, BuildContext, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
+BlockFactory = Callable[[Any, BuildContext, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
 
 
-class Decoder(nn.Module):
+class DecoderTrunk(nn.Module):
     """A step -> normalised hidden states of its rows [L, H], and the taps that are wanted, [T, H] each.
 
     `scale` is of the embeddings that are looked up; with `scales_given`, of those that a request brings as well.
@@ -39,13 +39,13 @@ class Decoder(nn.Module):
         self,
         config: Any,
         build: BuildContext,
-        block: Block,
+        block: BlockFactory,
         scale: float = 1.0,
         norm_offset: float = 0.0,
         scales_given: bool = False,
     ) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
@@ -193,7 +193,7 @@ class ModelBase(nn.Module):
     def without_head(self) -> None:
         """Called where no logits are wanted: their head is not loaded."""
 
-    def stages(self) -> "Staged":
+    def stages(self) -> "PipelinedTrunk":
         """Returns the trunk that pipeline stages share; ValueError where one could not go on from what it receives."""
         trunk = getattr(self, getattr(self, "trunk_name", ""), None)
         steps = next(each for each in type(trunk).__mro__ if "forward" in vars(each) or each is object)
@@ -204,7 +204,7 @@ class ModelBase(nn.Module):
                 f"pipeline_parallel_size must be 1 for {family} models, which {how}; share each layer out "
                 "(tensor_parallel_size), or the requests (data_parallel_size)"
             )
-        return cast(Staged, trunk)
+        return cast(PipelinedTrunk, trunk)
 
     def reads(self, at: int) -> tuple[int, ...]:
         """Numbers of a token in each tensor that layers from `at` on read of those before it, beside what comes out of
@@ -219,7 +219,7 @@ class ModelBase(nn.Module):
     @property
     def width(self) -> int:
         """Numbers of an embedding that may stand in the place of a token."""
-        tables = (each for each in self.modules() if isinstance(each, Embedding))
+        tables = (each for each in self.modules() if isinstance(each, VocabParallelEmbedding))
         return next(each.width for each in tables if not isinstance(each, PositionEmbedding))
 
 

@@ -281,7 +281,7 @@ def rows(
     return RowParallelLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
-class Vocabulary(ColumnParallelLinear):
+class HeadLinear(ColumnParallelLinear):
     """A head's product: its bias is its own where its weight is the embedding's."""
 
     def _bias(self, weight: Part, split: Shards) -> Part:
@@ -297,7 +297,7 @@ class LMHead(Layer):
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
         exact = replace(build, forms=build.forms.of_head())
-        self.linear = Vocabulary(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
+        self.linear = HeadLinear(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)

@@ -21,7 +21,7 @@ Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Extent:
+class RopeLengths:
     """Lengths in tokens that a scaling depends on."""
 
     trained: int  # max_position_embeddings
@@ -48,7 +48,7 @@ class Rotary(Layer):
         self._neighbours = neighbours
         self._dim = turned(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
-        self._extent = Extent(trained, build.max_model_len)
+        self._extent = RopeLengths(trained, build.max_model_len)
         frequencies(self._dim, self._scaling, self._extent)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
@@ -136,14 +136,14 @@ def turned(head_dim: int, parameters: Parameters, partial: bool) -> int:
     return dim
 
 
-def rotary_table(dim: int, parameters: Parameters, extent: Extent) -> Tensor:
+def rotary_table(dim: int, parameters: Parameters, extent: RopeLengths) -> Tensor:
     """[extent.served, dim] float32: dim/2 cosines, then dim/2 sines; an odd dim is rounded up."""
     waves, scale = frequencies(dim, parameters, extent)
     angles = torch.arange(extent.served, dtype=torch.float32)[:, None] * waves[None, :]
     return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1)
 
 
-def frequencies(dim: int, parameters: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def frequencies(dim: int, parameters: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """dim/2 angles per position, and what cosines and sines are multiplied by; ValueError if these make no numbers."""
     kind = _kind(parameters)
     if kind not in SCALINGS:
@@ -167,23 +167,23 @@ def _plain(dim: int, base: float) -> Tensor:
     return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
 
 
-def _default(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _default(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"]), 1.0
 
 
-def _linear(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _linear(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """Positions divided by the factor (Chen et al. 2023)."""
     return _plain(dim, p["rope_theta"]) / p["factor"], 1.0
 
 
-def _dynamic(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _dynamic(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base, stretched for the longest request that is served."""
     longest = max(extent.served, extent.trained)
     stretch = p["factor"] * longest / extent.trained - (p["factor"] - 1)
     return _plain(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
 
 
-def _ntk(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _ntk(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base at a fixed factor, or, with mixed_b, one divisor for each frequency (Su 2023)."""
     factor, mixed = p["factor"], p.get("mixed_b")
     if mixed is None:
@@ -192,7 +192,7 @@ def _ntk(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"]) / (math.log(factor) / (dim / 2) ** mixed * steps).exp(), 1.0
 
 
-def _llama3(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _llama3(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
     frequencies = _plain(dim, p["rope_theta"])
     low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
@@ -200,7 +200,7 @@ def _llama3(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
     return (1 - smooth) * frequencies / p["factor"] + smooth * frequencies, 1.0
 
 
-def _yarn(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _yarn(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """Interpolation by parts and a temperature on the scores (Peng et al. 2023)."""
     base, context = p["rope_theta"], p["original_max_position_embeddings"]
     factor = p.get("factor") or extent.trained / context
@@ -228,7 +228,7 @@ def _yarn_scale(p: Parameters, factor: float) -> float:
     return mscale(1.0)
 
 
-def _longrope(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
+def _longrope(dim: int, p: Parameters, extent: RopeLengths) -> tuple[Tensor, float]:
     """One divisor per frequency, from a short or a long list (Ding et al. 2024)."""
     context = p["original_max_position_embeddings"]
     factor = p.get("factor") or extent.trained / context
@@ -239,7 +239,7 @@ def _longrope(dim: int, p: Parameters, extent: Extent) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"]) / divisors, float(scale)
 
 
-SCALINGS: dict[str, Callable[[int, Parameters, Extent], tuple[Tensor, float]]] = {
+SCALINGS: dict[str, Callable[[int, Parameters, RopeLengths], tuple[Tensor, float]]] = {
     "default": _default,
     "dynamic": _dynamic,
     "linear": _linear,

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk, slopes
+from quintet.layers.blocks import NamedTrunk, SerialBlock, slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -40,12 +40,12 @@ class BloomForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "word_embeddings": Embedding(build, config.vocab_size, hidden),
+            "word_embeddings": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "word_embeddings_layernorm": norm(),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
+        self.transformer = NamedTrunk(build, parts)
         source = "/transformer.word_embeddings" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, hidden, config.vocab_size, source)
 

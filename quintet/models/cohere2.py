@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, ParallelBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source, layer_window
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import LayerNorm
@@ -31,11 +31,11 @@ class Cohere2ForCausalLM(CausalLM):
             return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "layers": nn.ModuleList(block(index) for index in range(config.num_hidden_layers)),
             "norm": norm(),
         }
-        self.model = Trunk(build, parts)
+        self.model = NamedTrunk(build, parts)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
         self._ops, self._scale = build.ops.take("scale"), config.logit_scale
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -42,7 +42,7 @@ class DeepseekV3ForCausalLM(CausalLM):
                 mlp = MoE(build, self.mixture(config))
             return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     def _check(self, config: Any) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -93,7 +93,7 @@ class FalconH1ForCausalLM(CausalLM):
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             return PreNormBlock(config, build, FalconH1Mixer(config, build, rotary), FalconH1MLP(config, build))
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), config.lm_head_multiplier
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, SandwichBlock, head_source, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -54,7 +54,7 @@ class Gemma3ForCausalLM(CausalLM):
             return SandwichBlock(config, build, attention, mlp)
 
         scale = rounded(config.hidden_size**0.5, build.dtype)
-        self.model = Decoder(config, build, block, scale, norm_offset=1.0)
+        self.model = DecoderTrunk(config, build, block, scale, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 

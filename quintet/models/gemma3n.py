@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.altup import AltUp, Lanes, SparseMLP, Spread, Streams
+from quintet.layers.altup import AltUp, AltUpSizes, SparseMLP, Spread, Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, whole
 from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded, wanted_rows
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mlp import GatedMLP
@@ -55,7 +55,9 @@ class Gemma3nDecoderLayer(nn.Module):
         super().__init__()
         hidden, eps, inner = config.hidden_size, config.rms_norm_eps, config.hidden_size_per_layer_input
         self._active = config.altup_active_idx
-        self.altup = AltUp(build, Lanes(hidden, config.altup_num_inputs, self._active, eps, config.altup_correct_scale))
+        self.altup = AltUp(
+            build, AltUpSizes(hidden, config.altup_num_inputs, self._active, eps, config.altup_correct_scale)
+        )
         self.laurel = Laurel(config, build)
         self.self_attn, self.mlp = attention, mlp
         self.input_layernorm = RMSNorm(build, hidden, eps)
@@ -97,8 +99,8 @@ class Gemma3nModel(nn.Module):
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
         self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
-        self.embed_tokens = Embedding(build, config.vocab_size, hidden)
-        self.embed_tokens_per_layer = Embedding(build, self._known, layers * inner)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, hidden)
+        self.embed_tokens_per_layer = VocabParallelEmbedding(build, self._known, layers * inner)
         self.projection = columns(build, hidden, {"per_layer_model_projection": whole(layers * inner, build.size)})
         self.per_layer_projection_norm = RMSNorm(build, inner, config.rms_norm_eps)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse, through, wanted_rows
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
@@ -56,7 +56,7 @@ class GPT2Model(nn.Module):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
-        self.wte = Embedding(build, config.vocab_size, config.hidden_size)
+        self.wte = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
         self.h = nn.ModuleList(GPT2Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)

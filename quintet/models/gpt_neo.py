@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -42,12 +42,12 @@ class GPTNeoForCausalLM(CausalLM):
             return SerialBlock(build, {"ln_1": norm(), "attn": attention, "ln_2": norm(), "mlp": mlp})
 
         parts = {
-            "wte": Embedding(build, config.vocab_size, hidden),
+            "wte": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "wpe": PositionEmbedding(build, config.max_position_embeddings, hidden),
             "h": nn.ModuleList(block(kind) for kind in config.attention_layers),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
+        self.transformer = NamedTrunk(build, parts)
         source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, hidden, config.vocab_size, source)
 

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
+from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -31,7 +31,7 @@ class GPTNeoXForCausalLM(CausalLM):
         names = "dense_h_to_4h", "dense_4h_to_h"
         kind = ParallelBlock if config.use_parallel_residual else SerialBlock
 
-        def block() -> Named:
+        def block() -> NamedParts:
             shape = AttentionSizes.of(
                 config, kv_heads=config.num_attention_heads, bias=bias, output_bias=bias, output="dense", stored=stored
             )
@@ -44,11 +44,11 @@ class GPTNeoXForCausalLM(CausalLM):
             return kind(build, parts)
 
         parts = {
-            "embed_in": Embedding(build, config.vocab_size, hidden),
+            "embed_in": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "final_layer_norm": norm(),
         }
-        self.gpt_neox = Trunk(build, parts)
+        self.gpt_neox = NamedTrunk(build, parts)
         source = "/gpt_neox.embed_in" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, hidden, config.vocab_size, source)
 

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, ParallelBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -38,11 +38,11 @@ class GPTJForCausalLM(CausalLM):
             return ParallelBlock(build, {"ln_1": norm(), "attn": attention, "mlp": mlp})
 
         parts = {
-            "wte": Embedding(build, config.vocab_size, hidden),
+            "wte": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
+        self.transformer = NamedTrunk(build, parts)
         source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, hidden, config.vocab_size, source, bias=True)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, unstacked
 from quintet.layers.rope import Rotary
@@ -34,7 +34,7 @@ class GraniteMoeForCausalLM(CausalLM):
             shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
             return GraniteDecoderLayer(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -74,7 +74,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
                 mixer = SelfAttention(build, shape, rotary)
             return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -36,7 +36,7 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
             attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, self._feed(config, build, index))
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, norm_eps
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, norm_eps
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -61,7 +61,7 @@ class Lfm2ForCausalLM(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
             return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     @staticmethod

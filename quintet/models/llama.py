@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import Block, CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -30,5 +30,5 @@ class LlamaForCausalLM(CausalLM):
     def _heads(self, config: Any) -> AttentionSizes:
         return AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
 
-    def _trunk(self, config: Any, build: BuildContext, block: Block) -> Decoder:
-        return Decoder(config, build, block)
+    def _trunk(self, config: Any, build: BuildContext, block: BlockFactory) -> DecoderTrunk:
+        return DecoderTrunk(config, build, block)

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.ssm.mamba import Channels, Mamba1
 from quintet.layers.ssm.short_conv import check_silu
@@ -37,6 +37,6 @@ class MambaForCausalLM(CausalLM):
         def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
             return mamba2.Mamba2Block(config, build, Mamba1(build, shape))
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)

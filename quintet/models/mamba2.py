@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, norm_eps
+from quintet.layers.decoder import CausalLM, DecoderTrunk, norm_eps
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import RMSNorm
@@ -58,7 +58,7 @@ class Mamba2ForCausalLM(CausalLM):
             )
             return Mamba2Block(config, build, Mamba2(build, shape))
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
 

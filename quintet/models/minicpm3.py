@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -34,7 +34,7 @@ class MiniCPM3ForCausalLM(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return MiniCPM3DecoderLayer(config, build, LatentAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block, rounded(config.scale_emb, build.dtype))
+        self.model = DecoderTrunk(config, build, block, rounded(config.scale_emb, build.dtype))
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
         self._ops, self._factor = build.ops.take("scale"), config.dim_model_base / config.hidden_size
 

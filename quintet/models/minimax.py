@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
@@ -69,5 +69,5 @@ class MiniMaxForCausalLM(CausalLM):
             mlp = config.mlp_alpha_factor, config.mlp_beta_factor
             return MiniMaxDecoderLayer(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))

@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
@@ -42,7 +42,7 @@ class MixtralForCausalLM(CausalLM):
             )
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     @staticmethod

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import RMSNorm
@@ -48,12 +48,12 @@ class NanoChatForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "embed_norm": norm(hidden),  # transformers applies `norm` twice
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "norm": norm(hidden),
         }
-        self.model = Trunk(build, parts)
+        self.model = NamedTrunk(build, parts)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 

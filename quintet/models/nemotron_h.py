@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -51,7 +51,7 @@ class NemotronHForCausalLM(CausalLM):
                 mixer = MLP(build, (hidden, config.intermediate_size), kind, ("up_proj", "down_proj"), bias)
             return NemotronHFeedForward(config, build, mixer)
 
-        self.model = Decoder(config, build, block)
+        self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
 
     @staticmethod

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, even, whole
-from quintet.layers.decoder import CausalLM, Staged, through, wanted_rows
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.decoder import CausalLM, PipelinedTrunk, through, wanted_rows
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, columns, rows
 from quintet.layers.mlp import known
@@ -67,7 +67,7 @@ class OPTDecoder(nn.Module):
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
-        self.embed_tokens = Embedding(build, config.vocab_size, narrow)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
         self.layers = nn.ModuleList(OPTDecoderLayer(config, build) for _ in range(config.num_hidden_layers))
         last = config.do_layer_norm_before and not config._remove_final_layer_norm
@@ -118,9 +118,9 @@ class OPTForCausalLM(CausalLM):
         """The first checkpoints have no "model."."""
         return f"model.{name}" if name.startswith("decoder.") else name
 
-    def stages(self) -> Staged:
+    def stages(self) -> PipelinedTrunk:
         """The decoder."""
-        return cast(Staged, self.model["decoder"])
+        return cast(PipelinedTrunk, self.model["decoder"])
 
     def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)

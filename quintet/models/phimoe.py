@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import LayerNorm
@@ -54,11 +54,11 @@ class PhimoeForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "norm": norm(),
         }
-        self.model = Trunk(build, parts)
+        self.model = NamedTrunk(build, parts)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config), bias=config.lm_head_bias)
 
     @staticmethod

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
@@ -70,7 +70,7 @@ class Plamo2ForCausalLM(CausalLM):
             attention.k_norm = HeadRMSNorm(build, keys, shape.head_dim, QK_EPS)
             return Plamo2DecoderLayer(config, build, attention)
 
-        self.model = Decoder(config, build, block, norm_offset=1.0)
+        self.model = DecoderTrunk(config, build, block, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     @staticmethod

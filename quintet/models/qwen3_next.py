@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import SharedMoE, unstacked
@@ -41,7 +41,7 @@ class Qwen3NextForCausalLM(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, mixer, mlp, norm_offset=1.0)
 
-        self.model = Decoder(config, build, block, norm_offset=1.0)
+        self.model = DecoderTrunk(config, build, block, norm_offset=1.0)
         self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
 
     @staticmethod

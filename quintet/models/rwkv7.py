@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, across, head_source, refuse
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import LayerNorm
@@ -50,7 +50,7 @@ class RWKV7Model(nn.Module):
             ffn = ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
             return RWKV7Block(build, (norm(), norm()), TimeMix(build, shape, index == 0), ffn)
 
-        self.embeddings = Embedding(build, config.vocab_size, hidden)
+        self.embeddings = VocabParallelEmbedding(build, config.vocab_size, hidden)
         self.pre_norm = norm() if config.norm_first else None
         self.layers = nn.ModuleList(block(index) for index in range(config.num_hidden_layers))
         self.norm = norm()

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, head_source, refuse
-from quintet.layers.embedding import Embedding, Sinusoids
+from quintet.layers.embedding import Sinusoids, VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -36,12 +36,12 @@ class XGLMForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "embed_positions": Sinusoids(build, config.max_position_embeddings, hidden, FIRST_ROW),
             "layers": nn.ModuleList(block() for _ in range(config.num_layers)),
             "layer_norm": norm(),
         }
-        self.model = Trunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
+        self.model = NamedTrunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
         self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
 
     @staticmethod

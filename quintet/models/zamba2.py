@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
 from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import Block, CausalLM, Decoder, across, head_source, refuse
+from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, across, head_source, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.norm import RMSNorm
@@ -39,10 +39,10 @@ class Zamba2DecoderLayer(nn.Module):
         return self.mamba(self.input_layernorm(self._ops.add(made, total)), cache), total
 
 
-class Zamba2Model(Decoder):
+class Zamba2Model(DecoderTrunk):
     """Every layer may read the embedding."""
 
-    def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
+    def __init__(self, config: Any, build: BuildContext, block: BlockFactory) -> None:
         super().__init__(config, build, block)
         self.reads = (config.hidden_size,)
 

@@ -14,7 +14,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import Cut, Form, Part
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, wish
+from quintet.layers.quantization.online import OnlineQuantization, RoundedWeights, fitting, wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -54,7 +54,7 @@ def rounded(tiny: Tiny, wanted: OnlineQuantization) -> Tiny:
             if form.activations == 8:
                 model.set_submodule(name, Specified(module, form))
                 continue
-            module.weight.copy_(Rounded(form).floats(part, cut, {source: module.weight.detach()}))
+            module.weight.copy_(RoundedWeights(form).floats(part, cut, {source: module.weight.detach()}))
     return Tiny(tiny.folder, tiny.config, model)
 
 

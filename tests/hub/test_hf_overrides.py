@@ -65,9 +65,9 @@ def test_a_layer_replaces_what_it_extends_and_nothing_else() -> None:
 
 def test_a_family_that_only_the_platform_knows() -> None:
     config = type("Config", (), {"model_type": "unheard-of"})
-    assert model_class(config, {"unheard-of": __name__}) is LoudLlamaForCausalLM
+    assert model_class(config, {"unheard-of": f"{__name__}:LoudLlamaForCausalLM"}) is LoudLlamaForCausalLM
     with pytest.raises(ValueError, match="model type 'unheard-of' is not supported"):
-        model_class(config, {"other": __name__})
+        model_class(config, {"other": f"{__name__}:LoudLlamaForCausalLM"})
 
 
 @pytest.mark.parametrize(("family", "name"), VARIANTS, ids=str)

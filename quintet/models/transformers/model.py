@@ -12,9 +12,9 @@ from quintet.layers.layer_state import StepState
 from quintet.models.transformers.construct import NAME, Unsupported, constructed
 from quintet.models.transformers.layer_replacement import Replacing
 from quintet.models.transformers.layers import Attended, Rest, Running
-from quintet.models.transformers.tp_plan import Plan
-from quintet.models.transformers.trace import Call, Trace, traced
-from quintet.models.transformers.weight_names import Names
+from quintet.models.transformers.tp_plan import TensorParallelPlan
+from quintet.models.transformers.trace import AttentionCall, ForwardTrace, traced
+from quintet.models.transformers.weight_names import WeightNames
 
 
 class TransformersForCausalLM(ModelBase):
@@ -29,7 +29,7 @@ class TransformersForCausalLM(ModelBase):
         if build.wanted.taps:
             raise Unsupported(config, "outputs of single layers are not given")
         theirs = constructed(config, build.dtype, build.max_model_len)
-        trace, self._names = traced(theirs, build.max_model_len), Names(theirs)
+        trace, self._names = traced(theirs, build.max_model_len), WeightNames(theirs)
         self._running, self._wanted, self._ops = Running(), build.wanted, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
@@ -42,7 +42,7 @@ class TransformersForCausalLM(ModelBase):
         self.beside = Rest(build, loose)
         self.__dict__["_theirs"] = theirs  # no module of ours: its parts are, under the names that checkpoints have
 
-    def _give_attention(self, build: BuildContext, trace: Trace, plan: Plan) -> None:
+    def _give_attention(self, build: BuildContext, trace: ForwardTrace, plan: TensorParallelPlan) -> None:
         for call in trace.calls:
             held = call.module.__dict__.setdefault("attended", Attended(self._running))
             spec = plan.shared(_spec(call, build))
@@ -67,7 +67,7 @@ class TransformersForCausalLM(ModelBase):
         return self._names.gathered(entries)
 
 
-def _spec(call: Call, build: BuildContext) -> AttentionSpec:
+def _spec(call: AttentionCall, build: BuildContext) -> AttentionSpec:
     return AttentionSpec(
         heads=call.heads,
         kv_heads=call.kv_heads,
