@@ -66,7 +66,8 @@ class BetweenNormsBlock(NamedParts):
 
 
 class NamedTrunk(NamedParts):
-    """As DecoderTrunk: an embedding, what is done to its rows (positions are added, norms applied), blocks, a last norm."""
+    """A trunk of parts with a checkpoint's names: an embedding, what is done to its rows (positions are added, norms
+    applied), blocks, a last norm."""
 
     def __init__(self, build: BuildContext, parts: Mapping[str, nn.Module], scale: float = 1.0) -> None:
         super().__init__(build, parts)
