@@ -323,7 +323,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
-- A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
+- A wrapper of several modalities: `canonical()` and `ignored_tensors` of `gemma3.py`.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

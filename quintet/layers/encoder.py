@@ -44,12 +44,12 @@ class Encoder(ModelBase):
     """
 
     # what heads are made of, and what is computed
-    ignored: tuple[str, ...] = (
+    ignored_tensors: tuple[str, ...] = (
         r"(pooler|cls)\..*",
         r".*embeddings\.(position|token_type)_ids",
         r".*rotary_emb\.inv_freq",
     )
-    encodes = True
+    is_encoder = True
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()
 
@@ -68,7 +68,7 @@ class Encoder(ModelBase):
         self.places = self.positions(config, build, width)
         segments = getattr(config, "type_vocab_size", 0)
         self.types = VocabParallelEmbedding(build, segments, width, replicated=True) if segments else None
-        self.takes_types = segments > 1
+        self.uses_token_types = segments > 1
         self.norm = LayerNorm(build, width, eps(config))
         self.widened = None
         if width != config.hidden_size:

@@ -299,6 +299,14 @@ class LMHead(Layer):
         exact = replace(build, forms=build.forms.of_head())
         self.linear = HeadLinear(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
 
+    @classmethod
+    def of(
+        cls, build: BuildContext, config: Any, embedding: str = "model.embed_tokens", bias: bool = False
+    ) -> "LMHead":
+        """Makes a model's head; its weight is the embedding's, under that name in the checkpoint, if they are tied."""
+        source = f"/{embedding}" if config.tie_word_embeddings else "/lm_head"
+        return cls(build, config.hidden_size, config.vocab_size, source, bias)
+
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)
         if self._comm.size > 1:

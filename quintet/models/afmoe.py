@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, layer_window, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window, require
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mlp import GatedMLP
@@ -83,7 +83,7 @@ class AfmoeForCausalLM(CausalLM):
 
         scale = hidden**0.5 if config.mup_enabled else 1.0
         self.model = DecoderTrunk(config, build, block, scale, scales_given=True)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -28,8 +28,8 @@ class AlbertLayerGroup(nn.Module):
 class AlbertModel(Encoder):
     """Learned positions, and segments."""
 
-    ignored = (*Encoder.ignored, r"(sop_classifier|predictions)\..*")
-    counted = False  # config.json counts how often layers run
+    ignored_tensors = (*Encoder.ignored_tensors, r"(sop_classifier|predictions)\..*")
+    config_counts_layers = False  # config.json counts how often layers run
     prefixes = ("albert.",)
     names = (
         ("embeddings.word_embeddings.", "words."),

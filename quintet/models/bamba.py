@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -55,6 +55,8 @@ def least(config: Any) -> float:
 class BambaForCausalLM(CausalLM):
     """Pre-norm blocks with a gated feed-forward."""
 
+    renamed_tensors = RENAMED
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config, partial=True)
@@ -70,11 +72,4 @@ class BambaForCausalLM(CausalLM):
             return PreNormBlock(config, build, mixer, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the mixer in attention's place is self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        self.lm_head = LMHead.of(build, config)

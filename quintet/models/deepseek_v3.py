@@ -7,7 +7,7 @@ from torch import nn
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -23,7 +23,7 @@ class DeepseekV3ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        self.ignored = (*CausalLM.ignored, beyond(config))
+        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._check(config)
         shape = Latent.of(config)
         rotary = Rotary(
@@ -43,7 +43,7 @@ class DeepseekV3ForCausalLM(CausalLM):
             return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     def _check(self, config: Any) -> None:
         require(config, self.computed)

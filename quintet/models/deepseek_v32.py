@@ -25,7 +25,7 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
                 f"{config.first_k_dense_replace} dense layers (first_k_dense_replace) before all others"
             )
         super().__init__(config, build)
-        self.ignored = (*self.ignored, r"model\.layers\.\d+\.self_attn\.indexer\..*")
+        self.ignored_tensors = (*self.ignored_tensors, r"model\.layers\.\d+\.self_attn\.indexer\..*")
 
     @staticmethod
     def neighbours(config: Any) -> bool:

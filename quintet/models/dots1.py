@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import unstacked
 from quintet.layers.norm import RMSNorm
@@ -30,4 +30,4 @@ class Dots1ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, feed_forward(config, build, index))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -8,7 +8,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -21,7 +21,7 @@ BIAS = "moe_statics.e_score_correction_bias"
 class Ernie4_5_MoeForCausalLM(CausalLM):
     """Pre-norm blocks; experts, and some that serve every token, in a stretch of the layers."""
 
-    ignored = (*CausalLM.ignored, r"model\.mtp_.*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp_.*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -54,7 +54,7 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.of(config), rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -19,11 +19,5 @@ RENAMED = {
 class ExaoneForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
-    ignored = (*LlamaForCausalLM.ignored, r"transformer\.h\.\d+\.attn\.attention\.rotary\.inv_freq")
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Llama's names."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+    renamed_tensors = RENAMED
+    ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.attention\.rotary\.inv_freq")

@@ -6,7 +6,7 @@ from typing import Any
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import PostNormBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -31,7 +31,7 @@ class Exaone4ForCausalLM(CausalLM):
             return PostNormBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
 
 def attention(config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:

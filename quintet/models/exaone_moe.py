@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -17,7 +17,7 @@ from quintet.models.exaone4 import attention
 class ExaoneMoeForCausalLM(CausalLM):
     """The first layers have one feed-forward."""
 
-    ignored = (*CausalLM.ignored, r"mtp\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -48,7 +48,7 @@ class ExaoneMoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -47,8 +47,7 @@ class FalconForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        source = "/transformer.word_embeddings" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "transformer.word_embeddings")
 
 
 def _heads(config: Any) -> AttentionSizes:

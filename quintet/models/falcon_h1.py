@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -86,6 +86,8 @@ class FalconH1MLP(GatedMLP):
 class FalconH1ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward, scaled embeddings and logits."""
 
+    renamed_tensors = RENAMED
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
@@ -94,16 +96,9 @@ class FalconH1ForCausalLM(CausalLM):
             return PreNormBlock(config, build, FalconH1Mixer(config, build, rotary), FalconH1MLP(config, build))
 
         self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.lm_head_multiplier
 
     def head(self, x: Tensor) -> Tensor:
         out: Tensor = self._ops.scale(super().head(x), self._factor)
         return out
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the two mixers in attention's place are parts of self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name

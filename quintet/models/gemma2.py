@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, SandwichBlock, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
@@ -36,8 +37,9 @@ class Gemma2ForCausalLM(CausalLM):
             return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
         scale = rounded(config.hidden_size**0.5, build.dtype)
-        self.model = DecoderTrunk(config, build, layer, scale, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, offset=1.0)
+        self.model = DecoderTrunk(config, build, layer, scale, norm)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod

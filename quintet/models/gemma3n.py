@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from quintet.layers.altup import AltUp, AltUpSizes, SparseMLP, Spread, Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded, wanted_rows
+from quintet.layers.decoder import CausalLM, layer_window, rounded, wanted_rows
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
@@ -224,8 +224,8 @@ class Gemma3nForCausalLM(CausalLM):
 
     model: Gemma3nModel
     canonical = staticmethod(Gemma3ForCausalLM.canonical)
-    ignored = (
-        *CausalLM.ignored,
+    ignored_tensors = (
+        *CausalLM.ignored_tensors,
         r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
     )
 
@@ -235,10 +235,13 @@ class Gemma3nForCausalLM(CausalLM):
         first = config.num_hidden_layers - config.num_kv_shared_layers
         reading = "|".join(str(index) for index in range(first, config.num_hidden_layers))
         if not config.altup_correct_scale:
-            self.ignored = (*self.ignored, r"model\.layers\.\d+\.altup\.correct_output_scale")
-        self.ignored = (*self.ignored, rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
+            self.ignored_tensors = (*self.ignored_tensors, r"model\.layers\.\d+\.altup\.correct_output_scale")
+        self.ignored_tensors = (
+            *self.ignored_tensors,
+            rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
+        )
         self.model = Gemma3nModel(config, build)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     def reads(self, at: int) -> tuple[int, ...]:

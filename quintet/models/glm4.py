@@ -6,7 +6,7 @@ from typing import Any
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -34,4 +34,4 @@ class Glm4ForCausalLM(CausalLM):
             return BetweenNormsBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

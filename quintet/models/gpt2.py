@@ -82,14 +82,14 @@ class GPT2LMHeadModel(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
     trunk_name = "transformer"
-    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
         self.transformer = GPT2Model(config, build)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -19,7 +19,8 @@ class GPTBigCodeForCausalLM(CausalLM):
     """Learned positions, LayerNorm, biases; a head that is tied as a rule."""
 
     trunk_name = "transformer"
-    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -49,5 +50,4 @@ class GPTBigCodeForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")

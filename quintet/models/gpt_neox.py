@@ -20,7 +20,8 @@ class GPTNeoXForCausalLM(CausalLM):
     """Parallel blocks or serial ones, part of each head turned, q, k and v of a head together."""
 
     trunk_name = "gpt_neox"
-    ignored = (*CausalLM.ignored, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -49,8 +50,7 @@ class GPTNeoXForCausalLM(CausalLM):
             "final_layer_norm": norm(),
         }
         self.gpt_neox = NamedTrunk(build, parts)
-        source = "/gpt_neox.embed_in" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "gpt_neox.embed_in")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.biased import BOTH, BiasedMoE
 from quintet.layers.moe.moe import DOWN, MOST, MoESizes
@@ -40,7 +40,7 @@ class GptOssForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -20,10 +20,8 @@ class GPTJForCausalLM(CausalLM):
     """Parallel blocks; biases in the feed-forward and the head."""
 
     trunk_name = "transformer"
-    ignored = (
-        *CausalLM.ignored,
-        r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
-    )  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -43,8 +41,7 @@ class GPTJForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source, bias=True)
+        self.lm_head = LMHead.of(build, config, "transformer.wte", bias=True)
 
     def _heads(self, config: Any) -> AttentionSizes:
         return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -52,7 +52,7 @@ class GraniteForCausalLM(CausalLM):
             return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, made, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
     def head(self, x: Tensor) -> Tensor:

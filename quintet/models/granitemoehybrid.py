@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -58,6 +58,7 @@ class GraniteMoeHybridMLP(nn.Module):
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """Granite with layers of Mamba 2 or attention, which may have no positions."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -75,12 +76,5 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
             return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
 
         self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames the Mamba mixer to self_attn, and experts to the names of the other mixtures."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, norm_eps
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, norm_eps
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -53,6 +53,8 @@ def width(config: Any) -> int:
 class Lfm2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
+    renamed_tensors = RENAMED
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
@@ -62,11 +64,4 @@ class Lfm2ForCausalLM(CausalLM):
             return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the mixer in attention's place is self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        self.lm_head = LMHead.of(build, config)

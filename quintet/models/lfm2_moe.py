@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -19,7 +19,7 @@ class Lfm2MoeForCausalLM(CausalLM):
     Weights that add up to 1 do so exactly; transformers divides by their sum and a millionth.
     """
 
-    canonical = staticmethod(lfm2.Lfm2ForCausalLM.canonical)
+    renamed_tensors = lfm2.RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -46,4 +46,4 @@ class Lfm2MoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, lfm2.mixer(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import DOWN, GATE, MOST, UP, Experts, MoE, MoESizes
@@ -51,7 +51,7 @@ class ScaledMoE(MoE):
 class Llama4ForCausalLM(CausalLM):
     """Pre-norm blocks. Of a checkpoint that also sees, the language model alone is read."""
 
-    ignored = (*CausalLM.ignored, r"(model\.)?(vision_model|multi_modal_projector)\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"(model\.)?(vision_model|multi_modal_projector)\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -88,7 +88,7 @@ class Llama4ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

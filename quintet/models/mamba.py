@@ -14,9 +14,9 @@ from quintet.models import mamba2
 class MambaForCausalLM(CausalLM):
     """Mamba 2's blocks, with other mixers in them."""
 
-    canonical = staticmethod(mamba2.Mamba2ForCausalLM.canonical)
+    renamed_tensors = mamba2.RENAMED
     # of norms that have none: transformers stores ones
-    ignored = (*CausalLM.ignored, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
+    ignored_tensors = (*CausalLM.ignored_tensors, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -38,5 +38,4 @@ class MambaForCausalLM(CausalLM):
             return mamba2.Mamba2Block(config, build, Mamba1(build, shape))
 
         self.model = DecoderTrunk(config, build, block)
-        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config)

@@ -18,7 +18,12 @@ from quintet.models.bamba import least
 
 logger = logging.getLogger(__name__)
 
-RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
+RENAMED = {
+    "backbone.embedding.": "model.embed_tokens.",
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": "model.",
+}
 
 
 class Mamba2Block(nn.Module):
@@ -36,6 +41,8 @@ class Mamba2Block(nn.Module):
 
 class Mamba2ForCausalLM(CausalLM):
     """The blocks, and a head that may be tied to the embedding."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -59,15 +66,7 @@ class Mamba2ForCausalLM(CausalLM):
             return Mamba2Block(config, build, Mamba2(build, shape))
 
         self.model = DecoderTrunk(config, build, block)
-        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The trunk is called backbone."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name.replace("backbone.norm_f.", "model.norm.").replace("backbone.", "model.")
+        self.lm_head = LMHead.of(build, config)
 
 
 def say_rounded(config: Any, build: BuildContext) -> None:

@@ -6,4 +6,4 @@ from quintet.models.qwen2 import Qwen2ForCausalLM
 class MiMoForCausalLM(Qwen2ForCausalLM):
     """The same blocks."""
 
-    ignored = (*Qwen2ForCausalLM.ignored, r"model\.mtp_layers\..*")
+    ignored_tensors = (*Qwen2ForCausalLM.ignored_tensors, r"model\.mtp_layers\..*")

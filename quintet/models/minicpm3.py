@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -35,7 +35,7 @@ class MiniCPM3ForCausalLM(CausalLM):
             return MiniCPM3DecoderLayer(config, build, LatentAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block, rounded(config.scale_emb, build.dtype))
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.dim_model_base / config.hidden_size
 
     def head(self, x: Tensor) -> Tensor:

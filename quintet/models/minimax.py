@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
@@ -45,7 +45,7 @@ class MiniMaxForCausalLM(CausalLM):
     unstacked = staticmethod(unstacked)
     canonical = staticmethod(mixtral.MixtralForCausalLM.canonical)
     # constants that transformers stores
-    ignored = (*CausalLM.ignored, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
+    ignored_tensors = (*CausalLM.ignored_tensors, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -70,4 +70,4 @@ class MiniMaxForCausalLM(CausalLM):
             return MiniMaxDecoderLayer(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

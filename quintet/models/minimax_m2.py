@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
@@ -15,7 +15,7 @@ from quintet.models.mixtral import MixtralForCausalLM
 class MiniMaxM2ForCausalLM(CausalLM):
     """Pre-norm blocks, partly turned heads; the bias of the choice stands beside the router."""
 
-    ignored = (*CausalLM.ignored, r"model\.mtp.*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp.*")
     unstacked = staticmethod(unstacked)
     canonical = staticmethod(MixtralForCausalLM.canonical)
 
@@ -41,4 +41,4 @@ class MiniMaxM2ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -29,4 +29,4 @@ class MinistralForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Growth, Rotary
@@ -36,7 +36,7 @@ class Ministral3ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
 
 def _growth(config: Any, build: BuildContext) -> Growth | None:

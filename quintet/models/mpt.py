@@ -42,8 +42,7 @@ class MptForCausalLM(CausalLM):
             "norm_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")
 
 
 def _refuse(config: Any) -> None:

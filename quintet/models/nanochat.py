@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -54,7 +54,7 @@ class NanoChatForCausalLM(CausalLM):
             "norm": norm(hidden),
         }
         self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     def head(self, x: Tensor) -> Tensor:

@@ -3,13 +3,10 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import NamedTrunk, SerialBlock
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import VocabParallelEmbedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -26,7 +23,7 @@ class NemotronForCausalLM(CausalLM):
         rotary = Rotary.of(build, config, partial=True)
         names = "up_proj", "down_proj"
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary),
@@ -35,10 +32,5 @@ class NemotronForCausalLM(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -15,6 +15,8 @@ from quintet.layers.moe.ungated import UngatedMoE
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
+
+RENAMED = {**mamba2.RENAMED, "model.embeddings.": "model.embed_tokens.", "model.norm_f.": "model.norm."}
 
 
 class NemotronHFeedForward(mamba2.Mamba2Block):
@@ -29,7 +31,8 @@ class NemotronHForCausalLM(CausalLM):
     """One branch a layer. Time steps are time_step_min at least, as transformers has them."""
 
     unstacked = staticmethod(unstacked)
-    ignored = (*CausalLM.ignored, r"mtp\..*")
+    renamed_tensors = RENAMED
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -52,13 +55,7 @@ class NemotronHForCausalLM(CausalLM):
             return NemotronHFeedForward(config, build, mixer)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The trunk is called backbone in NVIDIA's own files."""
-        name = mamba2.Mamba2ForCausalLM.canonical(name)
-        return name.replace("model.embeddings.", "model.embed_tokens.").replace("model.norm_f.", "model.norm.")
+        self.lm_head = LMHead.of(build, config)
 
 
 def mixture(config: Any) -> MoESizes:

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
@@ -38,4 +38,4 @@ class OlmoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

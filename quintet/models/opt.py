@@ -1,12 +1,12 @@
 """OPT (Zhang et al. 2022): learned positions, LayerNorm before or after the branches, relu."""
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, even, whole
-from quintet.layers.decoder import CausalLM, PipelinedTrunk, through, wanted_rows
+from quintet.layers.decoder import CausalLM, through, wanted_rows
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, columns, rows
@@ -105,7 +105,7 @@ def _projection(build: BuildContext, inputs: int, name: str, outputs: int) -> Co
 class OPTForCausalLM(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
-    model: nn.ModuleDict
+    trunk_name = "model.decoder"
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -117,11 +117,3 @@ class OPTForCausalLM(CausalLM):
     def canonical(name: str) -> str:
         """The first checkpoints have no "model."."""
         return f"model.{name}" if name.startswith("decoder.") else name
-
-    def stages(self) -> PipelinedTrunk:
-        """The decoder."""
-        return cast(PipelinedTrunk, self.model["decoder"])
-
-    def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
-        out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)
-        return out

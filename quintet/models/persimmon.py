@@ -8,7 +8,7 @@ from torch import nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
+from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
@@ -49,7 +49,7 @@ class PersimmonForCausalLM(CausalLM):
             "final_layernorm": norm(),
         }
         self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, DecoderTrunk, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
@@ -50,6 +50,8 @@ class Plamo2DecoderLayer(nn.Module):
 class Plamo2ForCausalLM(CausalLM):
     """A window of n sees n tokens before each, and itself."""
 
+    renamed_tensors = RENAMED
+
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
@@ -70,15 +72,9 @@ class Plamo2ForCausalLM(CausalLM):
             attention.k_norm = HeadRMSNorm(build, keys, shape.head_dim, QK_EPS)
             return Plamo2DecoderLayer(config, build, attention)
 
-        self.model = DecoderTrunk(config, build, block, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Weights of norms are called as other modules' are."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
+        self.model = DecoderTrunk(config, build, block, norm=norm)
+        self.lm_head = LMHead.of(build, config)
 
 
 def steered(config: Any) -> Steered:

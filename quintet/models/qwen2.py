@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, layer_window, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -19,13 +19,9 @@ class Qwen2ForCausalLM(CausalLM):
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(
-                config,
-                window=layer_window(config, index),
-                bias=True,
-            )
+            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=True)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

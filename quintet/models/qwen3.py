@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source, layer_window, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -33,4 +33,4 @@ class Qwen3ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import SharedMoE, unstacked
@@ -21,7 +21,7 @@ class Qwen3NextForCausalLM(CausalLM):
     """Pre-norm blocks, norms kept around 0, a part of each head turned."""
 
     unstacked = staticmethod(unstacked)
-    ignored = (*CausalLM.ignored, r"mtp\..*", r"model\.visual\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*", r"model\.visual\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -41,8 +41,9 @@ class Qwen3NextForCausalLM(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, mixer, mlp, norm_offset=1.0)
 
-        self.model = DecoderTrunk(config, build, block, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
+        self.model = DecoderTrunk(config, build, block, norm=norm)
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, across, head_source, refuse
+from quintet.layers.decoder import CausalLM, across, refuse
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
@@ -89,8 +89,7 @@ class RWKV7ForCausalLM(CausalLM):
         if any(width != config.hidden_size for width in config.value_dim):
             raise ValueError(f"rwkv7 with value_dim={config.value_dim} is not supported: values are as wide as keys")
         self.model = RWKV7Model(config, build)
-        source = head_source(config).replace("embed_tokens", "embeddings")
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.lm_head = LMHead.of(build, config, "model.embeddings")
 
     def reads(self, at: int) -> tuple[int, ...]:
         """The first layer's values."""

@@ -3,13 +3,10 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock
+from quintet.layers.blocks import NamedParts, ParallelBlock, SerialBlock
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import VocabParallelEmbedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import HeadLayerNorm, LayerNorm
@@ -25,7 +22,7 @@ class StableLmForCausalLM(CausalLM):
         norm = partial(LayerNorm, build, hidden, eps)
         rotary = Rotary.of(build, config, partial=True)
 
-        def block() -> NamedParts:
+        def block(config: Any, build: BuildContext, index: int) -> NamedParts:
             attention = SelfAttention(build, AttentionSizes.of(config, bias=config.use_qkv_bias), rotary)
             if config.qk_layernorm:
                 queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
@@ -37,13 +34,8 @@ class StableLmForCausalLM(CausalLM):
             between = {"post_attention_layernorm": norm()}
             return SerialBlock(build, {"input_layernorm": norm(), "self_attn": attention, **between, "mlp": mlp})
 
-        parts = {
-            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source, refuse
+from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import Sinusoids, VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -42,7 +42,7 @@ class XGLMForCausalLM(CausalLM):
             "layer_norm": norm(),
         }
         self.model = NamedTrunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

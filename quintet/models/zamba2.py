@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
 from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, across, head_source, refuse
+from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, across, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.norm import RMSNorm
-from quintet.layers.pipeline import Stage
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 
@@ -46,10 +45,6 @@ class Zamba2Model(DecoderTrunk):
         super().__init__(config, build, block)
         self.reads = (config.hidden_size,)
 
-    def keep(self, stage: Stage) -> None:
-        """Drops other stages' parts: a shared block's weights stay under the name of its first use, wherever it is."""
-        super().keep(stage)
-
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, first = self._build, self._build.stage.first
         embedded = self.embed_tokens.of(cache.batch) if first else cache.beside(build.dtype, self.reads)[0]
@@ -72,7 +67,7 @@ class Zamba2ForCausalLM(CausalLM):
                 "zamba2 with tie_word_embeddings=False is not supported: transformers then shares no block"
             )
         rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
-        self.ignored = CausalLM.ignored
+        self.ignored_tensors = CausalLM.ignored_tensors
         shape = replace(
             AttentionSizes.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size
         )
@@ -98,8 +93,8 @@ class Zamba2ForCausalLM(CausalLM):
 
         self.model = Zamba2Model(config, build, block)
         for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
-            self.ignored = (*self.ignored, rf"model\.layers\.{index}\.shared_transformer\..*")
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+            self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{index}\.shared_transformer\..*")
+        self.lm_head = LMHead.of(build, config)
 
     def reads(self, at: int) -> tuple[int, ...]:
         """The embedding."""

@@ -149,7 +149,7 @@ def test_what_a_family_alone_has_is_missed(
 
 
 def test_every_family_of_encoders_is_tried() -> None:
-    assert {kind for kind in families() if model_class(_Named(kind)).encodes} == set(ENCODERS)
+    assert {kind for kind in families() if model_class(_Named(kind)).is_encoder} == set(ENCODERS)
 
 
 def test_published_encoders_are_read_as_their_own_family() -> None:

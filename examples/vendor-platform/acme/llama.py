@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -51,5 +51,6 @@ class AcmeLlamaForCausalLM(CausalLM):
             kind = LastBlock if index == last and not whole else PreNormBlock
             return kind(config, build, SelfAttention(build, shape, rotary), mlp)
 
+        self.supports_pipeline = whole  # AcmeLlamaModel goes through all layers
         self.model = (DecoderTrunk if whole else AcmeLlamaModel)(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.lm_head = LMHead.of(build, config)

@@ -20,7 +20,7 @@ from quintet.models.transformers.weight_names import WeightNames
 class TransformersForCausalLM(ModelBase):
     """Runs transformers' forward(): one flat row of tokens, no mask, no cache of its own."""
 
-    counted = False  # LongCat-Flash has two attentions in a layer of its files
+    config_counts_layers = False  # LongCat-Flash has two attentions in a layer of its files
     recordable = False  # torch's own functions compute a part of it
     _theirs: Any
 
@@ -34,7 +34,7 @@ class TransformersForCausalLM(ModelBase):
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
         self.vocab_size = int(theirs.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
-        self.ignored = _ignored(theirs)
+        self.ignored_tensors = _ignored(theirs)
         loose = replacing.replace()
         theirs.set_attn_implementation(NAME)  # type: ignore[operator]
         for name, module in theirs.named_children():
