@@ -282,7 +282,7 @@ END = """
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
 3. Write `quintet/models/<model_type>.py`: one class derived from `CausalLM`, called with `(config, build)` and named as
    `architectures` of config.json has it. Start from what the list below names. Modules have the checkpoint's names;
-   where blocks take parts in a dict, its keys are these names, and `canonical()` renames what does not fit. The file's
+   where blocks take parts in a dict, its keys are these names, and `renamed_tensors` what does not fit. The file's
    first line is the family's name with its source, a colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases/model_ops.py`, and
    providers where they pay. Platforms without one run the specification.

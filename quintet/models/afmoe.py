@@ -16,6 +16,9 @@ from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
+# the router stands beside the experts
+RENAMED = {".mlp.router.gate.": ".mlp.gate."}
+
 # entries of Arcee's code that transformers does not read -> what its classes compute
 COMPUTED = {"score_func": "sigmoid", "route_norm": True, **dict.fromkeys(("n_group", "num_expert_groups"), 1)}
 
@@ -37,6 +40,7 @@ class AfmoeAttention(SelfAttention):
 class AfmoeForCausalLM(CausalLM):
     """QK-norm; the first layers have one feed-forward, the others experts and some that serve every token."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -84,8 +88,3 @@ class AfmoeForCausalLM(CausalLM):
         scale = hidden**0.5 if config.mup_enabled else 1.0
         self.model = DecoderTrunk(config, build, block, scale, scales_given=True)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The router stands beside the experts."""
-        return name.replace(".mlp.router.gate.", ".mlp.gate.", 1)

@@ -13,10 +13,14 @@ from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import dense
 from quintet.models.exaone4 import attention
 
+# transformers 5 may write the bias beside the router's weight
+RENAMED = {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"}
+
 
 class ExaoneMoeForCausalLM(CausalLM):
     """The first layers have one feed-forward."""
 
+    renamed_tensors = RENAMED
     ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
     unstacked = staticmethod(unstacked)
 
@@ -49,8 +53,3 @@ class ExaoneMoeForCausalLM(CausalLM):
 
         self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """transformers 5 may write the bias beside the router's weight."""
-        return name.replace(".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias", 1)

@@ -14,10 +14,13 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
+RENAMED = {".attn.attention.": ".attn."}
+
 
 class GPTNeoForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
 
+    renamed_tensors = RENAMED
     trunk_name = "transformer"
     # the causal mask, stored
     ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
@@ -50,8 +53,3 @@ class GPTNeoForCausalLM(CausalLM):
         }
         self.transformer = NamedTrunk(build, parts)
         self.lm_head = LMHead.of(build, config, "transformer.wte")
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Attention without the level between."""
-        return name.replace(".attn.attention.", ".attn.")

@@ -12,12 +12,16 @@ from quintet.layers.moe.biased import BOTH, BiasedMoE
 from quintet.layers.moe.moe import DOWN, MOST, MoESizes
 from quintet.layers.rope import Rotary
 
+RENAMED = {".mlp.router.": ".mlp.gate."}
+
 STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
 OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scales"}  # of an expert, by the stack's end
 
 
 class GptOssForCausalLM(CausalLM):
     """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -41,10 +45,6 @@ class GptOssForCausalLM(CausalLM):
 
         self.model = DecoderTrunk(config, build, block)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        return name.replace(".mlp.router.", ".mlp.gate.")
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

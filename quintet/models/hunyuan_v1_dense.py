@@ -12,6 +12,8 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".query_layernorm.": ".q_norm.", ".key_layernorm.": ".k_norm."}
+
 
 class Turned(SelfAttention):
     """Norms behind the rotation."""
@@ -24,6 +26,8 @@ class Turned(SelfAttention):
 
 class HunYuanDenseV1ForCausalLM(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -41,11 +45,6 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
 
     def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our names."""
-        return name.replace(".query_layernorm.", ".q_norm.").replace(".key_layernorm.", ".k_norm.")
 
 
 def _rope(said: Any, size: int) -> dict[str, Any]:

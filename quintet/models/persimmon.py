@@ -15,9 +15,13 @@ from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".q_layernorm.": ".q_norm.", ".k_layernorm.": ".k_norm."}
+
 
 class PersimmonForCausalLM(CausalLM):
     """Pre-norm blocks with biases, half of each head turned."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -50,8 +54,3 @@ class PersimmonForCausalLM(CausalLM):
         }
         self.model = NamedTrunk(build, parts)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our name."""
-        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

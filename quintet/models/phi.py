@@ -15,9 +15,13 @@ from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".q_layernorm.": ".q_norm.", ".k_layernorm.": ".k_norm."}
+
 
 class PhiForCausalLM(CausalLM):
     """Parallel blocks, part of each head turned; q and k of each head normalised where the checkpoint says so."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -42,8 +46,3 @@ class PhiForCausalLM(CausalLM):
         }
         self.model = NamedTrunk(build, parts)
         self.lm_head = LMHead.of(build, config, bias=True)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our name."""
-        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

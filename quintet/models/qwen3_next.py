@@ -16,10 +16,14 @@ from quintet.layers.ssm.delta_net import DeltaNet, DeltaNetSizes, GatedAttention
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
+# the second: the language model of an image-text checkpoint
+RENAMED = {".linear_attn.": ".self_attn.", "model.language_model.": "model."}
+
 
 class Qwen3NextForCausalLM(CausalLM):
     """Pre-norm blocks, norms kept around 0, a part of each head turned."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
     ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*", r"model\.visual\..*")
 
@@ -44,12 +48,6 @@ class Qwen3NextForCausalLM(CausalLM):
         norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
         self.model = DecoderTrunk(config, build, block, norm=norm)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames linear attention to self_attn, and the language model of an image-text checkpoint to `model`."""
-        name = name.replace(".linear_attn.", ".self_attn.", 1)
-        return name.replace("model.language_model.", "model.", 1)
 
 
 def deltas(config: Any) -> DeltaNetSizes:

@@ -15,6 +15,8 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.pipeline import Stage, without
 from quintet.layers.ssm.rwkv import ChannelMix, RWKV7Sizes, TimeMix
 
+RENAMED = {"model.layers.0.pre_norm.": "model.pre_norm."}
+
 
 class RWKV7Block(nn.Module):
     """Norm, rule, norm, feed-forward."""
@@ -81,6 +83,7 @@ class RWKV7Model(nn.Module):
 class RWKV7ForCausalLM(CausalLM):
     """Attention in some layers, and values wider than keys, are refused."""
 
+    renamed_tensors = RENAMED
     model: RWKV7Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -94,11 +97,6 @@ class RWKV7ForCausalLM(CausalLM):
     def reads(self, at: int) -> tuple[int, ...]:
         """The first layer's values."""
         return self.model.reads
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The first norm is the trunk's."""
-        return name.replace("model.layers.0.pre_norm.", "model.pre_norm.", 1)
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

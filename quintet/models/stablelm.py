@@ -12,9 +12,13 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import HeadLayerNorm, LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".q_layernorm.": ".q_norm.", ".k_layernorm.": ".k_norm."}
+
 
 class StableLmForCausalLM(CausalLM):
     """Pre-norm blocks, or (12B) parallel ones with a norm of its own for each head of q and k."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -36,8 +40,3 @@ class StableLmForCausalLM(CausalLM):
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our name."""
-        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name

@@ -15,12 +15,17 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
+# the feed-forward has no module of its own
+RENAMED = {".fc1.": ".mlp.fc1.", ".fc2.": ".mlp.fc2."}
+
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 
 
 class XGLMForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -43,8 +48,3 @@ class XGLMForCausalLM(CausalLM):
         }
         self.model = NamedTrunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
         self.lm_head = LMHead.of(build, config)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The feed-forward has no module of its own."""
-        return name.replace(".fc1.", ".mlp.fc1.").replace(".fc2.", ".mlp.fc2.")

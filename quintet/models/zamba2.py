@@ -16,6 +16,9 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 
+# a layer's parts beside a shared block have the names of a layer without one
+RENAMED = {".mamba_decoder.": ".", "model.final_layernorm.": "model.norm."}
+
 
 class Zamba2DecoderLayer(nn.Module):
     """A norm and a state space. What a shared block makes of the residual and the embedding joins the norm's input."""
@@ -57,6 +60,7 @@ class Zamba2Model(DecoderTrunk):
 class Zamba2ForCausalLM(CausalLM):
     """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
 
+    renamed_tensors = RENAMED
     model: Zamba2Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -99,11 +103,6 @@ class Zamba2ForCausalLM(CausalLM):
     def reads(self, at: int) -> tuple[int, ...]:
         """The embedding."""
         return self.model.reads
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames a layer's parts beside a shared block to the names of a layer without one."""
-        return name.replace(".mamba_decoder.", ".", 1).replace("model.final_layernorm.", "model.norm.")
 
 
 def spaces(config: Any) -> Mamba2Sizes:

@@ -28,6 +28,7 @@ from quintet.server.http.pooling.protocol_requests import (
     ClassificationRequest,
     EmbeddingRequest,
     EncodedBody,
+    InputBody,
     PoolingBody,
     PoolingRequest,
 )
@@ -112,7 +113,7 @@ async def begin(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBo
     return service, body
 
 
-async def _read_work(service: AppState, body: PoolingBody, params: PoolingParams) -> Work:
+async def _read_work(service: AppState, body: InputBody, params: PoolingParams) -> Work:
     return Work(await read_inputs(service, body, params), params, body.priority or 0)
 
 
