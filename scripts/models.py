@@ -282,10 +282,10 @@ END = """
    have more, which transformers may pass over: `require(config, entries)` says what is computed of them. Tensors that a
    published checkpoint calls otherwise than the classes do stand in transformers' `conversion_mapping.py`.
 2. If nothing differs, a line in `_ALIASES` of `quintet/models/__init__.py` is the code; go on with 5.
-3. Write `quintet/models/<model_type>.py`: a class `Model(CausalLM)`, made as `Model(config, build)`. Start from what
-   the list below names. Modules have the checkpoint's names; where blocks take parts in a dict, its keys are these
-   names, and `canonical()` renames what does not fit. The file's first line is the family's name with its source, a
-   colon, and what it is: this page shows it.
+3. Write `quintet/models/<model_type>.py`: one class derived from `CausalLM`, called with `(config, build)` and named as
+   `architectures` of config.json has it. Start from what the list below names. Modules have the checkpoint's names;
+   where blocks take parts in a dict, its keys are these names, and `renamed_tensors` what does not fit. The file's
+   first line is the family's name with its source, a colon, and what it is: this page shows it.
 4. New mathematics is an op: its specification in `quintet/ops`, cases in `quintet/conformance/cases/model_ops.py`, and
    providers where they pay. Platforms without one run the specification.
 5. If transformers has no class for it: how its config.json is read, in `quintet/hub/legacy_configs.py`, and what it
@@ -309,7 +309,7 @@ python scripts/support.py && python scripts/models.py
 
 What a family may have, and where it is (`quintet/models/`, unless another folder is named):
 
-- Llama's blocks and names, with another attention or feed-forward: `Decoder`, `PreNormBlock`, as in `arcee.py`.
+- Llama's blocks and names, with another attention or feed-forward: `DecoderTrunk`, `PreNormBlock`, as in `arcee.py`.
 - Other names, another order of norms: `SerialBlock`, `ParallelBlock`, `PostNormBlock`, `BetweenNormsBlock` of
   `quintet/layers/blocks.py`, as in `apertus.py`, `cohere2.py`, `exaone4.py`, `afmoe.py`.
 - Something behind the embedding, a last norm that is not Llama's: `Trunk`, as in `bloom.py`, `olmo.py`, `nanochat.py`.
@@ -326,7 +326,7 @@ What a family may have, and where it is (`quintet/models/`, unless another folde
 - Multipliers: `granite.py`. Capped logits: `gemma2.py`.
 - Several products in one tensor, weights stored [in, out]: `CheckpointLayout` of `layers/linear.py`, as in `glm.py`,
   `gpt2.py`, `codegen.py`.
-- A wrapper of several modalities: `canonical()` and `ignored` of `gemma3.py`.
+- A wrapper of several modalities: `canonical()` and `ignored_tensors` of `gemma3.py`.
 
 A package can bring a family without touching this repository: an entry point in the group `quintet.models`, or
 `quintet.models.register()` ([vllm.md](vllm.md)).

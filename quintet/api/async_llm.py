@@ -16,7 +16,6 @@ from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import takes
-from quintet.config.schema.error_names import keywords
 from quintet.config.schema.unsupported import no_attribute, without_lacking
 from quintet.engine.observability.profiler import Trace
 from quintet.outputs import RequestOutput
@@ -60,12 +59,6 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         def __init__(self, model=None, *, use_tqdm: bool = False, **kwargs):
             """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
             self._open(model, use_tqdm, kwargs)
-
-    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
-        if model is not None:
-            kwargs["model"] = model
-        with keywords(kwargs, EngineConfig):
-            self._begin(EngineConfig.from_kwargs(**kwargs), use_tqdm)
 
     def _begin(self, config: EngineConfig, use_tqdm: bool) -> None:
         super()._begin(config, use_tqdm)

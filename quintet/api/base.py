@@ -1,10 +1,11 @@
 """Common methods of LLM, LLMEngine and AsyncLLM: settings, metrics, and all calls that take no prompts."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quintet.api.thread_sharing import SharedClient
 from quintet.config import EngineConfig
+from quintet.config.schema.error_names import keywords
 from quintet.engine.client import EngineClient
 from quintet.engine.observability.metrics import Metric, metrics_of
 from quintet.sampling_params import SamplingParams
@@ -25,6 +26,12 @@ class EngineHandle:
         opened = cls.__new__(cls)
         opened._begin(engine_args.replace(), False)
         return opened
+
+    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
+        if model is not None:
+            kwargs["model"] = model
+        with keywords(kwargs, EngineConfig):
+            self._begin(EngineConfig.from_kwargs(**kwargs), use_tqdm)
 
     def _begin(self, config: EngineConfig, use_tqdm: bool) -> None:
         self._client = EngineClient(config, use_tqdm)

@@ -17,7 +17,6 @@ from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
 from quintet.config.schema.docs import takes
-from quintet.config.schema.error_names import keywords
 from quintet.config.schema.unsupported import no_attribute, without_lacking
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -39,12 +38,6 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         def __init__(self, model=None, *, use_tqdm: bool = True, **kwargs):
             """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
             self._open(model, use_tqdm, kwargs)
-
-    def _open(self, model: str | None, use_tqdm: bool, kwargs: dict[str, Any]) -> None:
-        if model is not None:
-            kwargs["model"] = model
-        with keywords(kwargs, EngineConfig):
-            self._begin(EngineConfig.from_kwargs(**kwargs), use_tqdm)
 
     @functools.cached_property
     def llm_engine(self) -> LLMEngine:

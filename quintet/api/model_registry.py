@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quintet.layers.decoder import CausalLM
-from quintet.models import added, built_in, families, register
+from quintet.models import added, built_in_class, families, register
 
 
 class _Registry:
@@ -30,10 +30,8 @@ class _Registry:
         """Yields the class names, from transformers, of the built-in families that generate."""
         names: Any = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         for kind in families():
-            if kind in names and kind not in added():
-                model = importlib.import_module(f"quintet.models.{built_in(kind)}").Model
-                if issubclass(model, CausalLM):
-                    yield names[kind]
+            if kind in names and kind not in added() and issubclass(built_in_class(kind), CausalLM):
+                yield names[kind]
 
 
 ModelRegistry = _Registry()

@@ -15,7 +15,7 @@ from quintet.interface.platform import Capabilities
 from quintet.interface.weights import Weight
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.checkpoint_config import Quantized, There, quantized
-from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, options_of, wish
+from quintet.layers.quantization.online import OnlineQuantization, RoundedWeights, fitting, options_of, wish
 from quintet.model_loader.loader import declared
 from quintet.ops.registry import of_kind
 
@@ -135,7 +135,7 @@ def _in_orders(weight: Weight) -> bool:
 def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
     """Describes weights that do not have the requested format."""
     products, said = [weight for weight in weights if weight.use == "linear"], []
-    rounded = Counter(weight.reader.of for weight in weights if isinstance(weight.reader, Rounded))
+    rounded = Counter(weight.reader.of for weight in weights if isinstance(weight.reader, RoundedWeights))
     for fmt, count in rounded.items():
         near = NEAREST.get(fmt.kind, "int8")
         said.append(

@@ -108,7 +108,7 @@ class EnginePlan:
             return ()
         first = self.ranks.workers[0]
         sizes = plan_buckets(largest(self.config, first, self.plan.max_model_len))
-        if first.model.takes_types and self.pooling is not None:
+        if first.model.uses_token_types and self.pooling is not None:
             return tuple(each._replace(inputs=("token_type_ids",)) for each in sizes)
         if not self.embeds_width:
             return sizes
@@ -260,7 +260,7 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
         channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
     groups = prepared.ranks.workers[0].arrangement.groups
     slots = StateSlotPool(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
-    types = prepared.pooling is not None and prepared.ranks.workers[0].model.takes_types
+    types = prepared.pooling is not None and prepared.ranks.workers[0].model.uses_token_types
     captured = () if fixed else buckets
     batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
     runner, profiler, pipe = (

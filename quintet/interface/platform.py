@@ -298,7 +298,7 @@ class Platform(ABC):
     op_priority: ClassVar[Mapping[str, Sequence[str]]] = {}  # op -> providers, best first; "reference" is last
     # a layer's class name -> "module:Class", a subclass of it that is built in its place
     layers: ClassVar[Mapping[str, str]] = {}
-    # model_type of a checkpoint -> module with a Model(config, build) that is built in the place of quintet's own
+    # model_type of a checkpoint -> "module:Class", a model that is built in the place of quintet's own
     models: ClassVar[Mapping[str, str]] = {}
     supports_states: ClassVar[bool] = False  # whether mixer() takes a StateSpec, too
     # fields of AttentionSpec that its mixers support and that no platform has to: "chunk"

@@ -20,7 +20,7 @@ Streams = tuple[Tensor, ...]  # [T, H] each
 
 
 @dataclass(frozen=True)
-class Lanes:
+class AltUpSizes:
     """The sizes of a layer's streams."""
 
     hidden: int
@@ -33,7 +33,7 @@ class Lanes:
 class AltUp(Layer):
     """Predicts a layer's streams before the layer computes one of them, and corrects them after."""
 
-    def __init__(self, build: BuildContext, lanes: Lanes) -> None:
+    def __init__(self, build: BuildContext, lanes: AltUpSizes) -> None:
         super().__init__(build, "predict_streams", "correct_streams", "scale", "softcap")
         self._build, self._lanes, count = build, lanes, lanes.count
         self.router_norm = RMSNorm(build, lanes.hidden, lanes.eps)

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import across
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.pipeline import Stage, without
 
 
-class Named(nn.Module):
+class NamedParts(nn.Module):
     """Modules by the checkpoint's names; subclasses say what each place is for."""
 
     def __init__(self, build: BuildContext, parts: Mapping[str, nn.Module]) -> None:
@@ -23,7 +23,7 @@ class Named(nn.Module):
         self._parts = tuple(parts.values())
 
 
-class SerialBlock(Named):
+class SerialBlock(NamedParts):
     """Norm, attention, norm, feed-forward: the second branch reads what the first has added."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ class SerialBlock(Named):
         return feed(x), residual
 
 
-class ParallelBlock(Named):
+class ParallelBlock(NamedParts):
     """Norm, attention, feed-forward, or with a norm before each: both branches read the same (GPT-J 2021)."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ class ParallelBlock(Named):
         return self._ops.add(attend(normed, cache), fed), total
 
 
-class PostNormBlock(Named):
+class PostNormBlock(NamedParts):
     """Attention, norm, feed-forward, norm: each branch reads the plain residual (OLMo 2, 2024)."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ class PostNormBlock(Named):
         return last(feed(x)), x
 
 
-class BetweenNormsBlock(Named):
+class BetweenNormsBlock(NamedParts):
     """Norm, attention, norm, norm, feed-forward, norm: one before each branch and one after."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -65,8 +65,9 @@ class BetweenNormsBlock(Named):
         return last(feed(x)), residual
 
 
-class Trunk(Named):
-    """As Decoder: an embedding, what is done to its rows (positions are added, norms applied), blocks, a last norm."""
+class NamedTrunk(NamedParts):
+    """A trunk of parts with a checkpoint's names: an embedding, what is done to its rows (positions are added, norms
+    applied), blocks, a last norm."""
 
     def __init__(self, build: BuildContext, parts: Mapping[str, nn.Module], scale: float = 1.0) -> None:
         super().__init__(build, parts)
@@ -90,7 +91,7 @@ class Trunk(Named):
         if not self._build.stage.first:
             return across(self.blocks, self._parts[-1], None, cache, self._build)
         table, *more, blocks, last = self._parts
-        assert isinstance(table, Embedding) and isinstance(blocks, nn.ModuleList)
+        assert isinstance(table, VocabParallelEmbedding) and isinstance(blocks, nn.ModuleList)
         x = table.of(cache.batch, self._scale)
         for each in more:
             placed = isinstance(each, PositionEmbedding)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.build import BuildContext
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, without
 
 
-class Staged(Protocol):
+class PipelinedTrunk(Protocol):
     """A trunk with layers that pipeline stages can share out."""
 
     def keep(self, stage: Stage) -> None: ...
@@ -26,28 +26,29 @@ class Staged(Protocol):
     def blocks(self) -> nn.ModuleList: ...
 
 
-Block = Callable[[Any, BuildContext, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
+BlockFactory = Callable[[Any, BuildContext, int], nn.Module]  # (config, build, index) -> a module like PreNormBlock
 
 
-class Decoder(nn.Module):
+class DecoderTrunk(nn.Module):
     """A step -> normalised hidden states of its rows [L, H], and the taps that are wanted, [T, H] each.
 
-    `scale` is of the embeddings that are looked up; with `scales_given`, of those that a request brings as well.
+    `scale` is of the embeddings that are looked up; with `scales_given`, of those that a request brings as well. `norm`
+    is the last one, if it is not Llama's.
     """
 
     def __init__(
         self,
         config: Any,
         build: BuildContext,
-        block: Block,
+        block: BlockFactory,
         scale: float = 1.0,
-        norm_offset: float = 0.0,
+        norm: nn.Module | None = None,
         scales_given: bool = False,
     ) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(build, config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(build, config.hidden_size, norm_eps(config), norm_offset)
+        self.norm = RMSNorm(build, config.hidden_size, norm_eps(config)) if norm is None else norm
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
         self._scales_given, self._build = scales_given, build
 
@@ -165,20 +166,28 @@ class SandwichBlock(nn.Module):
 
 
 class ModelBase(nn.Module):
-    """Base of the families' Model classes: what the loader must know of their checkpoints' other tensors and names."""
+    """Base of the families' classes: what the loader must know of their checkpoints' other tensors and names."""
 
-    ignored: tuple[str, ...] = ()  # patterns of tensors that a checkpoint may hold and no layer asks for
-    silent: tuple[str, ...] = ()  # ends of the names of such tensors, by the checkpoint's quantization
-    counted = True  # False: config.json may count layers and experts otherwise than the files do
-    takes_types = False  # True: tokens have segments, in the batch's inputs
-    encodes = False  # True: tokens see those after them, nothing is kept, and hidden states are all that comes out
-    recordable = True  # False: a step computes with more than ops, so that their calls alone are not the step
-    other_stage_tensors: frozenset[str] = frozenset()  # tensors of a checkpoint that layers of other stages are made of
+    # traits of a family
+    is_encoder: ClassVar[bool] = False  # True: attention is bidirectional, nothing is cached, and there are no logits
+    supports_pipeline: bool = False  # True: pipeline stages can share out the layers of the trunk
+    recordable: bool = True  # False: a step computes with more than ops, so that their calls alone are not the step
+    config_counts_layers: ClassVar[bool] = True  # False: config.json and the files count layers or experts differently
+    uses_token_types: bool = False  # True: tokens have segments (token_type_ids), in the batch's inputs
+    trunk_name: ClassVar[str] = "model"  # module that computes hidden states of the step's rows, and taps
+
+    # tensors of a checkpoint
+    renamed_tensors: ClassVar[Mapping[str, str]] = {}  # parts of their names -> parts of the modules' names
+    ignored_tensors: tuple[str, ...] = ()  # patterns of names that a file may hold and no layer asks for
+    ignored_suffixes: tuple[str, ...] = ()  # ends of such names, by the checkpoint's quantization
+    other_stage_tensors: frozenset[str] = frozenset()  # those that layers of other pipeline stages are made of
     vocab_size: int
 
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The name that the modules use for a checkpoint's tensor."""
+    @classmethod
+    def canonical(cls, name: str) -> str:
+        """Returns the name that the modules use for a checkpoint's tensor."""
+        for theirs, ours in cls.renamed_tensors.items():
+            name = name.replace(theirs, ours, 1)
         return name
 
     @staticmethod
@@ -193,18 +202,16 @@ class ModelBase(nn.Module):
     def without_head(self) -> None:
         """Called where no logits are wanted: their head is not loaded."""
 
-    def stages(self) -> "Staged":
+    def stages(self) -> "PipelinedTrunk":
         """Returns the trunk that pipeline stages share; ValueError where one could not go on from what it receives."""
-        trunk = getattr(self, getattr(self, "trunk_name", ""), None)
-        steps = next(each for each in type(trunk).__mro__ if "forward" in vars(each) or each is object)
-        if "keep" not in vars(steps):  # it walks through its layers in its own way
+        if not self.supports_pipeline:
             family = type(self).__module__.rpartition(".")[2]
-            how = "take a text in one step" if self.encodes else "go through their layers in a way of their own"
+            how = "take a text in one step" if self.is_encoder else "go through their layers in a way of their own"
             raise ValueError(
                 f"pipeline_parallel_size must be 1 for {family} models, which {how}; share each layer out "
                 "(tensor_parallel_size), or the requests (data_parallel_size)"
             )
-        return cast(Staged, trunk)
+        return cast(PipelinedTrunk, self.get_submodule(self.trunk_name))
 
     def reads(self, at: int) -> tuple[int, ...]:
         """Numbers of a token in each tensor that layers from `at` on read of those before it, beside what comes out of
@@ -219,16 +226,16 @@ class ModelBase(nn.Module):
     @property
     def width(self) -> int:
         """Numbers of an embedding that may stand in the place of a token."""
-        tables = (each for each in self.modules() if isinstance(each, Embedding))
+        tables = (each for each in self.modules() if isinstance(each, VocabParallelEmbedding))
         return next(each.width for each in tables if not isinstance(each, PositionEmbedding))
 
 
 class CausalLM(ModelBase):
-    """A trunk and a head: the Model of every family that generates."""
+    """A trunk and a head: the base of every family that generates."""
 
     # a head that is tied may be stored again
-    ignored: tuple[str, ...] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
-    trunk_name: ClassVar[str] = "model"  # of the trunk, a Cache -> hidden states of the step's rows, and taps
+    ignored_tensors: tuple[str, ...] = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
+    supports_pipeline = True
     model: nn.Module
     lm_head: LMHead
 
@@ -255,7 +262,7 @@ class CausalLM(ModelBase):
 
     def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         """A step -> hidden states of its rows, and taps."""
-        out: tuple[Tensor, list[Tensor]] = getattr(self, self.trunk_name)(cache)
+        out: tuple[Tensor, list[Tensor]] = self.get_submodule(self.trunk_name)(cache)
         return out
 
     def head(self, x: Tensor) -> Tensor:
@@ -318,8 +325,3 @@ def refuse_long_chunks(config: Any, build: BuildContext) -> None:
 def rounded(value: float, dtype: torch.dtype) -> float:
     """As the type would hold it: some checkpoints were trained with a constant rounded so."""
     return torch.tensor(value, dtype=dtype).item()
-
-
-def head_source(config: Any) -> str:
-    """The checkpoint's tensor behind the logits: its own, or the embedding's."""
-    return "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"

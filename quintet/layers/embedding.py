@@ -12,7 +12,7 @@ from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, We
 from quintet.layers.build import BuildContext, Layer, padded, whole
 
 
-class Embedding(Layer):
+class VocabParallelEmbedding(Layer):
     """Rows by id; shared out over the ranks by rows unless `replicated`.
 
     A table that a checkpoint holds quantized stays so where the platform looks rows up in its format ("embedding" of
@@ -73,7 +73,7 @@ class Embedding(Layer):
         return out
 
 
-class PositionEmbedding(Embedding):
+class PositionEmbedding(VocabParallelEmbedding):
     """Learned positions, on every rank; position p is row `first` + p."""
 
     def __init__(self, build: BuildContext, count: int, width: int, first: int = 0) -> None:

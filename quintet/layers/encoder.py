@@ -11,7 +11,7 @@ from quintet.interface.types import Batch, Outputs
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, even, whole
 from quintet.layers.decoder import ModelBase
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import columns, rows
 from quintet.layers.mlp import MLP, GatedMLP
@@ -44,12 +44,12 @@ class Encoder(ModelBase):
     """
 
     # what heads are made of, and what is computed
-    ignored: tuple[str, ...] = (
+    ignored_tensors: tuple[str, ...] = (
         r"(pooler|cls)\..*",
         r".*embeddings\.(position|token_type)_ids",
         r".*rotary_emb\.inv_freq",
     )
-    encodes = True
+    is_encoder = True
     names: ClassVar[Sequence[tuple[str, str]]] = ()
     prefixes: ClassVar[Sequence[str]] = ()
 
@@ -64,11 +64,11 @@ class Encoder(ModelBase):
             raise ValueError(f"{kind} gives its last hidden states, and no taps of its layers")
         self.vocab_size, width = config.vocab_size, getattr(config, "embedding_size", None) or config.hidden_size
         self._ops = build.ops.take("add", "take_rows")
-        self.words = Embedding(build, config.vocab_size, width)
+        self.words = VocabParallelEmbedding(build, config.vocab_size, width)
         self.places = self.positions(config, build, width)
         segments = getattr(config, "type_vocab_size", 0)
-        self.types = Embedding(build, segments, width, replicated=True) if segments else None
-        self.takes_types = segments > 1
+        self.types = VocabParallelEmbedding(build, segments, width, replicated=True) if segments else None
+        self.uses_token_types = segments > 1
         self.norm = LayerNorm(build, width, eps(config))
         self.widened = None
         if width != config.hidden_size:

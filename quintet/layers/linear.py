@@ -283,7 +283,7 @@ def rows(
     return RowParallelLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
 
 
-class Vocabulary(ColumnParallelLinear):
+class HeadLinear(ColumnParallelLinear):
     """A head's product: its bias is its own where its weight is the embedding's."""
 
     def _bias(self, weight: CheckpointSlice, split: Shards) -> CheckpointSlice:
@@ -299,7 +299,15 @@ class LMHead(Layer):
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
         exact = replace(build, forms=build.forms.of_head())
-        self.linear = Vocabulary(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
+        self.linear = HeadLinear(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
+
+    @classmethod
+    def of(
+        cls, build: BuildContext, config: Any, embedding: str = "model.embed_tokens", bias: bool = False
+    ) -> "LMHead":
+        """Makes a model's head; its weight is the embedding's, under that name in the checkpoint, if they are tied."""
+        source = f"/{embedding}" if config.tie_word_embeddings else "/lm_head"
+        return cls(build, config.hidden_size, config.vocab_size, source, bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [L, hidden] -> [L, vocab]
         logits = self.linear(x)

@@ -21,7 +21,7 @@ Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Extent:
+class RopeLengths:
     """Lengths in tokens that a scaling depends on."""
 
     trained: int  # max_position_embeddings
@@ -48,7 +48,7 @@ class Rotary(Layer):
         self._neighbours = neighbours
         self._dim = turned(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
-        self._extent = Extent(trained, build.max_model_len)
+        self._extent = RopeLengths(trained, build.max_model_len)
         frequencies(self._dim, self._scaling, self._extent)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
@@ -136,21 +136,21 @@ def turned(head_dim: int, parameters: Parameters, partial: bool) -> int:
     return dim
 
 
-def rotary_table(dim: int, parameters: Parameters, max_shape: Extent) -> Tensor:
+def rotary_table(dim: int, parameters: Parameters, lengths: RopeLengths) -> Tensor:
     """[extent.served, dim] float32: dim/2 cosines, then dim/2 sines; an odd dim is rounded up."""
-    waves, scale = frequencies(dim, parameters, max_shape)
-    angles = torch.arange(max_shape.served, dtype=torch.float32)[:, None] * waves[None, :]
+    waves, scale = frequencies(dim, parameters, lengths)
+    angles = torch.arange(lengths.served, dtype=torch.float32)[:, None] * waves[None, :]
     return torch.cat([angles.cos() * scale, angles.sin() * scale], dim=-1)
 
 
-def frequencies(dim: int, parameters: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def frequencies(dim: int, parameters: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """dim/2 angles per position, and what cosines and sines are multiplied by; ValueError if these make no numbers."""
     kind = _kind(parameters)
     if kind not in SCALINGS:
         raise ValueError(f"rope_type {kind!r} is not known; quintet has {', '.join(sorted(SCALINGS))}")
     wrong = f"rope_type {kind!r} cannot be computed of {reprlib.repr(dict(parameters))}"
     try:
-        waves, scale = SCALINGS[kind](dim, parameters, max_shape)
+        waves, scale = SCALINGS[kind](dim, parameters, lengths)
     except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError) as error:  # RuntimeError is torch's
         reason = " ".join(repr(error).split())[:200]
         raise ValueError(f"{wrong} ({reason}); correct rope_parameters in config.json") from error
@@ -167,23 +167,23 @@ def _plain(dim: int, base: float) -> Tensor:
     return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
 
 
-def _default(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _default(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"]), 1.0
 
 
-def _linear(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _linear(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """Positions divided by the factor (Chen et al. 2023)."""
     return _plain(dim, p["rope_theta"]) / p["factor"], 1.0
 
 
-def _dynamic(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _dynamic(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base, stretched for the longest request that is served."""
-    longest = max(max_shape.served, max_shape.trained)
-    stretch = p["factor"] * longest / max_shape.trained - (p["factor"] - 1)
+    longest = max(lengths.served, lengths.trained)
+    stretch = p["factor"] * longest / lengths.trained - (p["factor"] - 1)
     return _plain(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
 
 
-def _ntk(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _ntk(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base at a fixed factor, or, with mixed_b, one divisor for each frequency (Su 2023)."""
     factor, mixed = p["factor"], p.get("mixed_b")
     if mixed is None:
@@ -192,7 +192,7 @@ def _ntk(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
     return _plain(dim, p["rope_theta"]) / (math.log(factor) / (dim / 2) ** mixed * steps).exp(), 1.0
 
 
-def _llama3(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _llama3(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
     frequencies = _plain(dim, p["rope_theta"])
     low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
@@ -200,10 +200,10 @@ def _llama3(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
     return (1 - smooth) * frequencies / p["factor"] + smooth * frequencies, 1.0
 
 
-def _yarn(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _yarn(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """Interpolation by parts and a temperature on the scores (Peng et al. 2023)."""
     base, context = p["rope_theta"], p["original_max_position_embeddings"]
-    factor = p.get("factor") or max_shape.trained / context
+    factor = p.get("factor") or lengths.trained / context
 
     def turns_at(rotations: float) -> float:
         return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -228,18 +228,18 @@ def _yarn_scale(p: Parameters, factor: float) -> float:
     return mscale(1.0)
 
 
-def _longrope(dim: int, p: Parameters, max_shape: Extent) -> tuple[Tensor, float]:
+def _longrope(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """One divisor per frequency, from a short or a long list (Ding et al. 2024)."""
     context = p["original_max_position_embeddings"]
-    factor = p.get("factor") or max_shape.trained / context
+    factor = p.get("factor") or lengths.trained / context
     scale = p.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
-    divisors = torch.tensor(p["long_factor" if max_shape.served > context else "short_factor"], dtype=torch.float32)
+    divisors = torch.tensor(p["long_factor" if lengths.served > context else "short_factor"], dtype=torch.float32)
     return _plain(dim, p["rope_theta"]) / divisors, float(scale)
 
 
-SCALINGS: dict[str, Callable[[int, Parameters, Extent], tuple[Tensor, float]]] = {
+SCALINGS: dict[str, Callable[[int, Parameters, RopeLengths], tuple[Tensor, float]]] = {
     "default": _default,
     "dynamic": _dynamic,
     "linear": _linear,

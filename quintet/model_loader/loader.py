@@ -265,8 +265,8 @@ class Checkpoint:
     """A folder of weights, or a GGUF file, opened once and read tensor by tensor without copies."""
 
     def __init__(self, folder: Path | Weights, model: ModelBase) -> None:
-        self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored]
-        self._silent, self._other_stage_tensors = model.silent, model.other_stage_tensors
+        self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored_tensors]
+        self._ignored_suffixes, self._other_stage_tensors = model.ignored_suffixes, model.other_stage_tensors
         self._where: dict[str, Entry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
@@ -308,7 +308,7 @@ class Checkpoint:
 
     def _check_quantized(self, missing: list[str], surplus: list[str]) -> None:
         """ValueError where config.json says that weights are quantized and they are not, or the other way round."""
-        quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._silent)]
+        quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._ignored_suffixes)]
         if quantized:
             raise ValueError(
                 f"{self._folder} holds {listed(quantized)}, as quantized checkpoints do, and the quantization_config "
@@ -323,7 +323,7 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        silent = name.endswith(self._silent) or kv_scales.passed(name)
+        silent = name.endswith(self._ignored_suffixes) or kv_scales.passed(name)
         if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
             return True
         return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
@@ -357,9 +357,9 @@ def tensors_of(folder: Path | Weights, family: type[ModelBase]) -> dict[str, Sto
 
 def check_counts(folder: Path | Weights, family: type[ModelBase], config: Any) -> None:
     """ValueError if config.json has more layers or experts than the files; checked before the model is built."""
-    if not getattr(family, "counted", True):
+    if not getattr(family, "config_counts_layers", True):
         return
-    ignored = [re.compile(pattern) for pattern in family.ignored]
+    ignored = [re.compile(pattern) for pattern in family.ignored_tensors]
     names = [name for name, _ in _index(folder, family) if not any(each.fullmatch(name) for each in ignored)]
     for pattern, keys in COUNTED.items():
         there = max((int(found[1]) + 1 for name in names if (found := pattern.search(name))), default=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.common.entry_points import entry_points
 
-GROUP = "quintet.models"  # entry points: model_type or architecture = package.module[:Class]
+GROUP = "quintet.models"  # entry points: model_type or architecture = package.module:Class
 
 _ALIASES = {  # model_type in config.json -> file, where they differ
     "bailing_moe_v2": "bailing_moe",
@@ -38,8 +38,7 @@ _REGISTERED: dict[str, str | type] = {}  # by model_type or architecture: what a
 def register(name: str, model: str | type) -> None:
     """Adds a family by its model_type or by the name of an architecture, or replaces one.
 
-    `model` is a class made as Model(config, build) like those of the files here, "package.module:Class", or a module
-    that has a class Model.
+    `model` is a class that is called with (config, build) like those of the files here, or "package.module:Class".
     """
     _REGISTERED[name] = model
 
@@ -75,7 +74,7 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
     """The class of a transformers config's family, a platform's own first; ValueError with what there is, if none.
     With `backend`, the one that runs any model by transformers' own code."""
     if backend:
-        made: type = importlib.import_module("quintet.models.transformers").Model
+        made: type = importlib.import_module("quintet.models.transformers").TransformersForCausalLM
         return made
     kind, overrides = config.model_type, overrides or {}
     name = added_for(kind, getattr(config, "architectures", None))
@@ -84,9 +83,18 @@ def model_class(config: Any, overrides: Mapping[str, str] | None = None, backend
             f"model type {kind!r} is not supported; quintet has {', '.join(families())}; "
             "a package can add it with quintet.models.register()"
         )
-    if kind in overrides or name is None:
-        return _loaded(kind, overrides.get(kind) or f"quintet.models.{_ALIASES.get(kind, kind)}")
-    return _loaded(name, added()[name])
+    if kind in overrides:
+        return _loaded(kind, overrides[kind])
+    return built_in_class(kind) if name is None else _loaded(name, added()[name])
+
+
+def built_in_class(kind: str) -> type:
+    """Returns the class of a model type's file here: the one model that the file defines."""
+    module = importlib.import_module(f"{__name__}.{_ALIASES.get(kind, kind)}")
+    base = importlib.import_module("quintet.layers.decoder").ModelBase
+    own = [each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__]
+    (model,) = (each for each in own if isinstance(each, type) and issubclass(each, base))
+    return model
 
 
 def _loaded(name: str, model: str | type) -> type:
@@ -94,10 +102,10 @@ def _loaded(name: str, model: str | type) -> type:
     if isinstance(model, type):
         return model
     module, _, attribute = model.partition(":")
+    if not attribute:
+        raise ValueError(f'model {name!r} comes from {model!r}, which names no class; write "package.module:Class"')
     try:
-        found: type = getattr(importlib.import_module(module), attribute or "Model")
+        found: type = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        if module.startswith(f"{__name__}."):
-            raise
         raise ValueError(f"model {name!r} comes from {model!r}, which cannot be loaded: {error}") from error
     return found

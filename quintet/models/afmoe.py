@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window, require
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mlp import GatedMLP
@@ -16,11 +16,14 @@ from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
+# the router stands beside the experts
+RENAMED = {".mlp.router.gate.": ".mlp.gate."}
+
 # entries of Arcee's code that transformers does not read -> what its classes compute
 COMPUTED = {"score_func": "sigmoid", "route_norm": True, **dict.fromkeys(("n_group", "num_expert_groups"), 1)}
 
 
-class Gated(SelfAttention):
+class AfmoeAttention(SelfAttention):
     """Attention with an output gate: its output is multiplied by the sigmoid of another product of its input."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
@@ -34,9 +37,10 @@ class Gated(SelfAttention):
         return out
 
 
-class Model(CausalLM):
+class AfmoeForCausalLM(CausalLM):
     """QK-norm; the first layers have one feed-forward, the others experts and some that serve every token."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -57,10 +61,10 @@ class Model(CausalLM):
             shared=config.moe_intermediate_size * config.num_shared_experts,
         )
 
-        def attention(index: int) -> Gated:
+        def attention(index: int) -> AfmoeAttention:
             window = layer_window(config, index)
             shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
-            made = Gated(build, shape, None if window is None else rotary)
+            made = AfmoeAttention(build, shape, None if window is None else rotary)
             made.q_norm = RMSNorm(build, head_dim(config), eps)
             made.k_norm = RMSNorm(build, head_dim(config), eps)
             return made
@@ -82,10 +86,5 @@ class Model(CausalLM):
             return BetweenNormsBlock(build, parts)
 
         scale = hidden**0.5 if config.mup_enabled else 1.0
-        self.model = Decoder(config, build, block, scale, scales_given=True)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The router stands beside the experts."""
-        return name.replace(".mlp.router.gate.", ".mlp.gate.", 1)
+        self.model = DecoderTrunk(config, build, block, scale, scales_given=True)
+        self.lm_head = LMHead.of(build, config)

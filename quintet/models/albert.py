@@ -12,7 +12,7 @@ from quintet.layers.linear import columns
 from quintet.layers.rope import Rotary
 
 
-class Group(nn.Module):
+class AlbertLayerGroup(nn.Module):
     """Blocks that stand behind each other each time that their group comes."""
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
@@ -25,11 +25,11 @@ class Group(nn.Module):
         return x
 
 
-class Model(Encoder):
+class AlbertModel(Encoder):
     """Learned positions, and segments."""
 
-    ignored = (*Encoder.ignored, r"(sop_classifier|predictions)\..*")
-    counted = False  # config.json counts how often layers run
+    ignored_tensors = (*Encoder.ignored_tensors, r"(sop_classifier|predictions)\..*")
+    config_counts_layers = False  # config.json counts how often layers run
     prefixes = ("albert.",)
     names = (
         ("embeddings.word_embeddings.", "words."),
@@ -65,4 +65,4 @@ class Model(Encoder):
 
     def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         single = super().block
-        return Group(single(config, build, index, rotary) for _ in range(config.inner_group_num))
+        return AlbertLayerGroup(single(config, build, index, rotary) for _ in range(config.inner_group_num))

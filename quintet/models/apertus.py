@@ -6,17 +6,17 @@ from typing import Any
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP, XieluMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class ApertusForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
-    ignored = (*CausalLM.ignored, r".*\.act_fn\.(beta|eps)")  # 0.5 and -1e-6, which the op has as well
+    ignored_tensors = (*CausalLM.ignored_tensors, r".*\.act_fn\.(beta|eps)")  # 0.5 and -1e-6, which the op has as well
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -40,5 +40,5 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

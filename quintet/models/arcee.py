@@ -4,13 +4,13 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class ArceeForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -28,5 +28,5 @@ class Model(CausalLM):
             )
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

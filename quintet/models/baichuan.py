@@ -8,23 +8,17 @@ from quintet.layers.blocks import slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
 from quintet.layers.normalised_weights import by_row, normalised
-from quintet.layers.rope import Rotary
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Model(llama.Model):
+class BaichuanForCausalLM(LlamaForCausalLM):
     """Llama's blocks; in Baichuan 2, each token's row of the head has length 1."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(config, build)
-        self._normalised = config.normalised_head
-
-    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
-        return None if config.alibi else super()._rotary(config, build)
-
-    def _heads(self, config: Any) -> AttentionSizes:
         alibi = slopes(config.num_attention_heads) if config.alibi else None
-        return AttentionSizes.of(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
+        shape = AttentionSizes.of(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
+        super().__init__(config, build, shape)
+        self._normalised = config.normalised_head
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         return normalised(entries, by_row) if self._normalised else entries

@@ -7,7 +7,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -25,16 +25,17 @@ RENAMED = {
 }
 
 
-class Model(CausalLM):
+class BailingMoeForCausalLM(CausalLM):
     """Pre-norm blocks. The first generation chooses experts by softmax, the second by sigmoid and out of groups, and
     normalises q and k of each head, of which it turns a part."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self._check(config)
-        self.ignored = (*CausalLM.ignored, beyond(config))
+        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._normalised = getattr(config, "norm_head", False)
         rotary, mixture = Rotary.of(build, config, partial=True), _mixture(config)
         shape = AttentionSizes.of(
@@ -53,8 +54,8 @@ class Model(CausalLM):
                 mlp = MoE(build, mixture)
             return PreNormBlock(config, build, attention, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     def _check(self, config: Any) -> None:
         refuse(config, "use_bias", "multi_gate", "use_sliding_window")
@@ -64,13 +65,6 @@ class Model(CausalLM):
                 f"{config.model_type} with score_function={config.score_function!r} and "
                 f"moe_router_enable_expert_bias={biased} is not supported; a bias goes with sigmoid alone"
             )
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Our names."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         return normalised(entries, by_column) if self._normalised else entries

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
@@ -52,8 +52,10 @@ def least(config: Any) -> float:
     return float(lowest)
 
 
-class Model(CausalLM):
+class BambaForCausalLM(CausalLM):
     """Pre-norm blocks with a gated feed-forward."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -69,12 +71,5 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, mixer, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the mixer in attention's place is self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

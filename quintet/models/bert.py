@@ -19,7 +19,7 @@ NAMES = (  # (a checkpoint's, the modules')
 )
 
 
-class Model(Encoder):
+class BertModel(Encoder):
     """Learned positions, and segments."""
 
     names = NAMES

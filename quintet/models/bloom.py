@@ -6,16 +6,16 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk, slopes
+from quintet.layers.blocks import NamedTrunk, SerialBlock, slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
 
-class Model(CausalLM):
+class BloomForCausalLM(CausalLM):
     """Pre-norm blocks with biases; a head that is tied as a rule."""
 
     trunk_name = "transformer"
@@ -40,14 +40,13 @@ class Model(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "word_embeddings": Embedding(build, config.vocab_size, hidden),
+            "word_embeddings": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "word_embeddings_layernorm": norm(),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
-        source = "/transformer.word_embeddings" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.transformer = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "transformer.word_embeddings")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -6,7 +6,7 @@ from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import refuse, require
 from quintet.layers.linear import CheckpointLayout
-from quintet.models import glm
+from quintet.models.glm import GlmForCausalLM
 
 RENAMED = {
     "transformer.embedding.word_embeddings.": "model.embed_tokens.",
@@ -22,10 +22,11 @@ RENAMED = {
 COMPUTED = {"rmsnorm": True, "original_rope": True, "post_layer_norm": True, "multi_query_attention": True}
 
 
-class Model(glm.Model):
+class ChatGLMForCausalLM(GlmForCausalLM):
     """The same blocks."""
 
-    ignored = (*glm.Model.ignored, r"transformer\.rotary_pos_emb\.inv_freq")
+    renamed_tensors = RENAMED
+    ignored_tensors = (*GlmForCausalLM.ignored_tensors, r"transformer\.rotary_pos_emb\.inv_freq")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         refuse(config, "position_encoding_2d", "add_bias_linear", "apply_residual_connection_post_layernorm")
@@ -35,10 +36,3 @@ class Model(glm.Model):
 
     def _heads(self, config: Any) -> AttentionSizes:
         return AttentionSizes.of(config, bias=config.attention_bias, stored=CheckpointLayout(fused="query_key_value"))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """GLM's names."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name

@@ -4,12 +4,12 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.linear import CheckpointLayout
-from quintet.models import gptj
+from quintet.models.gptj import GPTJForCausalLM
 
 QUARTERS = CheckpointLayout(fused="qkv_proj", strips=4, order=(0, 2, 1))  # as it was trained on TPUs
 
 
-class Model(gptj.Model):
+class CodeGenForCausalLM(GPTJForCausalLM):
     """The same blocks."""
 
     def _heads(self, config: Any) -> AttentionSizes:

@@ -6,10 +6,10 @@ from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.norm import HeadLayerNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.models import cohere2
+from quintet.models.cohere2 import Cohere2ForCausalLM
 
 
-class Model(cohere2.Model):
+class CohereForCausalLM(Cohere2ForCausalLM):
     """Full attention with rotary positions in all layers."""
 
     def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:

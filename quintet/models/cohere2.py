@@ -6,37 +6,30 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.blocks import ParallelBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source, layer_window
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Cohere2ForCausalLM(CausalLM):
     """Parallel blocks under a LayerNorm without bias, neighbours turned, scaled logits, a tied head."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        hidden = config.hidden_size
         norm = partial(self._norm, config, build)
         rotary = Rotary.of(build, config, neighbours=True)
 
-        def block(index: int) -> ParallelBlock:
+        def block(config: Any, build: BuildContext, index: int) -> ParallelBlock:
             attention = self._attention(config, build, rotary, index)
             mlp = self._feed_forward(config, build, index)
             return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block(index) for index in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._scale = build.ops.take("scale"), config.logit_scale
 
     def _norm(self, config: Any, build: BuildContext) -> nn.Module:

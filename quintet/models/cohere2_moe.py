@@ -11,7 +11,7 @@ from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.models import cohere2
+from quintet.models.cohere2 import Cohere2ForCausalLM
 
 
 class Averaged(MoE):
@@ -26,7 +26,7 @@ class Averaged(MoE):
         return out
 
 
-class Model(cohere2.Model):
+class Cohere2MoeForCausalLM(Cohere2ForCausalLM):
     """Parallel blocks; the first layers may have one feed-forward, of another width, and positions without windows."""
 
     unstacked = staticmethod(unstacked)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from quintet.layers.moe.moe import MoESizes
-from quintet.models import deepseek_v3
+from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
 
 
-class Model(deepseek_v3.Model):
+class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
     """V3's blocks. Weights are the softmax's own: neither scaled to 1, nor moved by a bias."""
 
     computed: ClassVar[Mapping[str, Any]] = {"scoring_func": "softmax", "norm_topk_prob": False, "moe_layer_freq": 1}

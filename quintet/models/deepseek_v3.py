@@ -7,14 +7,14 @@ from torch import nn
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class DeepseekV3ForCausalLM(CausalLM):
     """Pre-norm blocks; the first have one feed-forward, the others experts and some that serve every token."""
 
     unstacked = staticmethod(unstacked)
@@ -23,7 +23,7 @@ class Model(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        self.ignored = (*CausalLM.ignored, beyond(config))
+        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._check(config)
         shape = Latent.of(config)
         rotary = Rotary(
@@ -42,8 +42,8 @@ class Model(CausalLM):
                 mlp = MoE(build, self.mixture(config))
             return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     def _check(self, config: Any) -> None:
         require(config, self.computed)

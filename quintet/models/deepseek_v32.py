@@ -3,10 +3,10 @@
 from typing import Any
 
 from quintet.layers.build import BuildContext
-from quintet.models import deepseek_v3
+from quintet.models.deepseek_v3 import DeepseekV3ForCausalLM
 
 
-class Model(deepseek_v3.Model):
+class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
     """An indexer chooses index_topk tokens that each token attends to. In requests of up to that length it chooses all,
     and attention is DeepSeek-V3's. Longer ones are refused, and the indexer's weights are not read."""
 
@@ -25,7 +25,7 @@ class Model(deepseek_v3.Model):
                 f"{config.first_k_dense_replace} dense layers (first_k_dense_replace) before all others"
             )
         super().__init__(config, build)
-        self.ignored = (*self.ignored, r"model\.layers\.\d+\.self_attn\.indexer\..*")
+        self.ignored_tensors = (*self.ignored_tensors, r"model\.layers\.\d+\.self_attn\.indexer\..*")
 
     @staticmethod
     def neighbours(config: Any) -> bool:

@@ -13,7 +13,7 @@ from quintet.layers.rope import Rotary
 EPS = 1e-12
 
 
-class Model(Encoder):
+class DistilBertModel(Encoder):
     """Learned positions."""
 
     prefixes = ("distilbert.",)

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import unstacked
 from quintet.layers.norm import RMSNorm
@@ -12,7 +12,7 @@ from quintet.layers.rope import Rotary, head_dim
 from quintet.models.glm4_moe import feed_forward
 
 
-class Model(CausalLM):
+class Dots1ForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, windows where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)
@@ -29,5 +29,5 @@ class Model(CausalLM):
             attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, feed_forward(config, build, index))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

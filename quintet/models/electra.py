@@ -4,7 +4,7 @@ from quintet.layers.encoder import Encoder
 from quintet.models.bert import NAMES
 
 
-class Model(Encoder):
+class ElectraModel(Encoder):
     """Learned positions, and segments."""
 
     names = (*NAMES, ("embeddings_project.", "widened."))

@@ -8,7 +8,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -18,10 +18,10 @@ NOTHING = 1e-6  # hardly ever do the weights of chosen experts add up to less
 BIAS = "moe_statics.e_score_correction_bias"
 
 
-class Model(CausalLM):
+class Ernie4_5_MoeForCausalLM(CausalLM):
     """Pre-norm blocks; experts, and some that serve every token, in a stretch of the layers."""
 
-    ignored = (*CausalLM.ignored, r"model\.mtp_.*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp_.*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -53,8 +53,8 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.of(config), rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

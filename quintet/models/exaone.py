@@ -1,6 +1,6 @@
 """EXAONE 3 and 3.5 (LG AI Research 2024): Llama by other names."""
 
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     "transformer.wte.": "model.embed_tokens.",
@@ -16,14 +16,8 @@ RENAMED = {
 }
 
 
-class Model(llama.Model):
+class ExaoneForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
-    ignored = (*llama.Model.ignored, r"transformer\.h\.\d+\.attn\.attention\.rotary\.inv_freq")
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Llama's names."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+    renamed_tensors = RENAMED
+    ignored_tensors = (*LlamaForCausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.attention\.rotary\.inv_freq")

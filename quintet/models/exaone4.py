@@ -6,14 +6,14 @@ from typing import Any
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import PostNormBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Exaone4ForCausalLM(CausalLM):
     """Post-norm blocks; every layer has positions in a checkpoint without windows (1.2B), else only windowed ones."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -30,8 +30,8 @@ class Model(CausalLM):
             }
             return PostNormBlock(build, parts)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def attention(config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, require
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -13,11 +13,15 @@ from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import dense
 from quintet.models.exaone4 import attention
 
+# transformers 5 may write the bias beside the router's weight
+RENAMED = {".mlp.gate.e_score_correction_bias": ".mlp.e_score_correction_bias"}
 
-class Model(CausalLM):
+
+class ExaoneMoeForCausalLM(CausalLM):
     """The first layers have one feed-forward."""
 
-    ignored = (*CausalLM.ignored, r"mtp\..*")
+    renamed_tensors = RENAMED
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -47,10 +51,5 @@ class Model(CausalLM):
                 mlp = MoE(build, mixture)
             return PreNormBlock(config, build, attention(config, build, rotary, index), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """transformers 5 may write the bias beside the router's weight."""
-        return name.replace(".mlp.gate.e_score_correction_bias", ".mlp.e_score_correction_bias", 1)
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -6,17 +6,17 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk, slopes
+from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock, slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class FalconForCausalLM(CausalLM):
     """Each branch of 40B and 180B has its own norm, and KV heads stand beside their queries in those checkpoints."""
 
     trunk_name = "transformer"
@@ -31,7 +31,7 @@ class Model(CausalLM):
         shape, two = _heads(config), config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1
         names = "dense_h_to_4h", "dense_4h_to_h"
 
-        def block() -> Named:
+        def block() -> NamedParts:
             attention = {"self_attention": SelfAttention(build, shape, rotary)}
             mlp = {"mlp": MLP(build, (hidden, config.ffn_hidden_size), config.activation, names, config.bias)}
             if two:
@@ -42,13 +42,12 @@ class Model(CausalLM):
             return SerialBlock(build, {"input_layernorm": norm(), **attention, **between, **mlp})
 
         parts = {
-            "word_embeddings": Embedding(build, config.vocab_size, hidden),
+            "word_embeddings": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
-        source = "/transformer.word_embeddings" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.transformer = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "transformer.word_embeddings")
 
 
 def _heads(config: Any) -> AttentionSizes:

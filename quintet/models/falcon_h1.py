@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -27,7 +27,7 @@ RENAMED = {
 }
 
 
-class Both(nn.Module):
+class FalconH1Mixer(nn.Module):
     """x [T, hidden] through the state space and through attention, scaled, and their sum."""
 
     def __init__(self, config: Any, build: BuildContext, rotary: Rotary) -> None:
@@ -64,7 +64,7 @@ class Both(nn.Module):
         return out
 
 
-class Feed(GatedMLP):
+class FalconH1MLP(GatedMLP):
     """down(act(gate(x) * first) * up(x)) * last."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -83,27 +83,22 @@ class Feed(GatedMLP):
         return out
 
 
-class Model(CausalLM):
+class FalconH1ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward, scaled embeddings and logits."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            return PreNormBlock(config, build, Both(config, build, rotary), Feed(config, build))
+            return PreNormBlock(config, build, FalconH1Mixer(config, build, rotary), FalconH1MLP(config, build))
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.lm_head_multiplier
 
     def head(self, x: Tensor) -> Tensor:
         out: Tensor = self._ops.scale(super().head(x), self._factor)
         return out
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the two mixers in attention's place are parts of self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name

@@ -6,10 +6,10 @@ from torch import nn
 
 from quintet.layers.build import BuildContext
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.models import olmo2
+from quintet.models.olmo2 import Olmo2ForCausalLM
 
 
-class Model(olmo2.Model):
+class FlexOlmoForCausalLM(Olmo2ForCausalLM):
     """The same blocks."""
 
     unstacked = staticmethod(unstacked)

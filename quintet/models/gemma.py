@@ -3,20 +3,17 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source, refuse, rounded
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class GemmaForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a feed-forward gated by gelu."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -26,7 +23,7 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config)
         norm = partial(RMSNorm, build, hidden, config.rms_norm_eps, offset=1.0)
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             shape = AttentionSizes.of(config, bias=biased, output_bias=biased)
             parts = {
                 "input_layernorm": norm(),
@@ -36,10 +33,5 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts, rounded(hidden**0.5, build.dtype))
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, rounded(hidden**0.5, build.dtype), norm=norm())
+        self.lm_head = LMHead.of(build, config)

@@ -6,13 +6,14 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, SandwichBlock, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
+from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Gemma2ForCausalLM(CausalLM):
     """Embedding scaled by sqrt(hidden), norms that are kept around 0, every second layer with a window."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -36,8 +37,9 @@ class Model(CausalLM):
             return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
         scale = rounded(config.hidden_size**0.5, build.dtype)
-        self.model = Decoder(config, build, layer, scale, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, offset=1.0)
+        self.model = DecoderTrunk(config, build, layer, scale, norm)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, SandwichBlock, head_source, layer_window, refuse, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, SandwichBlock, layer_window, refuse, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -21,10 +21,10 @@ def _window(config: Any, index: int, build: BuildContext) -> int | None:
     return window // 2 + 1 if window is not None and both and not build.causal else window
 
 
-class Model(CausalLM):
+class Gemma3ForCausalLM(CausalLM):
     """Gemma 2's blocks with QK-norm. Of a checkpoint that also sees, the language model alone is read."""
 
-    ignored = (*CausalLM.ignored, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -54,8 +54,9 @@ class Model(CausalLM):
             return SandwichBlock(config, build, attention, mlp)
 
         scale = rounded(config.hidden_size**0.5, build.dtype)
-        self.model = Decoder(config, build, block, scale, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, offset=1.0)
+        self.model = DecoderTrunk(config, build, block, scale, norm)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod

@@ -6,23 +6,23 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.altup import AltUp, Lanes, SparseMLP, Spread, Streams
+from quintet.layers.altup import AltUp, AltUpSizes, SparseMLP, Spread, Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
 from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import CausalLM, head_source, layer_window, rounded, wanted_rows
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, layer_window, rounded, wanted_rows
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.pipeline import Stage, without
 from quintet.layers.rope import Rotary
-from quintet.models import gemma3
+from quintet.models.gemma3 import Gemma3ForCausalLM
 
 HALF = 2.0**-0.5
 
 
-class Attention(SelfAttention):
+class Gemma3nAttention(SelfAttention):
     """Attention that normalises each head's v too."""
 
     v_norm: RMSNorm
@@ -48,14 +48,16 @@ class Laurel(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Gemma3nDecoderLayer(nn.Module):
     """Streams and the layer's own embeddings [T, P] -> streams."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         hidden, eps, inner = config.hidden_size, config.rms_norm_eps, config.hidden_size_per_layer_input
         self._active = config.altup_active_idx
-        self.altup = AltUp(build, Lanes(hidden, config.altup_num_inputs, self._active, eps, config.altup_correct_scale))
+        self.altup = AltUp(
+            build, AltUpSizes(hidden, config.altup_num_inputs, self._active, eps, config.altup_correct_scale)
+        )
         self.laurel = Laurel(config, build)
         self.self_attn, self.mlp = attention, mlp
         self.input_layernorm = RMSNorm(build, hidden, eps)
@@ -79,7 +81,7 @@ class Block(nn.Module):
         return (first, *(ops.add(each, more) for each in others))
 
 
-class Trunk(nn.Module):
+class Gemma3nModel(nn.Module):
     """A step -> normalised hidden states of its rows."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -97,8 +99,8 @@ class Trunk(nn.Module):
         self._scales = rounded(hidden**0.5, build.dtype), rounded(inner**0.5, build.dtype)
         self._ops = build.ops.take("known_ids", "scale", "add", "take_rows", "place_rows")
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
-        self.embed_tokens = Embedding(build, config.vocab_size, hidden)
-        self.embed_tokens_per_layer = Embedding(build, self._known, layers * inner)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, hidden)
+        self.embed_tokens_per_layer = VocabParallelEmbedding(build, self._known, layers * inner)
         self.projection = columns(build, hidden, {"per_layer_model_projection": whole(layers * inner, build.size)})
         self.per_layer_projection_norm = RMSNorm(build, inner, config.rms_norm_eps)
 
@@ -191,7 +193,7 @@ def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
         attention: nn.Module
         q_norm = RMSNorm(build, size, eps)
         if index < own:
-            attention = keeping[kind] = made = Attention(build, shape, rotaries[kind])
+            attention = keeping[kind] = made = Gemma3nAttention(build, shape, rotaries[kind])
             made.q_norm, made.k_norm = q_norm, RMSNorm(build, size, eps)
             made.v_norm = RMSNorm(build, size, eps, weighed=False)
         elif kind not in keeping:
@@ -206,7 +208,7 @@ def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
             mlp = SparseMLP(build, (config.hidden_size, width), config.hidden_activation, sparsity)
         else:
             mlp = GatedMLP(build, config.hidden_size, width, config.hidden_activation)
-        blocks.append(Block(config, build, attention, mlp))
+        blocks.append(Gemma3nDecoderLayer(config, build, attention, mlp))
     return nn.ModuleList(blocks)
 
 
@@ -217,13 +219,13 @@ def _sources(layers: Iterable[nn.Module]) -> tuple[tuple[int, int, SelfAttention
     return tuple((place, last[each], each) for place, each in enumerate(attending) if each in last)
 
 
-class Model(CausalLM):
+class Gemma3nForCausalLM(CausalLM):
     """Language model of a checkpoint; weights for images and audio are not read."""
 
-    model: Trunk
-    canonical = staticmethod(gemma3.Model.canonical)
-    ignored = (
-        *CausalLM.ignored,
+    model: Gemma3nModel
+    canonical = staticmethod(Gemma3ForCausalLM.canonical)
+    ignored_tensors = (
+        *CausalLM.ignored_tensors,
         r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\..*",
     )
 
@@ -233,10 +235,13 @@ class Model(CausalLM):
         first = config.num_hidden_layers - config.num_kv_shared_layers
         reading = "|".join(str(index) for index in range(first, config.num_hidden_layers))
         if not config.altup_correct_scale:
-            self.ignored = (*self.ignored, r"model\.layers\.\d+\.altup\.correct_output_scale")
-        self.ignored = (*self.ignored, rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
-        self.model = Trunk(config, build)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+            self.ignored_tensors = (*self.ignored_tensors, r"model\.layers\.\d+\.altup\.correct_output_scale")
+        self.ignored_tensors = (
+            *self.ignored_tensors,
+            rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
+        )
+        self.model = Gemma3nModel(config, build)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     def reads(self, at: int) -> tuple[int, ...]:

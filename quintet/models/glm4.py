@@ -6,14 +6,14 @@ from typing import Any
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Glm4ForCausalLM(CausalLM):
     """Norms around each branch, half of each head turned with neighbours paired, gate and up fused."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -33,5 +33,5 @@ class Model(CausalLM):
             }
             return BetweenNormsBlock(build, parts)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

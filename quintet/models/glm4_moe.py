@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, unstacked
@@ -15,14 +15,14 @@ from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond, dense, grouped
 
 
-class Model(CausalLM):
+class Glm4MoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm where the checkpoint has it; the first layers have one feed-forward."""
 
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        self.ignored = (*CausalLM.ignored, beyond(config))
+        self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         rotary = Rotary.of(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
@@ -32,8 +32,8 @@ class Model(CausalLM):
                 attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, feed_forward(config, build, index))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def feed_forward(config: Any, build: BuildContext, index: int) -> nn.Module:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse, through, wanted_rows
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
@@ -17,7 +17,7 @@ from quintet.layers.pipeline import Stage, without
 CONV = CheckpointLayout(transposed=True)
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Pre-norm attention and feed-forward, both with biases."""
 
     def __init__(self, config: Any, build: BuildContext, index: int) -> None:
@@ -50,15 +50,15 @@ class Block(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class GPT2Model(nn.Module):
     """Token and position embeddings, blocks, a last norm."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
-        self.wte = Embedding(build, config.vocab_size, config.hidden_size)
+        self.wte = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.wpe = PositionEmbedding(build, config.max_position_embeddings, config.hidden_size)
-        self.h = nn.ModuleList(Block(config, build, i) for i in range(config.num_hidden_layers))
+        self.h = nn.ModuleList(GPT2Block(config, build, i) for i in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(build, config.hidden_size, config.layer_norm_epsilon)
 
     @property
@@ -78,18 +78,18 @@ class Trunk(nn.Module):
         return (self.ln_f(wanted_rows(x, batch, self._ops)) if stage.last else x), taps
 
 
-class Model(CausalLM):
+class GPT2LMHeadModel(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
     trunk_name = "transformer"
-    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "add_cross_attention")
-        self.transformer = Trunk(config, build)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.transformer = GPT2Model(config, build)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -6,20 +6,21 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
 
-class Model(CausalLM):
+class GPTBigCodeForCausalLM(CausalLM):
     """Learned positions, LayerNorm, biases; a head that is tied as a rule."""
 
     trunk_name = "transformer"
-    ignored = (*CausalLM.ignored, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -43,11 +44,10 @@ class Model(CausalLM):
             return SerialBlock(build, {"ln_1": norm(), "attn": attention, "ln_2": norm(), "mlp": mlp})
 
         parts = {
-            "wte": Embedding(build, config.vocab_size, hidden),
+            "wte": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "wpe": PositionEmbedding(build, config.max_position_embeddings, hidden),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.transformer = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")

@@ -6,21 +6,22 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
+from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class GPTNeoXForCausalLM(CausalLM):
     """Parallel blocks or serial ones, part of each head turned, q, k and v of a head together."""
 
     trunk_name = "gpt_neox"
-    ignored = (*CausalLM.ignored, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -31,7 +32,7 @@ class Model(CausalLM):
         names = "dense_h_to_4h", "dense_4h_to_h"
         kind = ParallelBlock if config.use_parallel_residual else SerialBlock
 
-        def block() -> Named:
+        def block() -> NamedParts:
             shape = AttentionSizes.of(
                 config, kv_heads=config.num_attention_heads, bias=bias, output_bias=bias, output="dense", stored=stored
             )
@@ -44,13 +45,12 @@ class Model(CausalLM):
             return kind(build, parts)
 
         parts = {
-            "embed_in": Embedding(build, config.vocab_size, hidden),
+            "embed_in": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "final_layer_norm": norm(),
         }
-        self.gpt_neox = Trunk(build, parts)
-        source = "/gpt_neox.embed_in" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.gpt_neox = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "gpt_neox.embed_in")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -6,18 +6,22 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.biased import BOTH, BiasedMoE
 from quintet.layers.moe.moe import DOWN, MOST, MoESizes
 from quintet.layers.rope import Rotary
 
+RENAMED = {".mlp.router.": ".mlp.gate."}
+
 STACK = re.compile(rf"(.+\.experts)\.({BOTH}|{DOWN})(|_bias|_blocks|_scales)")
 OWN = {"": ".weight", "_bias": ".bias", "_blocks": "_blocks", "_scales": "_scales"}  # of an expert, by the stack's end
 
 
-class Model(CausalLM):
+class GptOssForCausalLM(CausalLM):
     """Pre-norm blocks, YaRN, a softmax over the experts that a token has."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -39,12 +43,8 @@ class Model(CausalLM):
             )
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        return name.replace(".mlp.router.", ".mlp.gate.")
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

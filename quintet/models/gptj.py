@@ -6,24 +6,22 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import ParallelBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, ParallelBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class GPTJForCausalLM(CausalLM):
     """Parallel blocks; biases in the feed-forward and the head."""
 
     trunk_name = "transformer"
-    ignored = (
-        *CausalLM.ignored,
-        r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask)",
-    )  # the causal mask, stored
+    # the causal mask, stored
+    ignored_tensors = (*CausalLM.ignored_tensors, r"transformer\.h\.\d+\.attn\.(bias|masked_bias|causal_mask)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -38,13 +36,12 @@ class Model(CausalLM):
             return ParallelBlock(build, {"ln_1": norm(), "attn": attention, "mlp": mlp})
 
         parts = {
-            "wte": Embedding(build, config.vocab_size, hidden),
+            "wte": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "h": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "ln_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source, bias=True)
+        self.transformer = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "transformer.wte", bias=True)
 
     def _heads(self, config: Any) -> AttentionSizes:
         return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj")

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Block(PreNormBlock):
+class GraniteDecoderLayer(PreNormBlock):
     """A pre-norm block that scales its branches before they join the residual."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
@@ -32,16 +32,16 @@ class Block(PreNormBlock):
         return self._ops.scale(self.mlp(x), self._scale), residual
 
 
-class Model(CausalLM):
+class GraniteForCausalLM(CausalLM):
     """Scaled embedding, pre-norm blocks with scaled branches, rotary positions, divided logits."""
 
-    block: ClassVar[type[Block]] = Block
+    block: ClassVar[type[GraniteDecoderLayer]] = GraniteDecoderLayer
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         rotary = Rotary.of(build, config)
 
-        def made(config: Any, build: BuildContext, index: int) -> Block:
+        def made(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             shape = AttentionSizes.of(
                 config,
                 scale=config.attention_multiplier,
@@ -51,8 +51,8 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, made, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, made, scale=config.embedding_multiplier, scales_given=True)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
     def head(self, x: Tensor) -> Tensor:

@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.mamba import Mamba2
-from quintet.models import granite
 from quintet.models.bamba import spaces
+from quintet.models.granite import GraniteDecoderLayer, GraniteForCausalLM
 
 RENAMED = {
     ".mamba.": ".self_attn.",
@@ -26,7 +26,7 @@ RENAMED = {
 }
 
 
-class Feed(nn.Module):
+class GraniteMoeHybridMLP(nn.Module):
     """A gated feed-forward that serves every token and, where there are some, experts beside it."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -55,16 +55,17 @@ class Feed(nn.Module):
         return out
 
 
-class Model(granite.Model):
+class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """Granite with layers of Mamba 2 or attention, which may have no positions."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         CausalLM.__init__(self, build)
         rotary = Rotary.of(build, config) if config.position_embedding_type == "rope" else None
 
-        def block(config: Any, build: BuildContext, index: int) -> granite.Block:
+        def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
                 mixer = Mamba2(build, spaces(config))
@@ -72,15 +73,8 @@ class Model(granite.Model):
                 bias = config.attention_bias
                 shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
                 mixer = SelfAttention(build, shape, rotary)
-            return granite.Block(config, build, mixer, Feed(config, build))
+            return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
 
-        self.model = Decoder(config, build, block, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames the Mamba mixer to self_attn, and experts to the names of the other mixtures."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name

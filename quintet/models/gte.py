@@ -11,7 +11,7 @@ from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads
 from quintet.layers.rope import Rotary
 
 
-class Model(Encoder):
+class GteModel(Encoder):
     """Positions turn."""
 
     prefixes = ("gte.", "new.")

@@ -6,11 +6,13 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
+
+RENAMED = {".query_layernorm.": ".q_norm.", ".key_layernorm.": ".k_norm."}
 
 
 class Turned(SelfAttention):
@@ -22,8 +24,10 @@ class Turned(SelfAttention):
         return self.q_norm(q), self.k_norm(k)
 
 
-class Model(CausalLM):
+class HunYuanDenseV1ForCausalLM(CausalLM):
     """Pre-norm blocks, a gated feed-forward."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -36,16 +40,11 @@ class Model(CausalLM):
             attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, self._feed(config, build, index))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our names."""
-        return name.replace(".query_layernorm.", ".q_norm.").replace(".key_layernorm.", ".k_norm.")
 
 
 def _rope(said: Any, size: int) -> dict[str, Any]:

@@ -9,13 +9,20 @@ from quintet.layers.decoder import refuse, require
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.models import hunyuan_v1_dense
 
+RENAMED = {
+    **hunyuan_v1_dense.RENAMED,
+    ".mlp.gate.wg.": ".mlp.gate.",
+    ".mlp.shared_mlp.": ".mlp.shared_experts.",
+}
+
 # entries of Tencent's code that transformers does not read -> what its classes compute
 COMPUTED = {"norm_topk_prob": True, "use_qk_norm": True, "use_mixed_mlp_moe": True}
 
 
-class Model(hunyuan_v1_dense.Model):
+class HunYuanMoEV1ForCausalLM(hunyuan_v1_dense.HunYuanDenseV1ForCausalLM):
     """The same blocks."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -43,9 +50,3 @@ class Model(hunyuan_v1_dense.Model):
             wide=True,
         )
         return MoE(build, mixture)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The router and the shared expert by our names too."""
-        name = hunyuan_v1_dense.Model.canonical(name)
-        return name.replace(".mlp.gate.wg.", ".mlp.gate.").replace(".mlp.shared_mlp.", ".mlp.shared_experts.")

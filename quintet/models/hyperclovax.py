@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from quintet.layers.build import BuildContext
 from quintet.layers.layer_state import StepState
 from quintet.layers.norm import RMSNorm
-from quintet.models import granite
+from quintet.models.granite import GraniteDecoderLayer, GraniteForCausalLM
 
 
-class Block(granite.Block):
+class HyperCLOVAXDecoderLayer(GraniteDecoderLayer):
     """A block that normalises each branch again (use_post_norm), and then scales it."""
 
     def __init__(self, config: Any, build: BuildContext, attention: nn.Module, mlp: nn.Module) -> None:
@@ -30,10 +30,10 @@ class Block(granite.Block):
         return self._ops.scale(self.post_norm2(self.mlp(x)), self._scale), residual
 
 
-class Model(granite.Model):
+class HyperCLOVAXForCausalLM(GraniteForCausalLM):
     """Pre-norm blocks with scaled branches."""
 
-    block: ClassVar[type[granite.Block]] = Block
+    block: ClassVar[type[GraniteDecoderLayer]] = HyperCLOVAXDecoderLayer
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
+from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 RENAMED = {
     "model.tok_embeddings.": "model.embed_tokens.",
@@ -18,13 +19,14 @@ RENAMED = {
 }
 
 
-class Model(llama.Model):
+class InternLM2ForCausalLM(LlamaForCausalLM):
     """The same blocks by other names."""
 
-    def _heads(self, config: Any) -> AttentionSizes:
-        """Queries, key and value of each KV head, one after the other."""
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        # queries, key and value of each KV head, one after the other
         stored, biased = CheckpointLayout(fused="wqkv", strips=config.num_key_value_heads), config.attention_bias
-        return AttentionSizes.of(config, bias=biased, output_bias=biased, stored=stored)
+        shape = AttentionSizes.of(config, bias=biased, output_bias=biased, stored=stored)
+        super().__init__(config, build, shape)
 
     @staticmethod
     def canonical(name: str) -> str:

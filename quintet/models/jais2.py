@@ -3,20 +3,17 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Jais2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -25,7 +22,7 @@ class Model(CausalLM):
         norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
         rotary, names = Rotary.of(build, config), ("up_proj", "down_proj")
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary),
@@ -34,10 +31,5 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -22,9 +22,10 @@ RENAMED = {
 }
 
 
-class Model(CausalLM):
+class JambaForCausalLM(CausalLM):
     """Pre-norm blocks; the weights of a token's experts are those of all, not made to add up."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -62,12 +63,5 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, mixer, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the mixer in attention's place is self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

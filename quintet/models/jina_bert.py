@@ -48,7 +48,7 @@ class TwiceNormed(PostNorm):
         return out
 
 
-class Model(Encoder):
+class JinaBertModel(Encoder):
     """Segments; positions are slopes. Of both generations: v2 in English, and the later ones (German, Spanish, Chinese,
     code), which norm more."""
 

@@ -17,7 +17,7 @@ TASK, NONE = "text-matching", "none"  # the default task; no adapter
 PLAIN, DOWN, UP = (f".parametrizations.weight.{end}" for end in ("original", "0.lora_A", "0.lora_B"))
 
 
-class Model(Encoder):
+class JinaEmbeddingsV3Model(Encoder):
     """Positions turn. As published (xlm-roberta-flash), the adapter of the config's `task` is added to the weights."""
 
     prefixes = ("roberta.", "jina_embeddings_v3.", "model.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, norm_eps
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, norm_eps
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
@@ -50,8 +50,10 @@ def width(config: Any) -> int:
     return -(-int(config.block_ffn_dim_multiplier * inner) // multiple) * multiple
 
 
-class Model(CausalLM):
+class Lfm2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -61,12 +63,5 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
             return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames to Llama's names; the mixer in attention's place is self_attn."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

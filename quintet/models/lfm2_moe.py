@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -13,13 +13,13 @@ from quintet.layers.rope import Rotary
 from quintet.models import lfm2
 
 
-class Model(CausalLM):
+class Lfm2MoeForCausalLM(CausalLM):
     """Experts are chosen by sigmoid, with a bias where the checkpoint has one.
 
     Weights that add up to 1 do so exactly; transformers divides by their sum and a millionth.
     """
 
-    canonical = staticmethod(lfm2.Model.canonical)
+    renamed_tensors = lfm2.RENAMED
     unstacked = staticmethod(unstacked)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -45,5 +45,5 @@ class Model(CausalLM):
                 mlp = MoE(build, mixture)
             return PreNormBlock(config, build, lfm2.mixer(config, build, rotary, index), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -4,31 +4,33 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import Block, CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
-    """Pre-norm blocks, rotary positions, a gated feed-forward; the head may be tied to the embedding."""
+class LlamaForCausalLM(CausalLM):
+    """Pre-norm blocks, rotary positions or ALiBi, a gated feed-forward; the head may be tied to the embedding.
 
-    def __init__(self, config: Any, build: BuildContext) -> None:
+    `shape` and `trunk` are of families that differ from Llama in these.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        build: BuildContext,
+        shape: AttentionSizes | None = None,
+        trunk: type[DecoderTrunk] = DecoderTrunk,
+    ) -> None:
         super().__init__(build)
-        rotary, shape = self._rotary(config, build), self._heads(config)
+        shape = shape or AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+        rotary = None if shape.alibi else Rotary.of(build, config)
+        mlp_bias = getattr(config, "mlp_bias", False)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
+            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, mlp_bias)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = self._trunk(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    def _rotary(self, config: Any, build: BuildContext) -> Rotary | None:
-        return Rotary.of(build, config)
-
-    def _heads(self, config: Any) -> AttentionSizes:
-        return AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
-
-    def _trunk(self, config: Any, build: BuildContext, block: Block) -> Decoder:
-        return Decoder(config, build, block)
+        self.model = trunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import DOWN, GATE, MOST, UP, Experts, MoE, MoESizes
@@ -18,7 +18,7 @@ from quintet.layers.rope import Growth, Rotary
 STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{DOWN})")
 
 
-class Attention(SelfAttention):
+class Llama4Attention(SelfAttention):
     """q and k are turned, and then normalised where the checkpoint says so; or not turned, and q grows with its
     position."""
 
@@ -48,10 +48,10 @@ class ScaledMoE(MoE):
         return share
 
 
-class Model(CausalLM):
+class Llama4ForCausalLM(CausalLM):
     """Pre-norm blocks. Of a checkpoint that also sees, the language model alone is read."""
 
-    ignored = (*CausalLM.ignored, r"(model\.)?(vision_model|multi_modal_projector)\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"(model\.)?(vision_model|multi_modal_projector)\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -75,7 +75,7 @@ class Model(CausalLM):
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             turned, bias = bool(config.no_rope_layers[index]), config.attention_bias
             shape = AttentionSizes.of(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
-            attention = Attention(build, shape, rotary if turned else None)
+            attention = Llama4Attention(build, shape, rotary if turned else None)
             attention.growth = None if turned else growth
             if turned and config.use_qk_norm:
                 attention.q_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, weighed=False)
@@ -87,8 +87,8 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size_mlp, config.hidden_act)
             return PreNormBlock(config, build, attention, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

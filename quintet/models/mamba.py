@@ -4,19 +4,19 @@ import math
 from typing import Any
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.ssm.mamba import Channels, Mamba1
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
 
-class Model(CausalLM):
+class MambaForCausalLM(CausalLM):
     """Mamba 2's blocks, with other mixers in them."""
 
-    canonical = staticmethod(mamba2.Model.canonical)
+    renamed_tensors = mamba2.RENAMED
     # of norms that have none: transformers stores ones
-    ignored = (*CausalLM.ignored, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
+    ignored_tensors = (*CausalLM.ignored_tensors, r".*\.mixer\.(dt|b|c)_layernorm\.weight")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -34,9 +34,8 @@ class Model(CausalLM):
             weighed=False,
         )
 
-        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
-            return mamba2.Block(config, build, Mamba1(build, shape))
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
+            return mamba2.Mamba2Block(config, build, Mamba1(build, shape))
 
-        self.model = Decoder(config, build, block)
-        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, norm_eps
+from quintet.layers.decoder import CausalLM, DecoderTrunk, norm_eps
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import RMSNorm
@@ -18,10 +18,15 @@ from quintet.models.bamba import least
 
 logger = logging.getLogger(__name__)
 
-RENAMED = {"backbone.embedding.": "model.embed_tokens.", "backbone.embeddings.": "model.embed_tokens."}
+RENAMED = {
+    "backbone.embedding.": "model.embed_tokens.",
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": "model.",
+}
 
 
-class Block(nn.Module):
+class Mamba2Block(nn.Module):
     """A norm and a mixer: there is no feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
@@ -34,15 +39,17 @@ class Block(nn.Module):
         return self.mixer(x, cache), residual
 
 
-class Model(CausalLM):
+class Mamba2ForCausalLM(CausalLM):
     """The blocks, and a head that may be tied to the embedding."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
         say_rounded(config, build)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Mamba2Block:
             shape = Mamba2Sizes(
                 hidden=config.hidden_size,
                 heads=config.num_heads,
@@ -56,18 +63,10 @@ class Model(CausalLM):
                 output_bias=config.use_bias,
                 least=least(config),
             )
-            return Block(config, build, Mamba2(build, shape))
+            return Mamba2Block(config, build, Mamba2(build, shape))
 
-        self.model = Decoder(config, build, block)
-        source = "/model.embed_tokens" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The trunk is called backbone."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name.replace("backbone.norm_f.", "model.norm.").replace("backbone.", "model.")
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def say_rounded(config: Any, build: BuildContext) -> None:

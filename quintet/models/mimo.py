@@ -1,9 +1,9 @@
 """MiMo 7B (Xiaomi 2025): Qwen2, and a layer that guesses further tokens, which none here asks for."""
 
-from quintet.models import qwen2
+from quintet.models.qwen2 import Qwen2ForCausalLM
 
 
-class Model(qwen2.Model):
+class MiMoForCausalLM(Qwen2ForCausalLM):
     """The same blocks."""
 
-    ignored = (*qwen2.Model.ignored, r"model\.mtp_layers\..*")
+    ignored_tensors = (*Qwen2ForCausalLM.ignored_tensors, r"model\.mtp_layers\..*")

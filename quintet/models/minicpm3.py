@@ -7,14 +7,14 @@ from torch import Tensor
 
 from quintet.layers.attention.mla import Latent, LatentAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source, rounded
+from quintet.layers.decoder import CausalLM, DecoderTrunk, rounded
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
-from quintet.models import granite
+from quintet.models.granite import GraniteDecoderLayer
 
 
-class Block(granite.Block):
+class MiniCPM3DecoderLayer(GraniteDecoderLayer):
     """Deeper models add less in each branch."""
 
     @staticmethod
@@ -22,7 +22,7 @@ class Block(granite.Block):
         return float(config.scale_depth / math.sqrt(config.num_hidden_layers))
 
 
-class Model(CausalLM):
+class MiniCPM3ForCausalLM(CausalLM):
     """Pre-norm blocks with scaled branches, halves turned, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -30,12 +30,12 @@ class Model(CausalLM):
         shape = Latent.of(config)
         rotary = Rotary(build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> MiniCPM3DecoderLayer:
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            return Block(config, build, LatentAttention(build, shape, rotary), mlp)
+            return MiniCPM3DecoderLayer(config, build, LatentAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block, rounded(config.scale_emb, build.dtype))
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, rounded(config.scale_emb, build.dtype))
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.dim_model_base / config.hidden_size
 
     def head(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
@@ -18,10 +18,12 @@ from quintet.models import mixtral
 EPS = 1e-6  # of lightning attention's norm, whatever the others have
 
 
-class Block(PreNormBlock):
+class MiniMaxDecoderLayer(PreNormBlock):
     """A block that adds each scaled branch to its scaled, normalised input: the residual is a norm's output."""
 
-    def scaled_by(self, build: BuildContext, attention: tuple[float, float], mlp: tuple[float, float]) -> "Block":
+    def scaled_by(
+        self, build: BuildContext, attention: tuple[float, float], mlp: tuple[float, float]
+    ) -> "MiniMaxDecoderLayer":
         """Sets the factors of each branch, (input, output)."""
         self._ops, self._attention, self._mlp = build.ops.take("add", "scale"), attention, mlp
         return self
@@ -37,13 +39,13 @@ class Block(PreNormBlock):
         return scaled[1], scaled[0]
 
 
-class Model(CausalLM):
+class MiniMaxForCausalLM(CausalLM):
     """Rotary positions in full attention alone."""
 
     unstacked = staticmethod(unstacked)
-    canonical = staticmethod(mixtral.Model.canonical)
+    canonical = staticmethod(mixtral.MixtralForCausalLM.canonical)
     # constants that transformers stores
-    ignored = (*CausalLM.ignored, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
+    ignored_tensors = (*CausalLM.ignored_tensors, r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -54,7 +56,7 @@ class Model(CausalLM):
         rotary = Rotary(build, dim, rope, config.max_position_embeddings, partial=True)
         mixture = mixtral.mixture_of(config)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> MiniMaxDecoderLayer:
             attention: nn.Module
             kind = config.layer_types[index]
             if kind == "linear_attention":
@@ -65,7 +67,7 @@ class Model(CausalLM):
                 attention = SelfAttention(build, AttentionSizes.of(config, window=config.sliding_window), rotary)
                 factors = config.full_attn_alpha_factor, config.full_attn_beta_factor
             mlp = config.mlp_alpha_factor, config.mlp_beta_factor
-            return Block(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
+            return MiniMaxDecoderLayer(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -4,20 +4,20 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
-from quintet.models import mixtral
+from quintet.models.mixtral import MixtralForCausalLM
 
 
-class Model(CausalLM):
+class MiniMaxM2ForCausalLM(CausalLM):
     """Pre-norm blocks, partly transposed heads; the bias of the choice stands beside the router."""
 
-    ignored = (*CausalLM.ignored, r"model\.mtp.*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"model\.mtp.*")
     unstacked = staticmethod(unstacked)
-    canonical = staticmethod(mixtral.Model.canonical)
+    canonical = staticmethod(MixtralForCausalLM.canonical)
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -40,5 +40,5 @@ class Model(CausalLM):
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Growth, Rotary
@@ -22,7 +22,7 @@ class Growing(SelfAttention):
         return (q if self.growth is None else self.growth(q, positions)), k
 
 
-class Model(CausalLM):
+class Ministral3ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, windows where the checkpoint has them, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -35,8 +35,8 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, attention, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def _growth(config: Any, build: BuildContext) -> Growth | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import DOWN, GATE, UP, MoE, MoESizes, unstacked
 from quintet.layers.rope import Rotary
@@ -25,7 +25,7 @@ def mixture_of(config: Any) -> MoESizes:
     )
 
 
-class Model(CausalLM):
+class MixtralForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, windowed attention, a softmax over the experts that a token has."""
 
     unstacked = staticmethod(unstacked)
@@ -36,14 +36,11 @@ class Model(CausalLM):
         mixture = mixture_of(config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(
-                config,
-                window=config.sliding_window,
-            )
+            shape = AttentionSizes.of(config, window=config.sliding_window)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

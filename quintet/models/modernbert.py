@@ -15,7 +15,7 @@ from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Block(nn.Module):
+class ModernBertEncoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm; the first layer's attention has none."""
 
     def __init__(self, config: Any, build: BuildContext, index: int, rotary: Rotary) -> None:
@@ -35,7 +35,7 @@ class Block(nn.Module):
         return out
 
 
-class Model(Encoder):
+class ModernBertModel(Encoder):
     """Neither segments nor learned positions."""
 
     prefixes = ("model.",)
@@ -65,7 +65,7 @@ class Model(Encoder):
         if kind not in self._turning:
             turning = config.rope_parameters[kind]
             self._turning[kind] = Rotary(build, head_dim(config), turning, config.max_position_embeddings)
-        return Block(config, build, index, self._turning[kind])
+        return ModernBertEncoderLayer(config, build, index, self._turning[kind])
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""

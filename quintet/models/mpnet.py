@@ -17,7 +17,7 @@ FIRST = 2  # of the learned positions: those before it are padding's, whatever c
 LEARNED, TABLE = "encoder.relative_attention_bias.weight", "distances.table"
 
 
-class Model(Encoder):
+class MPNetModel(Encoder):
     """Learned positions, and no segments."""
 
     prefixes = ("mpnet.",)

@@ -6,16 +6,16 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, ClippedAttention
-from quintet.layers.blocks import SerialBlock, Trunk, slopes
+from quintet.layers.blocks import NamedTrunk, SerialBlock, slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 
 
-class Model(CausalLM):
+class MptForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
 
     trunk_name = "transformer"
@@ -37,13 +37,12 @@ class Model(CausalLM):
             return SerialBlock(build, {"norm_1": norm(), "attn": attention, "norm_2": norm(), "ffn": mlp})
 
         parts = {
-            "wte": Embedding(build, config.vocab_size, hidden),
+            "wte": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "blocks": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "norm_f": norm(),
         }
-        self.transformer = Trunk(build, parts)
-        source = "/transformer.wte" if config.tie_word_embeddings else "/lm_head"
-        self.lm_head = LMHead(build, hidden, config.vocab_size, source)
+        self.transformer = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config, "transformer.wte")
 
 
 def _refuse(config: Any) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import RMSNorm
@@ -25,7 +25,7 @@ class Backwards(Rotary):
         return {"table": torch.cat([cosines, -sines], dim=-1)}
 
 
-class Model(CausalLM):
+class NanoChatForCausalLM(CausalLM):
     """Pre-norm blocks behind a norm of the embedding, a plain feed-forward, soft-capped logits."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -48,13 +48,13 @@ class Model(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "embed_norm": norm(hidden),  # transformers applies `norm` twice
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "norm": norm(hidden),
         }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     def head(self, x: Tensor) -> Tensor:

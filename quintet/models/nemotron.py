@@ -3,20 +3,17 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class NemotronForCausalLM(CausalLM):
     """Pre-norm blocks, part of each head turned."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -26,7 +23,7 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config, partial=True)
         names = "up_proj", "down_proj"
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary),
@@ -35,10 +32,5 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)

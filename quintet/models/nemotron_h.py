@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
@@ -16,8 +16,10 @@ from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
+RENAMED = {**mamba2.RENAMED, "model.embeddings.": "model.embed_tokens.", "model.norm_f.": "model.norm."}
 
-class Feed(mamba2.Block):
+
+class NemotronHFeedForward(mamba2.Mamba2Block):
     """A norm and a feed-forward, or a mixture of experts."""
 
     def forward(self, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
@@ -25,11 +27,12 @@ class Feed(mamba2.Block):
         return self.mixer(x), residual
 
 
-class Model(CausalLM):
+class NemotronHForCausalLM(CausalLM):
     """One branch a layer. Time steps are time_step_min at least, as transformers has them."""
 
     unstacked = staticmethod(unstacked)
-    ignored = (*CausalLM.ignored, r"mtp\..*")
+    renamed_tensors = RENAMED
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -38,27 +41,21 @@ class Model(CausalLM):
         refuse(config, "attention_bias", "sliding_window", "tie_word_embeddings")
         hidden, kind, bias = config.hidden_size, config.mlp_hidden_act, config.mlp_bias
 
-        def block(config: Any, build: BuildContext, index: int) -> mamba2.Block:
+        def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
             mixer: nn.Module
             what = config.layers_block_type[index]
             if what == "linear_attention":
-                return mamba2.Block(config, build, Mamba2(build, spaces(config)))
+                return mamba2.Mamba2Block(config, build, Mamba2(build, spaces(config)))
             if what == "full_attention":
-                return mamba2.Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
+                return mamba2.Mamba2Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
             if what == "moe":
                 mixer = UngatedMoE(build, mixture(config), config.moe_latent_size, bias)
             else:
                 mixer = MLP(build, (hidden, config.intermediate_size), kind, ("up_proj", "down_proj"), bias)
-            return Feed(config, build, mixer)
+            return NemotronHFeedForward(config, build, mixer)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The trunk is called backbone in NVIDIA's own files."""
-        name = mamba2.Model.canonical(name)
-        return name.replace("model.embeddings.", "model.embed_tokens.").replace("model.norm_f.", "model.norm.")
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def mixture(config: Any) -> MoESizes:

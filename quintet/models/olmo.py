@@ -3,13 +3,10 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, ClippedAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import LayerNorm
@@ -18,7 +15,7 @@ from quintet.layers.rope import Rotary
 EPS = 1e-5  # of every norm
 
 
-class Model(CausalLM):
+class OlmoForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -27,7 +24,7 @@ class Model(CausalLM):
         norm = partial(LayerNorm, build, hidden, EPS, ())
         rotary = Rotary.of(build, config)
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             attention = ClippedAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
             attention.most = config.clip_qkv
             parts = {
@@ -38,10 +35,5 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)

@@ -8,14 +8,14 @@ from torch import nn
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import PostNormBlock
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm, ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Olmo2ForCausalLM(CausalLM):
     """Post-norm blocks, QK-norm over the whole projection, rotary positions, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -38,8 +38,8 @@ class Model(CausalLM):
             }
             return PostNormBlock(build, parts)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
     def _feed(self, config: Any, build: BuildContext) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)

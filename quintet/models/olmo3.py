@@ -5,10 +5,10 @@ from typing import Any
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import layer_window
 from quintet.layers.rope import Rotary, head_dim
-from quintet.models import olmo2
+from quintet.models.olmo2 import Olmo2ForCausalLM
 
 
-class Model(olmo2.Model):
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """Three windowed layers, then one that sees everything."""
 
     def _attending(self, config: Any, build: BuildContext) -> Any:

@@ -4,14 +4,14 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import ShardedRMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class OlmoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm over the whole projection, rotary positions, experts."""
 
     unstacked = staticmethod(unstacked)
@@ -37,5 +37,5 @@ class Model(CausalLM):
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -1,13 +1,13 @@
 """OPT (Zhang et al. 2022): learned positions, LayerNorm before or after the branches, relu."""
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, even, whole
-from quintet.layers.decoder import CausalLM, Staged, through, wanted_rows
-from quintet.layers.embedding import Embedding, PositionEmbedding
+from quintet.layers.decoder import CausalLM, through, wanted_rows
+from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, columns, rows
 from quintet.layers.mlp import known
@@ -23,7 +23,7 @@ def _norm(config: Any, build: BuildContext) -> LayerNorm:
     return LayerNorm(build, config.hidden_size, EPS, parts)
 
 
-class Block(Layer):
+class OPTDecoderLayer(Layer):
     """Attention and feed-forward; the norms stand before the branches, or (350M) after the sums."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -60,16 +60,16 @@ class Block(Layer):
         return out
 
 
-class Trunk(nn.Module):
+class OPTDecoder(nn.Module):
     """Token and position embeddings, blocks, a last norm; projections where embeddings are narrower than blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         self._ops, self._build = build.ops.take("add", "take_rows"), build
         narrow, hidden = config.word_embed_proj_dim, config.hidden_size
-        self.embed_tokens = Embedding(build, config.vocab_size, narrow)
+        self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, narrow)
         self.embed_positions = PositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW)
-        self.layers = nn.ModuleList(Block(config, build) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(OPTDecoderLayer(config, build) for _ in range(config.num_hidden_layers))
         last = config.do_layer_norm_before and not config._remove_final_layer_norm
         self.final_layer_norm = _norm(config, build) if last else nn.Identity()
         self.project_in: nn.Module = nn.Identity()
@@ -102,14 +102,14 @@ def _projection(build: BuildContext, inputs: int, name: str, outputs: int) -> Co
     return columns(build, inputs, {name: whole(outputs, build.size)})
 
 
-class Model(CausalLM):
+class OPTForCausalLM(CausalLM):
     """The trunk and a head that is tied to the token embedding, as a rule."""
 
-    model: nn.ModuleDict
+    trunk_name = "model.decoder"
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        self.model = nn.ModuleDict({"decoder": Trunk(config, build)})
+        self.model = nn.ModuleDict({"decoder": OPTDecoder(config, build)})
         source = "/model.decoder.embed_tokens" if config.tie_word_embeddings else "/lm_head"
         self.lm_head = LMHead(build, config.word_embed_proj_dim, config.vocab_size, source)
 
@@ -117,11 +117,3 @@ class Model(CausalLM):
     def canonical(name: str) -> str:
         """The first checkpoints have no "model."."""
         return f"model.{name}" if name.startswith("decoder.") else name
-
-    def stages(self) -> Staged:
-        """The decoder."""
-        return cast(Staged, self.model["decoder"])
-
-    def trunk(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
-        out: tuple[Tensor, list[Tensor]] = self.model["decoder"](cache)
-        return out

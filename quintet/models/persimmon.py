@@ -6,18 +6,22 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".q_layernorm.": ".q_norm.", ".k_layernorm.": ".k_norm."}
 
-class Model(CausalLM):
+
+class PersimmonForCausalLM(CausalLM):
     """Pre-norm blocks with biases, half of each head turned."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -44,14 +48,9 @@ class Model(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
             "final_layernorm": norm(),
         }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our name."""
-        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name
+        self.model = NamedTrunk(build, parts)
+        self.lm_head = LMHead.of(build, config)

@@ -4,13 +4,13 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Phi3ForCausalLM(CausalLM):
     """Pre-norm blocks; q, k and v are one tensor in the checkpoint, and so are the feed-forward's gate and up."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -18,14 +18,10 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(
-                config,
-                window=config.sliding_window,
-                stored=CheckpointLayout(fused="qkv_proj"),
-            )
+            shape = AttentionSizes.of(config, window=config.sliding_window, stored=CheckpointLayout(fused="qkv_proj"))
             fused = CheckpointLayout(fused="gate_up_proj")
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -3,21 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
-from quintet.models import mixtral
+from quintet.models.mixtral import MixtralForCausalLM
 
 
-class Model(CausalLM):
+class PhimoeForCausalLM(CausalLM):
     """Mixtral's checkpoints; positions may be scaled by longrope, with a factor for short requests and one for long."""
 
     unstacked = staticmethod(unstacked)
@@ -43,7 +40,7 @@ class Model(CausalLM):
         def norm() -> LayerNorm:
             return LayerNorm(build, hidden, config.rms_norm_eps)
 
-        def block() -> SerialBlock:
+        def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             shape = AttentionSizes.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
             parts = {
                 "input_layernorm": norm(),
@@ -53,18 +50,13 @@ class Model(CausalLM):
             }
             return SerialBlock(build, parts)
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config), bias=config.lm_head_bias)
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config, bias=config.lm_head_bias)
 
     @staticmethod
     def canonical(name: str) -> str:
         """Some call the router router, and not gate."""
-        return mixtral.Model.canonical(name).replace(".mlp.router.", ".mlp.gate.")
+        return MixtralForCausalLM.canonical(name).replace(".mlp.router.", ".mlp.gate.")
 
 
 def _scaled(rope: Mapping[str, Any], served: int) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, Decoder, head_source, refuse
+from quintet.layers.decoder import CausalLM, DecoderTrunk, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
@@ -25,7 +25,7 @@ RENAMED = {
 }
 
 
-class Block(nn.Module):
+class Plamo2DecoderLayer(nn.Module):
     """Norms before and after each branch, kept around 0; around less behind the branches."""
 
     def __init__(self, config: Any, build: BuildContext, mixer: nn.Module) -> None:
@@ -47,17 +47,19 @@ class Block(nn.Module):
         return self.post_mlp_norm(self.mlp(x)), residual
 
 
-class Model(CausalLM):
+class Plamo2ForCausalLM(CausalLM):
     """A window of n sees n tokens before each, and itself."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
         rotary = Rotary.of(build, config)
 
-        def block(config: Any, build: BuildContext, index: int) -> Block:
+        def block(config: Any, build: BuildContext, index: int) -> Plamo2DecoderLayer:
             if config.layer_types[index] == "linear_attention":
-                return Block(config, build, SteeredMamba2(build, steered(config)))
+                return Plamo2DecoderLayer(config, build, SteeredMamba2(build, steered(config)))
             window = config.attention_window_size + 1
             shape = AttentionSizes.of(
                 config,
@@ -68,17 +70,11 @@ class Model(CausalLM):
             queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
             attention.q_norm = HeadRMSNorm(build, queries, shape.head_dim, QK_EPS)
             attention.k_norm = HeadRMSNorm(build, keys, shape.head_dim, QK_EPS)
-            return Block(config, build, attention)
+            return Plamo2DecoderLayer(config, build, attention)
 
-        self.model = Decoder(config, build, block, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Weights of norms are called as other modules' are."""
-        for there, here in RENAMED.items():
-            name = name.replace(there, here, 1)
-        return name
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
+        self.model = DecoderTrunk(config, build, block, norm=norm)
+        self.lm_head = LMHead.of(build, config)
 
 
 def steered(config: Any) -> Steered:

@@ -4,13 +4,13 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.rope import Rotary
 
 
-class Model(CausalLM):
+class Qwen2ForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, a gated feed-forward; which layers have a window is the checkpoint's."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -19,13 +19,9 @@ class Model(CausalLM):
         rotary = Rotary.of(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(
-                config,
-                window=layer_window(config, index),
-                bias=True,
-            )
+            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=True)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import SharedMoE, unstacked
@@ -14,7 +14,7 @@ from quintet.layers.rope import Rotary
 from quintet.models.qwen3_moe import mixes, mixture
 
 
-class Model(CausalLM):
+class Qwen2MoeForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions, experts where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)
@@ -33,5 +33,5 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -4,14 +4,14 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, layer_window, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Qwen3ForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, a gated feed-forward."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -32,5 +32,5 @@ class Model(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, attention, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source, refuse_long_chunks
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, refuse_long_chunks
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
@@ -14,7 +14,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
 
-class Model(CausalLM):
+class Qwen3MoeForCausalLM(CausalLM):
     """Pre-norm blocks, QK-norm before the rotation, experts where the checkpoint has them."""
 
     unstacked = staticmethod(unstacked)
@@ -41,8 +41,8 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, attention, mlp)
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)
 
 
 def mixes(config: Any, index: int) -> bool:

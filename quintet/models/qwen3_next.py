@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import SharedMoE, unstacked
@@ -16,12 +16,16 @@ from quintet.layers.ssm.delta_net import DeltaNet, DeltaNetSizes, GatedAttention
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models.qwen3_moe import mixes, mixture
 
+# the second: the language model of an image-text checkpoint
+RENAMED = {".linear_attn.": ".self_attn.", "model.language_model.": "model."}
 
-class Model(CausalLM):
+
+class Qwen3NextForCausalLM(CausalLM):
     """Pre-norm blocks, norms kept around 0, a part of each head turned."""
 
+    renamed_tensors = RENAMED
     unstacked = staticmethod(unstacked)
-    ignored = (*CausalLM.ignored, r"mtp\..*", r"model\.visual\..*")
+    ignored_tensors = (*CausalLM.ignored_tensors, r"mtp\..*", r"model\.visual\..*")
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -41,14 +45,9 @@ class Model(CausalLM):
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, mixer, mlp, norm_offset=1.0)
 
-        self.model = Decoder(config, build, block, norm_offset=1.0)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames linear attention to self_attn, and the language model of an image-text checkpoint to `model`."""
-        name = name.replace(".linear_attn.", ".self_attn.", 1)
-        return name.replace("model.language_model.", "model.", 1)
+        norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
+        self.model = DecoderTrunk(config, build, block, norm=norm)
+        self.lm_head = LMHead.of(build, config)
 
 
 def deltas(config: Any) -> DeltaNetSizes:

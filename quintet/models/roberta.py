@@ -19,7 +19,7 @@ FLASH = (  # of the layout that Jina's reranker v2 has
 )
 
 
-class Model(Encoder):
+class RobertaModel(Encoder):
     """Learned positions: the first is padding_idx + 1."""
 
     names = (*FLASH, *NAMES)

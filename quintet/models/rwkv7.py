@@ -7,16 +7,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, across, head_source, refuse
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, across, refuse
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import LayerNorm
 from quintet.layers.pipeline import Stage, without
 from quintet.layers.ssm.rwkv import ChannelMix, RWKV7Sizes, TimeMix
 
+RENAMED = {"model.layers.0.pre_norm.": "model.pre_norm."}
 
-class Block(nn.Module):
+
+class RWKV7Block(nn.Module):
     """Norm, rule, norm, feed-forward."""
 
     def __init__(self, build: BuildContext, norms: tuple[LayerNorm, LayerNorm], attn: TimeMix, ffn: ChannelMix) -> None:
@@ -33,7 +35,7 @@ class Block(nn.Module):
         return self.ffn(x, cache), residual
 
 
-class Trunk(nn.Module):
+class RWKV7Model(nn.Module):
     """The embedding is normalised once more before the first block, and every block sees the first one's values."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -46,11 +48,11 @@ class Trunk(nn.Module):
         dim = config.head_dim
         shape = RWKV7Sizes(hidden, hidden // dim, dim, dim * config.norm_eps, ranks)
 
-        def block(index: int) -> Block:
+        def block(index: int) -> RWKV7Block:
             ffn = ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
-            return Block(build, (norm(), norm()), TimeMix(build, shape, index == 0), ffn)
+            return RWKV7Block(build, (norm(), norm()), TimeMix(build, shape, index == 0), ffn)
 
-        self.embeddings = Embedding(build, config.vocab_size, hidden)
+        self.embeddings = VocabParallelEmbedding(build, config.vocab_size, hidden)
         self.pre_norm = norm() if config.norm_first else None
         self.layers = nn.ModuleList(block(index) for index in range(config.num_hidden_layers))
         self.norm = norm()
@@ -78,28 +80,23 @@ class Trunk(nn.Module):
         return out
 
 
-class Model(CausalLM):
+class RWKV7ForCausalLM(CausalLM):
     """Attention in some layers, and values wider than keys, are refused."""
 
-    model: Trunk
+    renamed_tensors = RENAMED
+    model: RWKV7Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "attn")
         if any(width != config.hidden_size for width in config.value_dim):
             raise ValueError(f"rwkv7 with value_dim={config.value_dim} is not supported: values are as wide as keys")
-        self.model = Trunk(config, build)
-        source = head_source(config).replace("embed_tokens", "embeddings")
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, source)
+        self.model = RWKV7Model(config, build)
+        self.lm_head = LMHead.of(build, config, "model.embeddings")
 
     def reads(self, at: int) -> tuple[int, ...]:
         """The first layer's values."""
         return self.model.reads
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The first norm is the trunk's."""
-        return name.replace("model.layers.0.pre_norm.", "model.pre_norm.", 1)
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

@@ -2,25 +2,14 @@
 
 from typing import Any
 
-from quintet.layers.attention.attention import AttentionSizes, SelfAttention
+from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
-from quintet.layers.linear import LMHead
-from quintet.layers.mlp import GatedMLP
-from quintet.layers.rope import Rotary
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Model(CausalLM):
-    """Pre-norm blocks, rotary positions, a gated feed-forward."""
+class SeedOssForCausalLM(LlamaForCausalLM):
+    """The same blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(build)
-        rotary = Rotary.of(build, config)
-
-        def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_out_bias)
-            mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
-            return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
-
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_out_bias)
+        super().__init__(config, build, shape)

@@ -7,25 +7,20 @@ from typing import Any
 from torch import Tensor
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import Block, Decoder, across
+from quintet.layers.decoder import BlockFactory, DecoderTrunk, across
 from quintet.layers.layer_state import StepState
-from quintet.layers.pipeline import Stage
-from quintet.models import llama
+from quintet.models.llama import LlamaForCausalLM
 
 
-class Joined(Decoder):
+class SolarModel(DecoderTrunk):
     """Keeps the inputs of the layers bskcn_1 and bskcn_2, and mixes them into the inputs of the layers bskcn_3 and
     bskcn_4: bskcn_tv[1] is the share of the kept ones."""
 
-    def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
+    def __init__(self, config: Any, build: BuildContext, block: BlockFactory) -> None:
         super().__init__(config, build, block)
         self._kept, self._mixed = (config.bskcn_1, config.bskcn_2), (config.bskcn_3, config.bskcn_4)
         self._share, self._width = _share(config), config.hidden_size
         _check(config, self._kept, self._mixed, self._share)
-
-    def keep(self, stage: Stage) -> None:
-        """Drops the parts of other pipeline stages."""
-        super().keep(stage)
 
     def reads(self, at: int) -> tuple[int, ...]:
         """Widths of what the layers before keep for those from here on."""
@@ -87,14 +82,14 @@ def _check(config: Any, kept: Sequence[list[int]], mixed: Sequence[list[int]], s
         )
 
 
-class Model(llama.Model):
+class SolarForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
-    model: Joined
+    model: SolarModel
+
+    def __init__(self, config: Any, build: BuildContext) -> None:
+        super().__init__(config, build, trunk=SolarModel)
 
     def reads(self, at: int) -> tuple[int, ...]:
         """Widths of the kept inputs that layers from here on mix in."""
         return self.model.reads(at)
-
-    def _trunk(self, config: Any, build: BuildContext, block: Block) -> Decoder:
-        return Joined(config, build, block)

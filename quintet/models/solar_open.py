@@ -4,14 +4,14 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import grouped
 
 
-class Model(CausalLM):
+class SolarOpenForCausalLM(CausalLM):
     """Pre-norm blocks, rotary positions."""
 
     unstacked = staticmethod(unstacked)
@@ -24,5 +24,5 @@ class Model(CausalLM):
             attention = SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
-        self.model = Decoder(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.model = DecoderTrunk(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -3,21 +3,22 @@
 from functools import partial
 from typing import Any
 
-from torch import nn
-
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import Named, ParallelBlock, SerialBlock, Trunk
+from quintet.layers.blocks import NamedParts, ParallelBlock, SerialBlock
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, head_source
-from quintet.layers.embedding import Embedding
+from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import HeadLayerNorm, LayerNorm
 from quintet.layers.rope import Rotary, head_dim
 
+RENAMED = {".q_layernorm.": ".q_norm.", ".k_layernorm.": ".k_norm."}
 
-class Model(CausalLM):
+
+class StableLmForCausalLM(CausalLM):
     """Pre-norm blocks, or (12B) parallel ones with a norm of its own for each head of q and k."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -25,7 +26,7 @@ class Model(CausalLM):
         norm = partial(LayerNorm, build, hidden, eps)
         rotary = Rotary.of(build, config, partial=True)
 
-        def block() -> Named:
+        def block(config: Any, build: BuildContext, index: int) -> NamedParts:
             attention = SelfAttention(build, AttentionSizes.of(config, bias=config.use_qkv_bias), rotary)
             if config.qk_layernorm:
                 queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
@@ -37,15 +38,5 @@ class Model(CausalLM):
             between = {"post_attention_layernorm": norm()}
             return SerialBlock(build, {"input_layernorm": norm(), "self_attn": attention, **between, "mlp": mlp})
 
-        parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
-            "layers": nn.ModuleList(block() for _ in range(config.num_hidden_layers)),
-            "norm": norm(),
-        }
-        self.model = Trunk(build, parts)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The norms of q and k by our name."""
-        return name.replace("_layernorm.", "_norm.") if "self_attn" in name else name
+        self.model = DecoderTrunk(config, build, block, norm=norm())
+        self.lm_head = LMHead.of(build, config)

@@ -7,10 +7,10 @@ from torch import nn
 from quintet.layers.blocks import SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.norm import RMSNorm
-from quintet.models import gemma2
+from quintet.models.gemma2 import Gemma2ForCausalLM
 
 
-class Model(gemma2.Model):
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
     """Pre-norm blocks, soft-capped scores and logits where the checkpoint has them."""
 
     @staticmethod

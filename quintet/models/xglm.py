@@ -7,20 +7,25 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import SerialBlock, Trunk
+from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, head_source, refuse
-from quintet.layers.embedding import Embedding, Sinusoids
+from quintet.layers.decoder import CausalLM, refuse
+from quintet.layers.embedding import Sinusoids, VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
+
+# the feed-forward has no module of its own
+RENAMED = {".fc1.": ".mlp.fc1.", ".fc2.": ".mlp.fc2."}
 
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
 
 
-class Model(CausalLM):
+class XGLMForCausalLM(CausalLM):
     """Pre-norm blocks; a head that is tied as a rule."""
+
+    renamed_tensors = RENAMED
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -36,15 +41,10 @@ class Model(CausalLM):
             return SerialBlock(build, parts)
 
         parts = {
-            "embed_tokens": Embedding(build, config.vocab_size, hidden),
+            "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
             "embed_positions": Sinusoids(build, config.max_position_embeddings, hidden, FIRST_ROW),
             "layers": nn.ModuleList(block() for _ in range(config.num_layers)),
             "layer_norm": norm(),
         }
-        self.model = Trunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
-        self.lm_head = LMHead(build, hidden, config.vocab_size, head_source(config))
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """The feed-forward has no module of its own."""
-        return name.replace(".fc1.", ".mlp.fc1.").replace(".fc2.", ".mlp.fc2.")
+        self.model = NamedTrunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
+        self.lm_head = LMHead.of(build, config)

@@ -9,16 +9,18 @@ from torch import Tensor, nn
 from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
 from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import Block, CausalLM, Decoder, across, head_source, refuse
+from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, across, refuse
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead, columns
 from quintet.layers.norm import RMSNorm
-from quintet.layers.pipeline import Stage
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
 
+# a layer's parts beside a shared block have the names of a layer without one
+RENAMED = {".mamba_decoder.": ".", "model.final_layernorm.": "model.norm."}
 
-class Layer(nn.Module):
+
+class Zamba2DecoderLayer(nn.Module):
     """A norm and a state space. What a shared block makes of the residual and the embedding joins the norm's input."""
 
     def __init__(self, config: Any, build: BuildContext, shared: SharedBlock | None) -> None:
@@ -39,16 +41,12 @@ class Layer(nn.Module):
         return self.mamba(self.input_layernorm(self._ops.add(made, total)), cache), total
 
 
-class Trunk(Decoder):
+class Zamba2Model(DecoderTrunk):
     """Every layer may read the embedding."""
 
-    def __init__(self, config: Any, build: BuildContext, block: Block) -> None:
+    def __init__(self, config: Any, build: BuildContext, block: BlockFactory) -> None:
         super().__init__(config, build, block)
         self.reads = (config.hidden_size,)
-
-    def keep(self, stage: Stage) -> None:
-        """Drops other stages' parts: a shared block's weights stay under the name of its first use, wherever it is."""
-        super().keep(stage)
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, first = self._build, self._build.stage.first
@@ -59,10 +57,11 @@ class Trunk(Decoder):
         return out
 
 
-class Model(CausalLM):
+class Zamba2ForCausalLM(CausalLM):
     """Time steps are time_step_min at least, and blocks shared if the embedding is tied, as transformers has it."""
 
-    model: Trunk
+    renamed_tensors = RENAMED
+    model: Zamba2Model
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
@@ -72,7 +71,7 @@ class Model(CausalLM):
                 "zamba2 with tie_word_embeddings=False is not supported: transformers then shares no block"
             )
         rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
-        self.ignored = CausalLM.ignored
+        self.ignored_tensors = CausalLM.ignored_tensors
         shape = replace(
             AttentionSizes.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size
         )
@@ -89,26 +88,21 @@ class Model(CausalLM):
             attention = AdaptedAttention(build, shape, rotary, sizes[0], own)
             return SharedBlock((norms[0], norms[1]), attention, feed, blocks.get(which))
 
-        def block(config: Any, build: BuildContext, index: int) -> Layer:
+        def block(config: Any, build: BuildContext, index: int) -> Zamba2DecoderLayer:
             if index not in config.hybrid_layer_ids:
-                return Layer(config, build, None)
+                return Zamba2DecoderLayer(config, build, None)
             made = shared(index)
             blocks.setdefault(config.hybrid_layer_ids.index(index) % config.num_mem_blocks, made)
-            return Layer(config, build, made)
+            return Zamba2DecoderLayer(config, build, made)
 
-        self.model = Trunk(config, build, block)
+        self.model = Zamba2Model(config, build, block)
         for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
-            self.ignored = (*self.ignored, rf"model\.layers\.{index}\.shared_transformer\..*")
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+            self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{index}\.shared_transformer\..*")
+        self.lm_head = LMHead.of(build, config)
 
     def reads(self, at: int) -> tuple[int, ...]:
         """The embedding."""
         return self.model.reads
-
-    @staticmethod
-    def canonical(name: str) -> str:
-        """Renames a layer's parts beside a shared block to the names of a layer without one."""
-        return name.replace(".mamba_decoder.", ".", 1).replace("model.final_layernorm.", "model.norm.")
 
 
 def spaces(config: Any) -> Mamba2Sizes:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from quintet.quantize.calibration_run import Layer
+from quintet.quantize.calibration_run import CalibratedLayer
 from quintet.quantize.rounding import floats, nearest
 from quintet.quantize.schemes import Scheme
 
@@ -17,7 +17,7 @@ LIMIT = 1e-3  # of the output's largest number: what folding may change by round
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "qkv_proj"), ("gate_proj", "up_proj", "gate_up_proj")
 
 
-def fold(layer: Layer, chosen: Sequence[str], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
+def fold(layer: CalibratedLayer, chosen: Sequence[str], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
     """Scales the layer's weights in place -> what the inputs of its products were divided by, by the products' names in
     the layer. ValueError if the layer then computes something else."""
     before, scaled = layer.output(), {}

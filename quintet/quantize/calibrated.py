@@ -11,7 +11,7 @@ from tqdm import tqdm
 from quintet.hub.legacy_configs import FOREIGN
 from quintet.hub.max_model_len import model_length
 from quintet.quantize import awq, packing, rounding
-from quintet.quantize.calibration_run import Layer, through
+from quintet.quantize.calibration_run import CalibratedLayer, through
 from quintet.quantize.checkpoint import SourceCheckpoint
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gptq import gptq
@@ -20,7 +20,7 @@ from quintet.quantize.samples import sequences
 from quintet.quantize.schemes import FLOAT8_MAX, Scheme
 from quintet.quantize.statistics import InputStatistics
 from quintet.quantize.targets import LinearTargets
-from quintet.quantize.writer import Shards
+from quintet.quantize.writer import CheckpointShards
 from quintet.tokenizers.tokenizer import load_tokenizer
 
 How = tuple[Scheme, QuantizeConfig]
@@ -37,7 +37,9 @@ def refuse(how: Scheme, asked: QuantizeConfig) -> None:
         )
 
 
-def calibrated(original: SourceCheckpoint, found: LinearTargets, how: How, shards: Shards, progress: bool) -> set[str]:
+def calibrated(
+    original: SourceCheckpoint, found: LinearTargets, how: How, shards: CheckpointShards, progress: bool
+) -> set[str]:
     """Writes the tensors of every decoder layer -> their names. ValueError for text that does not do."""
     config = config_of(original)
     asked = how[1]
@@ -47,7 +49,7 @@ def calibrated(original: SourceCheckpoint, found: LinearTargets, how: How, shard
     with tqdm(total=config.num_hidden_layers, desc="Calibrating", unit="layer", disable=not progress) as bar:
         work = Work(original, found, how, shards, set())
 
-        def treat(layer: Layer) -> None:
+        def treat(layer: CalibratedLayer) -> None:
             work.treat(layer)
             bar.update()
 
@@ -74,10 +76,10 @@ class Work:
     original: SourceCheckpoint
     found: LinearTargets
     how: How
-    shards: Shards
+    shards: CheckpointShards
     done: set[str]  # names of tensors that are written
 
-    def treat(self, layer: Layer) -> None:
+    def treat(self, layer: CalibratedLayer) -> None:
         """Leaves the layer with what its weights stand for."""
         scheme, asked = self.how
         linears = {name.removeprefix(f"{layer.path}."): each for name, each in layer.linears()}

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from quintet.quantize.statistics import Watch
 
 AT_ONCE = 4096  # tokens that a layer is given at a time
-Treat = Callable[["Layer"], None]
+Treat = Callable[["CalibratedLayer"], None]
 Read = Callable[[str], Tensor]
 
 
-class Layer:
+class CalibratedLayer:
     """A decoder layer with its weights, and what its products were given."""
 
     def __init__(self, path: str, module: nn.Module, watch: Watch, run: Callable[[], Tensor]) -> None:
@@ -32,7 +32,7 @@ class Layer:
                 yield f"{self.path}.{name}", each
 
 
-class Stage(nn.Module):
+class CalibrationStage(nn.Module):
     """Stands where a layer stood: reads its weights, has it treated, and gives what it then computes."""
 
     def __init__(self, path: str, layer: nn.Module, read: Read, treat: Treat) -> None:
@@ -54,7 +54,7 @@ class Stage(nn.Module):
         with Watch(self._layer) as watch:
             for part in parts:
                 _run(self._layer, part)
-        self._treat(Layer(self._path, self._layer, watch, lambda: _run(self._layer, parts[0])))
+        self._treat(CalibratedLayer(self._path, self._layer, watch, lambda: _run(self._layer, parts[0])))
         out = torch.cat([_run(self._layer, part) for part in parts])
         self._layer.to("meta")
         return out
@@ -80,7 +80,9 @@ def through(config: Any, read: Read, rows: Sequence[Sequence[int]], treat: Treat
     trunk.layers = nn.ModuleList()
     fill(trunk, names[trunk], read)
     _compute_buffers(model)
-    trunk.layers = nn.ModuleList(Stage(path, layer, read, treat) for path, layer in zip(own, layers, strict=True))
+    trunk.layers = nn.ModuleList(
+        CalibrationStage(path, layer, read, treat) for path, layer in zip(own, layers, strict=True)
+    )
     trunk(torch.tensor(rows), use_cache=False)
 
 

@@ -18,7 +18,7 @@ from quintet.quantize.gguf_presets import PRESETS, Preset
 from quintet.quantize.gguf_writer import library, write
 from quintet.quantize.schemes import Scheme, scheme
 from quintet.quantize.targets import HEAD, LinearTargets, products
-from quintet.quantize.writer import CheckpointWriter, Shards, copy_rest, write_json
+from quintet.quantize.writer import CheckpointShards, CheckpointWriter, copy_rest, write_json
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def quantize(name: str, asked: QuantizeConfig, progress: bool = True) -> Written
         output.spare(original.folder)
         found = products(original.model, asked.ignore, how.unit)
         output.need(original.num_bytes)
-        shards = Shards(output.folder)
+        shards = CheckpointShards(output.folder)
         done: set[str] = set()
         if asked.calibration is not None:
             done = calibrated(original, found, (how, asked), shards, progress)

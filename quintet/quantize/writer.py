@@ -72,7 +72,7 @@ class CheckpointWriter:
             )
 
 
-class Shards:
+class CheckpointShards:
     """Tensors into safetensors files, an index beside them if there are several."""
 
     def __init__(self, folder: Path, most: int = SHARD) -> None:

@@ -219,19 +219,20 @@ def test_requests_that_ended_are_in_the_metrics() -> None:
 # ------------------------------------------------------------------------------------------------ models of others
 
 MODULE = """
-from quintet.models.llama import Model as Llama
+from quintet.models.llama import LlamaForCausalLM
 
-class Model(Llama):
+class PluggedForCausalLM(LlamaForCausalLM):
     pass
 
 def register():
     from quintet import ModelRegistry
-    ModelRegistry.register_model("PluggedForCausalLM", "quintet_test_plugin:Model")
+    ModelRegistry.register_model("PluggedForCausalLM", "quintet_test_plugin:PluggedForCausalLM")
 """
 POINTS = """
 [quintet.models]
-plugged_by_type = quintet_test_plugin
-BroughtForCausalLM = quintet_test_plugin:Model
+plugged_by_type = quintet_test_plugin:PluggedForCausalLM
+no_class = quintet_test_plugin
+BroughtForCausalLM = quintet_test_plugin:PluggedForCausalLM
 lost = quintet_test_plugin:Nothing
 
 [quintet.general_plugins]
@@ -284,6 +285,9 @@ def test_what_a_package_promises_and_does_not_have_is_refused(plugin: Path) -> N
 
     with pytest.raises(ValueError, match="model 'lost' comes from 'quintet_test_plugin:Nothing', which cannot be load"):
         model_class(Config())
+    Config.model_type = "no_class"
+    with pytest.raises(ValueError, match=r"'quintet_test_plugin', which names no class; write .package\.module:Class"):
+        model_class(Config())
 
 
 def test_a_plugin_that_fails_is_named(plugin: Path, tmp_path: Path) -> None:
@@ -294,9 +298,9 @@ def test_a_plugin_that_fails_is_named(plugin: Path, tmp_path: Path) -> None:
 
 def test_a_model_is_registered_by_its_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(quintet.models, "_REGISTERED", {})
-    from quintet.models.llama import Model
+    from quintet.models.llama import LlamaForCausalLM
 
-    class Mine(Model):
+    class Mine(LlamaForCausalLM):
         pass
 
     ModelRegistry.register_model("MineForCausalLM", Mine)

@@ -31,7 +31,7 @@ from quintet.contract import (
     Weight,
 )
 from quintet.interface.weights import Matrix
-from quintet.models.llama import Model
+from quintet.models.llama import LlamaForCausalLM
 from quintet.ops import bind
 from quintet.ops.linear import linear
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -212,9 +212,9 @@ def test_the_fused_layer_serves_a_model(run: Any) -> None:
 def test_the_model_overrides_what_quintets_has(run: Any) -> None:
     from quintet.layers.layer_state import StepState
 
-    own = run("class Model(Plain)", StepState=StepState).Model
-    assert issubclass(own, Model)
-    assert inspect.signature(own.trunk).parameters.keys() == inspect.signature(Model.trunk).parameters.keys()
+    own = run("class TinyvecLlamaForCausalLM(", StepState=StepState).TinyvecLlamaForCausalLM
+    assert issubclass(own, LlamaForCausalLM)
+    assert inspect.signature(own.trunk).parameters.keys() == inspect.signature(LlamaForCausalLM.trunk).parameters.keys()
 
 
 def test_every_block_is_run_here() -> None:
@@ -222,5 +222,5 @@ def test_every_block_is_run_here() -> None:
     first = [block.split("(")[0].split("\n")[0] for block in BLOCKS]
     assert first == [
         "return Unavailable", "def to_host", "def place", "def estimate", "from quintet.ops.linear import linear",
-        "def mixer", "from quintet.layers.mlp import GatedMLP", "from quintet.models.llama import Model as Plain",
+        "def mixer", "from quintet.layers.mlp import GatedMLP", "from quintet.models.llama import LlamaForCausalLM",
     ]  # fmt: skip

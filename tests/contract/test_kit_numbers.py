@@ -120,7 +120,7 @@ def _without_distances(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _in_files_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group of layers once."""
-    monkeypatch.setattr("quintet.models.albert.Model.order", lambda self: self.layers)
+    monkeypatch.setattr("quintet.models.albert.AlbertModel.order", lambda self: self.layers)
 
 
 def _unstretched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_what_a_family_alone_has_is_missed(
 
 
 def test_every_family_of_encoders_is_tried() -> None:
-    assert {kind for kind in families() if model_class(_Named(kind)).encodes} == set(ENCODERS)
+    assert {kind for kind in families() if model_class(_Named(kind)).is_encoder} == set(ENCODERS)
 
 
 def test_published_encoders_are_read_as_their_own_family() -> None:

@@ -15,7 +15,7 @@ from quintet.interface.platform import Capabilities
 from quintet.interface.weights import PLAIN, CheckpointSlice, ShardRange, Weight, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.formats.bitsandbytes import NF4, TABLES
-from quintet.layers.quantization.online import FP8, ONLINE, Rounded, fitting
+from quintet.layers.quantization.online import FP8, ONLINE, RoundedWeights, fitting
 from quintet.ops.quantize import canonical, quantize
 from quintet.ops.quantized import dequantized
 from tests.helpers.checkpoints.fixtures import DATA, said
@@ -206,7 +206,9 @@ def test_a_form_that_is_not_kept_is_rounded_to_as_its_own_would_be() -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(2))
     fmt = WeightFormat("table4", 4, 16, 64, codebook=NF4)
     part = CheckpointSlice("x.weight", (40, 96), ((0, 40),))
-    known = Rounded(fmt).floats(part, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight})
+    known = RoundedWeights(fmt).floats(part, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight})
     assert torch.equal(known, dequantized(quantize(weight, fitting(fmt, 96)))[8:])
     flipped = CheckpointSlice("x.weight", (40, 96), ((0, 40),), transposed=True)
-    assert torch.equal(Rounded(fmt).floats(flipped, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight.t()}), known)
+    assert torch.equal(
+        RoundedWeights(fmt).floats(flipped, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight.t()}), known
+    )

@@ -10,7 +10,8 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.layers.build import replacements
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
-from quintet.models import llama, model_class
+from quintet.models import model_class
+from quintet.models.llama import LlamaForCausalLM
 from quintet.platforms.cpu import PLATFORM as CPU
 from quintet_tools.checkpoints.tiny import FAMILIES, VARIANTS, variant
 from tests.helpers.platforms.run_model import Runner
@@ -25,7 +26,7 @@ class DoubledMLP(GatedMLP):
         return 2 * super().forward(x)
 
 
-class Model(llama.Model):
+class LoudLlamaForCausalLM(LlamaForCausalLM):
     """The last logit is the largest."""
 
     def head(self, x: Any) -> Any:
@@ -39,12 +40,12 @@ class Overriding(CPU):
 
     name = "overriding"
     layers = {"GatedMLP": f"{__name__}:DoubledMLP"}
-    models = {"llama": __name__}
+    models = {"llama": f"{__name__}:LoudLlamaForCausalLM"}
 
 
 def test_a_platforms_layer_and_model_are_built_in_the_place_of_ours() -> None:
     run = Runner(variant("llama", "plain"), platform=Overriding())
-    assert type(run.worker.model) is Model
+    assert type(run.worker.model) is LoudLlamaForCausalLM
     mlps = [module for module in run.worker.model.modules() if isinstance(module, GatedMLP)]
     assert len(mlps) == 3 and {type(mlp) for mlp in mlps} == {DoubledMLP}
     assert all(int(logits.argmax(-1)[-1]) == 100 for logits in run.prompts(PROMPTS))
@@ -52,7 +53,7 @@ def test_a_platforms_layer_and_model_are_built_in_the_place_of_ours() -> None:
 
 def test_only_its_own_engine_sees_them() -> None:
     run = Runner(variant("llama", "plain"))
-    assert {type(module) for module in run.worker.model.modules()} & {Model, DoubledMLP} == set()
+    assert {type(module) for module in run.worker.model.modules()} & {LoudLlamaForCausalLM, DoubledMLP} == set()
 
 
 def test_a_layer_replaces_what_it_extends_and_nothing_else() -> None:
@@ -64,9 +65,9 @@ def test_a_layer_replaces_what_it_extends_and_nothing_else() -> None:
 
 def test_a_family_that_only_the_platform_knows() -> None:
     config = type("Config", (), {"model_type": "unheard-of"})
-    assert model_class(config, {"unheard-of": __name__}) is Model
+    assert model_class(config, {"unheard-of": f"{__name__}:LoudLlamaForCausalLM"}) is LoudLlamaForCausalLM
     with pytest.raises(ValueError, match="model type 'unheard-of' is not supported"):
-        model_class(config, {"other": __name__})
+        model_class(config, {"other": f"{__name__}:LoudLlamaForCausalLM"})
 
 
 @pytest.mark.parametrize(("family", "name"), VARIANTS, ids=str)

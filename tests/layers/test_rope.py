@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from quintet.layers.rope import SCALINGS, Extent, rotary_table
+from quintet.layers.rope import SCALINGS, RopeLengths, rotary_table
 
 TRAINED = 512
 DIM = 24
@@ -63,7 +63,7 @@ def expected(parameters: dict[str, Any], served: int, theta: float) -> Tensor:
 @pytest.mark.parametrize("served", [100, 300, TRAINED, 900])
 @pytest.mark.parametrize("case", CASES)
 def test_table_equals_transformers(case: str, served: int, theta: float) -> None:
-    table = rotary_table(DIM, {**CASES[case], "rope_theta": theta}, Extent(TRAINED, served))
+    table = rotary_table(DIM, {**CASES[case], "rope_theta": theta}, RopeLengths(TRAINED, served))
     assert table.shape == (served, DIM)
     assert table.dtype == torch.float32
     # an angle of `served` radians is itself only known to served * 2**-24
@@ -71,7 +71,7 @@ def test_table_equals_transformers(case: str, served: int, theta: float) -> None
 
 
 def test_default_is_the_papers() -> None:
-    table = rotary_table(4, {"rope_type": "default", "rope_theta": 100.0}, Extent(TRAINED, 3))
+    table = rotary_table(4, {"rope_type": "default", "rope_theta": 100.0}, RopeLengths(TRAINED, 3))
     want = [[math.cos(p), math.cos(p / 10), math.sin(p), math.sin(p / 10)] for p in range(3)]
     torch.testing.assert_close(table, torch.tensor(want))
 
@@ -84,7 +84,7 @@ def test_every_scaling_is_covered() -> None:
 def test_ntk_is_what_gtes_code_computes(mixed: float | None) -> None:
     """transformers has none: the base grows by the factor, and all waves by its root; or each wave by its own share."""
     said = {"rope_type": "ntk", "rope_theta": 1e4, "factor": 8.0, **({"mixed_b": mixed} if mixed else {})}
-    table = rotary_table(4, said, Extent(TRAINED, 3))
+    table = rotary_table(4, said, RopeLengths(TRAINED, 3))
     root = 8.0 ** (2 / 4)
     waves = [1 / root, (1e4 * 8.0) ** -0.5 / root]
     if mixed is not None:
@@ -98,10 +98,10 @@ def test_ntk_is_what_gtes_code_computes(mixed: float | None) -> None:
 def test_switched_by_what_is_served(kind: str) -> None:
     """Not by a request's own length: its cached keys would be turned by another angle than its new ones."""
     parameters = {**CASES[kind], "rope_theta": 1e4}
-    short, long = (rotary_table(DIM, parameters, Extent(TRAINED, served)) for served in (100, 1000))
+    short, long = (rotary_table(DIM, parameters, RopeLengths(TRAINED, served)) for served in (100, 1000))
     assert not torch.allclose(short, long[:100], atol=1e-3)
 
 
 def test_unknown_scaling_is_refused() -> None:
     with pytest.raises(ValueError, match="rope_type 'spiral' is not known; quintet has default, dynamic"):
-        rotary_table(DIM, {"rope_type": "spiral"}, Extent(TRAINED, 8))
+        rotary_table(DIM, {"rope_type": "spiral"}, RopeLengths(TRAINED, 8))

@@ -123,7 +123,7 @@ def test_routers_of_experts_stay(tmp_path: Path) -> None:
 
 
 def test_large_models_come_in_several_files(tmp_path: Path) -> None:
-    shards = output.Shards(tmp_path, most=100)
+    shards = output.CheckpointShards(tmp_path, most=100)
     shards.add({f"t{each}": torch.full((10,), float(each)) for each in range(5)})
     shards.finish()
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

@@ -113,6 +113,17 @@ def test_packages_say_what_they_hold() -> None:
     assert silent == []
 
 
+def test_a_class_of_models_and_layers_has_one_meaning() -> None:
+    found = [
+        node.name
+        for folder in ("models", "layers")
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in found if found.count(name) > 1}) == []
+
+
 # ------------------------------------------------------------------------------------------ each rule bites
 
 

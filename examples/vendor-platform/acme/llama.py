@@ -4,7 +4,7 @@ from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, Decoder, PreNormBlock, head_source
+from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
@@ -27,7 +27,7 @@ class LastBlock(PreNormBlock):
         return self.mlp(x), residual
 
 
-class Trunk(Decoder):
+class AcmeLlamaModel(DecoderTrunk):
     """Its last block hands on the wanted rows alone."""
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
@@ -37,7 +37,7 @@ class Trunk(Decoder):
         return self.norm(x, residual)[0], []
 
 
-class Model(CausalLM):
+class AcmeLlamaForCausalLM(CausalLM):
     """As quintet.models.llama, but for the last block."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
@@ -51,5 +51,6 @@ class Model(CausalLM):
             kind = LastBlock if index == last and not whole else PreNormBlock
             return kind(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = (Decoder if whole else Trunk)(config, build, block)
-        self.lm_head = LMHead(build, config.hidden_size, config.vocab_size, head_source(config))
+        self.supports_pipeline = whole  # AcmeLlamaModel goes through all layers
+        self.model = (DecoderTrunk if whole else AcmeLlamaModel)(config, build, block)
+        self.lm_head = LMHead.of(build, config)

@@ -43,7 +43,7 @@ class Acme(Platform):
     contract = 3
     op_priority = PRIORITY
     layers = {"GatedMLP": "acme.layers:FusedMLP"}
-    models = {"llama": "acme.llama"}
+    models = {"llama": "acme.llama:AcmeLlamaForCausalLM"}
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)

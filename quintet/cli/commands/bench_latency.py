@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints seconds per batch, and what they mean in tokens per second."""
     load = flags.from_arguments(arguments, Load)
-    llm = engine.open_engine(arguments)
-    try:
+    with engine.open_engine(arguments) as llm:
         prompts, params = bench.Prompts(llm, llm.config.seed), bench.exactly(load.output_len)
         latencies, first = [], []
         for turn in range(load.num_iters_warmup + load.num_iters):
@@ -53,8 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
             if turn >= load.num_iters_warmup:
                 latencies.append(time.perf_counter() - started)
                 first += bench.first_tokens(outputs)
-    finally:
-        llm.close()
     mean = sum(latencies) / len(latencies)
     figures = {
         "model": llm.config.model,

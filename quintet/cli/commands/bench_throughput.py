@@ -29,16 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints requests and tokens per second."""
     load = flags.from_arguments(arguments, Load)
-    llm = engine.open_engine(arguments)
-    try:
+    with engine.open_engine(arguments) as llm:
         prompts = bench.Prompts(llm, llm.config.seed)
         llm.generate(prompts.draw(1, load.input_len), bench.exactly(2), use_tqdm=False)  # the first run compiles
         batch = prompts.draw(load.num_prompts, load.input_len)
         started = time.perf_counter()
         outputs = llm.generate(batch, bench.exactly(load.output_len), use_tqdm=sys.stderr.isatty())
         seconds = time.perf_counter() - started
-    finally:
-        llm.close()
     num_output = sum(len(each.token_ids) for output in outputs for each in output.outputs)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     figures = {

@@ -19,7 +19,7 @@ from quintet.interface.platform import Mixer, Platform, SingleRank, State
 from quintet.interface.types import AttentionSpec, Batch, Outputs, ShapeBucket
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer, replacements, whole
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import LayerMixer, StepState
 
 PADDED = 64  # tokens of a step where shapes are fixed
@@ -76,9 +76,9 @@ class AttentionModel(nn.Module):
         super().__init__()
         self._spec, self._ops, self.vocab_size = spec, build.ops.take("take_rows"), spec.heads * spec.value_dim
         keys = spec.kv_heads * spec.head_dim
-        self.q = Embedding(build, count, spec.heads * spec.head_dim, replicated=True)
-        self.k = Embedding(build, count, keys, replicated=True)
-        self.v = None if spec.shared else Embedding(build, count, keys, replicated=True)
+        self.q = VocabParallelEmbedding(build, count, spec.heads * spec.head_dim, replicated=True)
+        self.k = VocabParallelEmbedding(build, count, keys, replicated=True)
+        self.v = None if spec.shared else VocabParallelEmbedding(build, count, keys, replicated=True)
         self.sinks = _Sinks(build, spec.heads) if spec.sinks else None
         self.mixing = build.mixing(spec)
         arrange([self.mixing])
@@ -100,7 +100,7 @@ class AttentionModel(nn.Module):
         rows = self.mixing(q, k, v, cache, sinks).reshape(batch.token_ids.shape[0], self.vocab_size)
         return Outputs(self._ops.take_rows(rows, batch.logits_indices)), cache.state
 
-    def _looked_up(self, table: Embedding | None, token_ids: Tensor) -> Tensor | None:
+    def _looked_up(self, table: VocabParallelEmbedding | None, token_ids: Tensor) -> Tensor | None:
         """[T, heads, D]"""
         return None if table is None else table(token_ids).reshape(token_ids.shape[0], -1, self._spec.head_dim)
 

@@ -18,7 +18,7 @@ from quintet.interface.platform import SingleRank
 from quintet.interface.types import AttentionSpec, StateSpec
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.build import BuildContext, Layer, replacements, whole
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, columns, rows
 from quintet.layers.moe.moe import DOWN, GATE, UP, Experts
 from quintet.layers.quantization import QuantizationPlan, fitting
@@ -157,7 +157,7 @@ def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, W
         reader = Canonical(fmt.float_activations)
         matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
         build = _build(there, QuantizationPlan(checkpoint=quantized, kept=there.facts.weight_formats), dtype)
-        table, head = Embedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
+        table, head = VocabParallelEmbedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
         _tied(there, (table, head), matrix)
         for each, layer, given in (("rows", table, ids), ("a head", head, x)):
             calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))

@@ -49,7 +49,7 @@ class Runner:
         captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()
         if isinstance(facts, Capabilities) and facts.static_shapes:
-            inputs = ("token_type_ids",) if self.worker.model.takes_types else ()
+            inputs = ("token_type_ids",) if self.worker.model.uses_token_types else ()
             self._fixed = [ShapeBucket(size, min(size, REQUESTS), size, tables, inputs=inputs) for size in sizes]
         else:
             most = ShapeBucket(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
@@ -80,7 +80,7 @@ class Runner:
         for key, tokens in chunks.items():
             self._grow(key, firsts[key] + len(tokens))
         host = self._batch(chunks, firsts)
-        if self.worker.model.takes_types:
+        if self.worker.model.uses_token_types:
             given = [(segments or {}).get(key, [0] * len(tokens)) for key, tokens in chunks.items()]
             host = host._replace(inputs=HostInputs(token_type_ids=np.concatenate(given, dtype=np.int32)))
         return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))

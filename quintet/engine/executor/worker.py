@@ -131,8 +131,8 @@ class Worker:
         self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
         if not sizes.wanted.logits:
             self.model.without_head()
-            self.model.ignored = (*self.model.ignored, *sizes.beside)
-        self.model.silent = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
+            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.beside)
+        self.model.ignored_suffixes = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
         settle(self.model)
         self.stage = build.stage
         here = self._keep(mixings) if self.place.stages > 1 else mixings

@@ -22,7 +22,7 @@ _FUNCTIONS = ("sbert_ce_default_activation_function", "activation_fn")
 def decided(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
     """Returns how the model's hidden states are pooled; None if it generates text. ValueError if it cannot run."""
     if not wants_numbers(config, vars(whole), folder):
-        if family.encodes:
+        if family.is_encoder:
             raise ValueError(
                 f"{whole.model_type} gives hidden states and no logits, so it generates nothing; leave out "
                 "runner='generate', or choose a decoder model"
@@ -30,7 +30,7 @@ def decided(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBa
         return None
     hf_config = whole.get_text_config()
     hf_config.architectures = getattr(hf_config, "architectures", None) or getattr(whole, "architectures", None)
-    return plan_pooling(config, hf_config, folder, family.encodes)
+    return plan_pooling(config, hf_config, folder, family.is_encoder)
 
 
 def settled_for(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:

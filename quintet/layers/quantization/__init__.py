@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from quintet.interface.weights import PLAIN, ShardRange, WeightFormat, WeightReader
 from quintet.layers.quantization.checkpoint_config import Quantized
-from quintet.layers.quantization.online import ONLINE, OnlineQuantization, Rounded, fitting
+from quintet.layers.quantization.online import ONLINE, OnlineQuantization, RoundedWeights, fitting
 
 __all__ = ["ONLINE", "Forms", "fitting"]
 
@@ -51,7 +51,7 @@ class QuantizationPlan:
         for held in (fmt, fmt.float_activations):
             if held.plain or self._keeps(held):
                 return held, None
-        return PLAIN, Rounded(fmt)
+        return PLAIN, RoundedWeights(fmt)
 
     def of_head(self) -> "QuantizationPlan":
         """For the logits, which show every error: weights in 8 bits, whatever the others have, and activations as

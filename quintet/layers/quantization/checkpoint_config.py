@@ -23,11 +23,11 @@ from quintet.layers.quantization.formats import (
 )
 from quintet.layers.quantization.formats import compressed_tensors as compressed
 from quintet.layers.quantization.formats import compressed_tensors_config as compressed_plan
-from quintet.layers.quantization.module_patterns import Listed, Parts, parts, regular, wildcards
-from quintet.layers.quantization.packed_schemes import Packed
+from quintet.layers.quantization.module_patterns import ListedPlan, Parts, parts, regular, wildcards
+from quintet.layers.quantization.packed_schemes import PackedPlan
 
 
-class Plan(Protocol):
+class ModulePlan(Protocol):
     """Plan of a checkpoint: how each module is kept. Hashable; knows no device."""
 
     def reader(self, module: str) -> WeightReader | None:
@@ -39,7 +39,7 @@ class Quantized:
     """A checkpoint's quantization."""
 
     method: str
-    plan: Plan
+    plan: ModulePlan
     heads: bool = False  # the plan covers heads and embeddings too; False: they stayed in floats
     silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
     notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
@@ -65,7 +65,7 @@ class Everywhere:
 class Left:
     """A plan, but for modules that were left out, as Everywhere has it."""
 
-    plan: Plan
+    plan: ModulePlan
     ignored: tuple[str, ...] = ()
 
     def reader(self, module: str) -> WeightReader | None:
@@ -86,7 +86,7 @@ def _everywhere(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) 
     return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
 
 
-def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[Packed, bool]]) -> Read:
+def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[PackedPlan, bool]]) -> Read:
     def quantized(config: Mapping[str, Any], there: There) -> Quantized:
         plan, heads = read(config, there)
         return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
@@ -121,7 +121,9 @@ def _quark(config: Mapping[str, Any], there: There) -> Quantized:
 def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
     """gpt-oss: its experts alone."""
     experts = regular([r"re:.*\.experts\..*"], "a list")
-    return Quantized("mxfp4", Listed(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list")))
+    return Quantized(
+        "mxfp4", ListedPlan(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list"))
+    )
 
 
 def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:

@@ -32,7 +32,7 @@ E2M1, E2M3, E3M2 = table(2, 1), table(2, 3), table(3, 2)
 
 
 @dataclass(frozen=True)
-class Float8:
+class Float8Weights:
     """A "weight" of float8 [N, K]. The scales are written out for every output, so that any share of the outputs, and
     products side by side, are one matrix."""
 
@@ -128,9 +128,9 @@ class Float6:
         return floats(self, BLOCK, part, shard, tensors)
 
 
-def mxfp8() -> Float8:
+def mxfp8() -> Float8Weights:
     """float8 with a power of 2 for every 32 inputs."""
-    return Float8(Scales(1, BLOCK, dtypes=POWERS))
+    return Float8Weights(Scales(1, BLOCK, dtypes=POWERS))
 
 
 def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4:

@@ -20,7 +20,7 @@ TEXT_TOWER = "language_model"  # the part of a path that models with other tower
 
 
 @dataclass(frozen=True)
-class Names:
+class ModuleNames:
     """Names of modules in a list. Exact names are looked up, patterns tried one after the other."""
 
     exact: frozenset[str] = frozenset()
@@ -37,7 +37,7 @@ class Names:
         return self.has(known) or any(each in self.exact for each in inside)
 
 
-def regular(names: Iterable[object], where: str) -> Names:
+def regular(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list in which "re:" begins an expression, matched from a name's beginning. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
@@ -47,10 +47,10 @@ def regular(names: Iterable[object], where: str) -> Names:
             patterns.append(expression(name.removeprefix("re:"), where))
         else:
             exact.add(name)
-    return Names(frozenset(exact), tuple(dict.fromkeys(patterns)))
+    return ModuleNames(frozenset(exact), tuple(dict.fromkeys(patterns)))
 
 
-def wildcards(names: Iterable[object], where: str) -> Names:
+def wildcards(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list with "*" for any characters, "?" for one and "[ab]" for one of these. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
@@ -61,7 +61,7 @@ def wildcards(names: Iterable[object], where: str) -> Names:
             exact.add(name)
         else:
             patterns.append(expression("".join(map(_meant, pieces)) + r"\Z", where))
-    return Names(frozenset(exact), tuple(dict.fromkeys(patterns)))
+    return ModuleNames(frozenset(exact), tuple(dict.fromkeys(patterns)))
 
 
 _WILD = re.compile(r"(\*+|\?|\[!?[\w\-]+\])")
@@ -169,12 +169,12 @@ class Modules:
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ListedPlan:
     """A plan by lists of names: what is ignored is in floats, the first that names a module decides, then `rest`."""
 
-    chosen: tuple[tuple[Names, WeightReader | None], ...]
+    chosen: tuple[tuple[ModuleNames, WeightReader | None], ...]
     rest: WeightReader | None
-    ignored: Names
+    ignored: ModuleNames
     modules: Modules = Modules()
 
     def reader(self, module: str) -> WeightReader | None:

@@ -60,7 +60,7 @@ class OnlineQuantization:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedWeights:
     """Reads floats as what a format that the platform does not keep makes of them."""
 
     of: WeightFormat

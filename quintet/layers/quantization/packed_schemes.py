@@ -21,7 +21,7 @@ LARGEST = 2**20  # inputs of a group
 
 
 @dataclass(frozen=True)
-class Scheme:
+class PackingScheme:
     """Packing of a module, as a configuration gives it."""
 
     bits: int
@@ -31,11 +31,11 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PackingRule:
     """Scheme of the modules with names that fit a pattern."""
 
     pattern: str
-    scheme: Scheme | None  # None: they stayed in floats
+    scheme: PackingScheme | None  # None: they stayed in floats
     exact: bool = False  # it is a name
     anywhere: bool = False  # it may begin within a name
 
@@ -51,11 +51,11 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedPlan:
     """A checkpoint's plan: the first rule that a module fits, and what the files hold of it."""
 
-    scheme: Scheme
-    rules: tuple[Rule, ...] = ()
+    scheme: PackingScheme
+    rules: tuple[PackingRule, ...] = ()
     blocks: tuple[str, ...] = ()  # how names begin of what is packed at all, unless a rule speaks of it; (): of all
     layout: str = "gptq"  # or awq, marlin
     first: bool = True  # as in Gptq
@@ -75,7 +75,7 @@ class Packed:
         known = self.orders.get(module)
         return read if known is None else replace(read, indexed=True, ordered=known)
 
-    def of(self, module: str) -> Scheme | None:
+    def of(self, module: str) -> PackingScheme | None:
         """Returns the scheme that the configuration has for a module; None: floats."""
         names = spellings(module, self.filed.get(module))
         for rule in self.rules:
@@ -87,7 +87,7 @@ class Packed:
         """True if a rule has a scheme for this module."""
         return any(rule.scheme is not None and rule.fits([module]) for rule in self.rules)
 
-    def beside(self, files: Mapping[str, StoredTensor]) -> "Packed":
+    def beside(self, files: Mapping[str, StoredTensor]) -> "PackedPlan":
         """With what the files say: which modules they hold in floats, and which groups are not of neighbours."""
         end = ".B" if self.layout == "marlin" else ".qweight"
         packed = {name.removesuffix(end): on.name.removesuffix(end) for name, on in files.items() if name.endswith(end)}
@@ -129,7 +129,7 @@ def order_of(name: str, groups: Tensor, size: int) -> int | None:
     return inputs if torch.equal(groups.long().sort().values, neighbours) else 0
 
 
-def scheme_of(config: Mapping[str, Any], method: str, otherwise: Scheme | None = None) -> Scheme | None:
+def scheme_of(config: Mapping[str, Any], method: str, otherwise: PackingScheme | None = None) -> PackingScheme | None:
     """Reads a configuration, or one module's entry in it, which may have less. None: floats. ValueError for others."""
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
     bits = otherwise.bits if bits is None and otherwise else bits
@@ -144,7 +144,7 @@ def scheme_of(config: Mapping[str, Any], method: str, otherwise: Scheme | None =
     if otherwise is not None:
         symmetric = otherwise.symmetric if symmetric is None else symmetric
         ordered = otherwise.sorted if ordered is None else ordered
-    return Scheme(bits, max(group, 0), symmetric is True, bool(ordered) and not config.get("static_groups"))
+    return PackingScheme(bits, max(group, 0), symmetric is True, bool(ordered) and not config.get("static_groups"))
 
 
 def flattened(names: Any) -> Iterable[Any]:

@@ -1,5 +1,5 @@
 """The Transformers backend: a causal model runs through transformers' own modeling code, on our cache and layers."""
 
-from quintet.models.transformers.model import Model
+from quintet.models.transformers.model import TransformersForCausalLM
 
-__all__ = ["Model"]
+__all__ = ["TransformersForCausalLM"]

@@ -11,10 +11,18 @@ from quintet.layers.build import BuildContext, Layer, whole
 from quintet.layers.decoder import rounded
 from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear
 from quintet.layers.quantization import QuantizationPlan
-from quintet.models.transformers.layers import Chosen, Head, Loose, Norm, Product, Running, Table
-from quintet.models.transformers.tp_plan import Plan
-from quintet.models.transformers.trace import Trace, alike, alike_experts, alike_table
-from quintet.models.transformers.weight_names import Names
+from quintet.models.transformers.layers import (
+    HFColumnParallelLinear,
+    HFEmbedding,
+    HFExperts,
+    HFLMHead,
+    HFRMSNorm,
+    Loose,
+    Running,
+)
+from quintet.models.transformers.tp_plan import TensorParallelPlan
+from quintet.models.transformers.trace import ForwardTrace, alike, alike_experts, alike_table
+from quintet.models.transformers.weight_names import WeightNames
 from quintet.ops.activation import KINDS
 from quintet.ops.norm import rms_norm
 
@@ -25,9 +33,11 @@ CONV1D = "transformers.pytorch_utils.Conv1D"  # GPT-2's product, with a weight s
 class Replacing:
     """Puts our layers in the places of modules that are plainly what they are."""
 
-    def __init__(self, theirs: Any, build: BuildContext, trace: Trace, names: Names, running: Running) -> None:
+    def __init__(
+        self, theirs: Any, build: BuildContext, trace: ForwardTrace, names: WeightNames, running: Running
+    ) -> None:
         self._theirs, self._build, self._trace, self._names, self._running = theirs, build, trace, names, running
-        self.plan = Plan(theirs, build)
+        self.plan = TensorParallelPlan(theirs, build)
         self._tokens, self._head = theirs.get_input_embeddings(), theirs.get_output_embeddings()
         self._tied = self._head.weight is self._tokens.weight
         self._paths = {module: path for path, module in theirs.named_modules()}
@@ -63,19 +73,19 @@ class Replacing:
             return None
         source = self._paths[self._tokens] if self._tied else path
         shape = head.in_features, head.out_features
-        return Head(self._build, shape, f"/{source}", head.bias is not None, self._running)
+        return HFLMHead(self._build, shape, f"/{source}", head.bias is not None, self._running)
 
     def _shares(self) -> bool:
         """Returns whether the head and the embedding table can be ours, on the same weight."""
         plain = type(self._head) is nn.Linear and self._head.bias is None
         return plain and not self._in_float32(self._paths[self._head]) and self._made_table(self._tokens) is not None
 
-    def _made_table(self, module: Any) -> Table | None:
+    def _made_table(self, module: Any) -> HFEmbedding | None:
         scale = 1.0 if type(module) is nn.Embedding else getattr(module, "embed_scale", None)
         if not isinstance(module, nn.Embedding) or scale is None or not alike_table(module, float(scale)):
             return None
         count, width = module.weight.shape
-        return Table(self._build, count, width, rounded(float(scale), self._build.dtype), self._running)
+        return HFEmbedding(self._build, count, width, rounded(float(scale), self._build.dtype), self._running)
 
     def _made_norm(self, module: nn.Module) -> nn.Module | None:
         found = (getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon"))
@@ -86,7 +96,7 @@ class Replacing:
         width = held["weight"].shape[0]
         for offset in (0.0, 1.0):
             if alike(module, lambda x, weight, offset=offset: rms_norm(x, weight, eps, offset), width):  # type: ignore[misc]
-                return Norm(self._build, width, eps, offset)
+                return HFRMSNorm(self._build, width, eps, offset)
         return None
 
     def _made_experts(self, module: Any, path: str) -> nn.Module | None:
@@ -102,7 +112,7 @@ class Replacing:
         if kind is None or not alike_experts(module, kind) or not self._names.separable(path):
             return None
         parent = path.rpartition(".")[2]
-        return Chosen(self._build, (hidden, width), kind, [f"{parent}.{expert}" for expert in range(count)])
+        return HFExperts(self._build, (hidden, width), kind, [f"{parent}.{expert}" for expert in range(count)])
 
     def _is_product(self, module: nn.Module) -> bool:
         """Returns whether only the module's own product uses the weight, and the weight has the build's dtype."""
@@ -119,7 +129,9 @@ class Replacing:
             return None
         name = path.rpartition(".")[2]
         split = whole(outputs, 1)
-        return Product(self._build, whole(inputs, 1), {name: split}, True, CheckpointLayout(transposed=True))
+        return HFColumnParallelLinear(
+            self._build, whole(inputs, 1), {name: split}, True, CheckpointLayout(transposed=True)
+        )
 
     def _in_float32(self, path: str) -> bool:
         return any(re.search(rf"(^|\.){re.escape(key)}($|\.)", path) for key in self._fp32)

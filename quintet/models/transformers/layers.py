@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.build import BuildContext, Layer
-from quintet.layers.embedding import Embedding
+from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import LayerMixer, StepState
 from quintet.layers.linear import ColumnParallelLinear, LMHead, RowParallelLinear
 from quintet.layers.moe.moe import Experts
@@ -63,14 +63,14 @@ def _padded(x: Tensor, width: int) -> Tensor:
     return x.contiguous() if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
-class Product(ColumnParallelLinear):
+class HFColumnParallelLinear(ColumnParallelLinear):
     """nn.Linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         return _in_rows(super().forward, x)
 
 
-class RowProduct(RowParallelLinear):
+class HFRowParallelLinear(RowParallelLinear):
     """nn.Linear that sees a rank's share of the inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _in_rows(call: Any, x: Tensor) -> Tensor:
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
-class Norm(RMSNorm):
+class HFRMSNorm(RMSNorm):
     """A norm with one weight, of the root of the mean of squares."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -91,7 +91,7 @@ class Norm(RMSNorm):
         return y.reshape(x.shape)
 
 
-class Table(Embedding):
+class HFEmbedding(VocabParallelEmbedding):
     """The embedding of tokens: of the step's, some of which may come as embeddings."""
 
     def __init__(self, build: BuildContext, count: int, width: int, scale: float, running: Running) -> None:
@@ -104,7 +104,7 @@ class Table(Embedding):
         return self.of(self._running.step.batch, self._scale)[None]
 
 
-class Head(Layer):
+class HFLMHead(Layer):
     """Logits of the rows that are wanted: [1, T, H] -> [1, L, V]."""
 
     def __init__(self, build: BuildContext, shape: tuple[int, int], source: str, bias: bool, running: Running) -> None:
@@ -119,7 +119,7 @@ class Head(Layer):
         return logits[None]
 
 
-class Chosen(Experts):
+class HFExperts(Experts):
     """The experts of a mixture, by the indices and weights of a router of transformers."""
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]

@@ -12,15 +12,15 @@ from quintet.layers.layer_state import StepState
 from quintet.models.transformers.construct import NAME, Unsupported, constructed
 from quintet.models.transformers.layer_replacement import Replacing
 from quintet.models.transformers.layers import Attended, Rest, Running
-from quintet.models.transformers.tp_plan import Plan
-from quintet.models.transformers.trace import Call, Trace, traced
-from quintet.models.transformers.weight_names import Names
+from quintet.models.transformers.tp_plan import TensorParallelPlan
+from quintet.models.transformers.trace import AttentionCall, ForwardTrace, traced
+from quintet.models.transformers.weight_names import WeightNames
 
 
-class Model(ModelBase):
+class TransformersForCausalLM(ModelBase):
     """Runs transformers' forward(): one flat row of tokens, no mask, no cache of its own."""
 
-    counted = False  # LongCat-Flash has two attentions in a layer of its files
+    config_counts_layers = False  # LongCat-Flash has two attentions in a layer of its files
     recordable = False  # torch's own functions compute a part of it
     _theirs: Any
 
@@ -29,12 +29,12 @@ class Model(ModelBase):
         if build.requested_outputs.aux_hidden_states:
             raise Unsupported(config, "outputs of single layers are not given")
         theirs = constructed(config, build.dtype, build.max_model_len)
-        trace, self._names = traced(theirs, build.max_model_len), Names(theirs)
+        trace, self._names = traced(theirs, build.max_model_len), WeightNames(theirs)
         self._running, self._wanted, self._ops = Running(), build.requested_outputs, build.ops.take("take_rows")
         replacing = Replacing(theirs, build, trace, self._names, self._running)
         self._give_attention(build, trace, replacing.plan)
         self.vocab_size = int(theirs.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
-        self.ignored = _ignored(theirs)
+        self.ignored_tensors = _ignored(theirs)
         loose = replacing.replace()
         theirs.set_attn_implementation(NAME)  # type: ignore[operator]
         for name, module in theirs.named_children():
@@ -42,7 +42,7 @@ class Model(ModelBase):
         self.beside = Rest(build, loose)
         self.__dict__["_theirs"] = theirs  # no module of ours: its parts are, under the names that checkpoints have
 
-    def _give_attention(self, build: BuildContext, trace: Trace, plan: Plan) -> None:
+    def _give_attention(self, build: BuildContext, trace: ForwardTrace, plan: TensorParallelPlan) -> None:
         for call in trace.calls:
             held = call.module.__dict__.setdefault("attended", Attended(self._running))
             spec = plan.shared(_spec(call, build))
@@ -67,7 +67,7 @@ class Model(ModelBase):
         return self._names.gathered(entries)
 
 
-def _spec(call: Call, build: BuildContext) -> AttentionSpec:
+def _spec(call: AttentionCall, build: BuildContext) -> AttentionSpec:
     return AttentionSpec(
         heads=call.heads,
         kv_heads=call.kv_heads,

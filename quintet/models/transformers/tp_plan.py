@@ -9,12 +9,12 @@ from torch import nn
 from quintet.interface.types import AttentionSpec
 from quintet.layers.build import BuildContext, even, whole
 from quintet.models.transformers.construct import Unsupported
-from quintet.models.transformers.layers import Product, RowProduct
+from quintet.models.transformers.layers import HFColumnParallelLinear, HFRowParallelLinear
 
 SHARED = ("colwise", "rowwise")
 
 
-class Plan:
+class TensorParallelPlan:
     """Tensor parallelism plan of one model for this many ranks."""
 
     def __init__(self, theirs: Any, build: BuildContext) -> None:
@@ -38,10 +38,10 @@ class Plan:
         (inputs, outputs), name, size = sizes, path.rpartition(".")[2], build.size
         style = self._style(path)
         if size == 1 or style not in SHARED:
-            return Product(build, whole(inputs, size), {name: whole(outputs, size)}, bias)
+            return HFColumnParallelLinear(build, whole(inputs, size), {name: whole(outputs, size)}, bias)
         if style == "rowwise":
-            return RowProduct(build, even(inputs, size), {name: whole(outputs, size)}, bias)
-        return Product(build, whole(inputs, size), {name: even(outputs, size)}, bias)
+            return HFRowParallelLinear(build, even(inputs, size), {name: whole(outputs, size)}, bias)
+        return HFColumnParallelLinear(build, whole(inputs, size), {name: even(outputs, size)}, bias)
 
     def _style(self, path: str) -> str | None:
         for pattern, style in self._styles.items():

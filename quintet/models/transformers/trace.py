@@ -28,7 +28,7 @@ PASSED = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class MaskPattern:
     """Positions that a token attends to, as a mask has them."""
 
     causal: bool = True
@@ -36,7 +36,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One call of attention in a step."""
 
     module: nn.Module
@@ -45,16 +45,16 @@ class Call:
     head_dim: int  # of q and k
     value_dim: int
     scale: float
-    seen: Seen
+    seen: MaskPattern
     softcap: float | None = None
     sinks: bool = False
 
 
 @dataclass
-class Trace:
+class ForwardTrace:
     """Record of a trial step."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
     products: Counter[int] = field(default_factory=Counter)  # how often a parameter was a product's weight, by its id
     touched: set[int] = field(default_factory=set)  # parameters that were taken for anything else
     masks: dict[int, Callable[..., Any]] = field(default_factory=dict)  # a mask's memory -> what made it
@@ -62,14 +62,14 @@ class Trace:
     given: list[Tensor] = field(default_factory=list)  # q, k and v of each call, [T, H, D]
 
 
-def traced(model: Any, length: int) -> Trace:
+def traced(model: Any, length: int) -> ForwardTrace:
     """Traces a model from constructed(), for requests of up to `length` tokens. Unserved says what is not computed."""
-    trace, first = Trace(), torch.tensor([TOKENS])
+    trace, first = ForwardTrace(), torch.tensor([TOKENS])
     plain = _run(model, first, trace)
     for place in (0, -1):
         other = first.clone()
         other[0, place] += 2
-        changed = (_run(model, other, Trace()) - plain).abs().amax(-1)[0]
+        changed = (_run(model, other, ForwardTrace()) - plain).abs().amax(-1)[0]
         own, rest = changed[place], torch.cat([changed[:place], changed[place:][1:]])
         if not own > 0:
             raise Unsupported(model.config, "its outputs in a trial do not depend on its tokens")
@@ -84,13 +84,13 @@ def traced(model: Any, length: int) -> Trace:
     return trace
 
 
-def _check_places(model: Any, ids: Tensor, trace: Trace, plain: Tensor, length: int) -> None:
+def _check_places(model: Any, ids: Tensor, trace: ForwardTrace, plain: Tensor, length: int) -> None:
     """A step's tokens are several requests': each must go by its own position, neither by its place in the step nor by
     the longest text in it."""
     order = torch.arange(ids.shape[1])
     far = torch.cat([order[:-1], order[-1:].clamp(min=length - 1)])
     for tokens, places, rows in ((ids.flip(1), order.flip(0), order.flip(0)), (ids, far, order[:-1])):
-        other = Trace()
+        other = ForwardTrace()
         logits = _run(model, tokens, other, places[None])
         for one, again in ((plain[0], logits[0]), *zip(trace.given, other.given, strict=True)):
             if not torch.allclose(one[: len(rows)], again[rows], rtol=1e-2, atol=1e-2 * float(one.abs().max())):
@@ -100,7 +100,7 @@ def _check_places(model: Any, ids: Tensor, trace: Trace, plain: Tensor, length: 
 
 
 @torch.no_grad()
-def _run(model: Any, ids: Tensor, trace: Trace, positions: Tensor | None = None) -> Tensor:
+def _run(model: Any, ids: Tensor, trace: ForwardTrace, positions: Tensor | None = None) -> Tensor:
     """-> logits [1, T, V], in float32."""
 
     def attend(
@@ -132,7 +132,9 @@ def _run(model: Any, ids: Tensor, trace: Trace, positions: Tensor | None = None)
     return logits.float()
 
 
-def _call(config: Any, module: Any, qkv: tuple[Tensor, Tensor, Tensor], seen: Seen, more: dict[str, Any]) -> Call:
+def _call(
+    config: Any, module: Any, qkv: tuple[Tensor, Tensor, Tensor], seen: MaskPattern, more: dict[str, Any]
+) -> AttentionCall:
     q, k, v = qkv
     unknown = sorted(name for name, value in more.items() if name not in PASSED and not _nothing(value))
     if unknown:
@@ -140,7 +142,7 @@ def _call(config: Any, module: Any, qkv: tuple[Tensor, Tensor, Tensor], seen: Se
     if q.shape[0] != 1 or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
         raise Unsupported(config, f"its attention has queries {list(q.shape)} and keys {list(k.shape)}")
     scale = more.get("scaling")
-    return Call(
+    return AttentionCall(
         module, q.shape[1], k.shape[1], q.shape[3], v.shape[3], float(q.shape[3] ** -0.5 if scale is None else scale),
         seen, more.get("softcap"), more.get("s_aux") is not None,
     )  # fmt: skip
@@ -150,11 +152,11 @@ def _nothing(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, (tuple, list, dict)) and not value)
 
 
-def _seen(config: Any, mask: Any, trace: Trace, more: dict[str, Any]) -> Seen:
+def _seen(config: Any, mask: Any, trace: ForwardTrace, more: dict[str, Any]) -> MaskPattern:
     """Positions seen, by the mask that the layer was given; without one, by its is_causal and sliding_window."""
     if mask is None:
         said = more.get("is_causal")
-        return Seen(said is None or bool(said), more.get("sliding_window"))
+        return MaskPattern(said is None or bool(said), more.get("sliding_window"))
     made = trace.masks.get(mask.untyped_storage().data_ptr()) if isinstance(mask, Tensor) else None
     if made is None:
         raise Unsupported(config, "its layers make masks of their own")
@@ -166,7 +168,7 @@ def _seen(config: Any, mask: Any, trace: Trace, more: dict[str, Any]) -> Seen:
     return seen
 
 
-def _by_mask(made: Callable[..., Any]) -> Seen | None:
+def _by_mask(made: Callable[..., Any]) -> MaskPattern | None:
     """Positions that a mask function of (batch, head, query, key) allows; None if neither all, causal nor a window."""
 
     def sees(query: int, key: int) -> bool:
@@ -174,23 +176,23 @@ def _by_mask(made: Callable[..., Any]) -> Seen | None:
         return bool(made(nought, nought, torch.tensor(query), torch.tensor(key)))
 
     if sees(FAR, FAR + 1):
-        return Seen(causal=False)
+        return MaskPattern(causal=False)
     if not sees(FAR, FAR):
         return None
     if sees(FAR, 0):
-        return Seen() if sees(FAR, FAR // 2) and sees(FAR // 3, 1) else None
+        return MaskPattern() if sees(FAR, FAR // 2) and sees(FAR // 3, 1) else None
     near, far = 0, FAR  # distances that are seen, and not
     while far - near > 1:
         middle = (near + far) // 2
         near, far = (middle, far) if sees(FAR, FAR - middle) else (near, middle)
     alike = all(sees(at, at - near) and not sees(at, at - far) for at in range(FAR, FAR + 2 * far, max(1, far // 3)))
-    return Seen(window=far) if alike else None
+    return MaskPattern(window=far) if alike else None
 
 
 class _WithoutWeights(TorchFunctionMode):
     """Products and tables without their weights; other functions get numbers in the place of what is not there."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ForwardTrace) -> None:
         super().__init__()
         self._trace = trace
 

@@ -71,7 +71,7 @@ class Number:
         return tensor.reshape(self.shape)
 
 
-class Names:
+class WeightNames:
     """Applies transformers' renames and conversions of checkpoint tensors. Made before modules are replaced."""
 
     def __init__(self, model: Any) -> None:

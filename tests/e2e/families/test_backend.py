@@ -21,7 +21,7 @@ from quintet.interface.types import RankInfo
 from quintet.layers.moe.moe import Experts
 from quintet.model_loader.loader import declared
 from quintet.models import families
-from quintet.models.transformers import Model
+from quintet.models.transformers import TransformersForCausalLM
 from quintet.models.transformers.trace import alike
 from quintet.ops.norm import rms_norm
 from quintet.platforms.cpu import PLATFORM
@@ -83,7 +83,7 @@ def other(family: str) -> Tiny:
 def assert_agrees(tiny: Tiny, **runner: Any) -> Runner:
     """Greedy tokens of a ragged batch over the paged cache are transformers', and its logits are near."""
     run = Runner(tiny, backend=True, **runner)
-    assert isinstance(run.worker.model, Model)
+    assert isinstance(run.worker.model, TransformersForCausalLM)
     prompts = random_prompts(0, (23, 1, 40, 7), VOCAB)
     chosen = run.greedy(prompts, 6)
     references = [tiny.logits(prompt + more) for prompt, more in zip(prompts, chosen, strict=True)]
@@ -160,7 +160,7 @@ def test_asked_for_it_runs_a_family_that_has_a_file_here() -> None:
     tiny = variant("llama", "plain")
     with engine(tiny, model_impl="transformers") as llm, engine(tiny, model_impl="vllm") as own:
         assert answers(llm) == answers(own) == continued(tiny)
-        assert isinstance(llm._client.prepared.ranks.workers[0].model, Model)  # type: ignore[attr-defined]
+        assert isinstance(llm._client.prepared.ranks.workers[0].model, TransformersForCausalLM)  # type: ignore[attr-defined]
 
 
 CUTS: dict[str, dict[str, Any]] = {

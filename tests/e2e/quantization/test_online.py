@@ -13,7 +13,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import CheckpointSlice, ShardRange, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.online import OnlineQuantization, Rounded, fitting, wish
+from quintet.layers.quantization.online import OnlineQuantization, RoundedWeights, fitting, wish
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -57,7 +57,7 @@ def rounded(tiny: Tiny, wanted: OnlineQuantization) -> Tiny:
             if fmt.activations == 8:
                 model.set_submodule(name, Specified(module, fmt))
                 continue
-            module.weight.copy_(Rounded(fmt).floats(part, cut, {source: module.weight.detach()}))
+            module.weight.copy_(RoundedWeights(fmt).floats(part, cut, {source: module.weight.detach()}))
     return Tiny(tiny.folder, tiny.config, model)
 
 

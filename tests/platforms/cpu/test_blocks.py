@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight
-from quintet.layers.quantization.formats.gguf import Blocks
+from quintet.layers.quantization.formats.gguf import BlockWeights
 from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
 from quintet.ops.moe import quantized_experts
@@ -41,7 +41,7 @@ def rows_of(name: str, outputs: int = OUTPUTS) -> Tensor:
 
 
 def weight_of(name: str, activations: int = 16, parts: int = 1, stack: int = 0) -> Weight:
-    reader, each = Blocks(name), OUTPUTS // parts
+    reader, each = BlockWeights(name), OUTPUTS // parts
     made = tuple(CheckpointSlice(f"{i}", (each, INPUTS), ((0, each),)) for i in range(parts * (stack or 1)))
     fmt = reader.format(ShardRange((0, each), (0, INPUTS))).with_activations(activations)
     return Weight("weight", made, 0, 0, torch.bfloat16, "linear", fmt, reader, stack=stack)
@@ -144,7 +144,7 @@ def test_tensors_of_fewer_rows_or_blocks_than_the_weight_has_are_refused(name: s
 
 def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, Matrix]:
     """Of EXPERTS, as placed, and canonical."""
-    each, reader = outputs // parts, Blocks(name)
+    each, reader = outputs // parts, BlockWeights(name)
     made = tuple(CheckpointSlice(f"{i}", (each, inputs), ((0, each),)) for i in range(parts * EXPERTS))
     fmt = reader.format(ShardRange((0, each), (0, inputs))).with_activations(8)
     weight = Weight("it", made, 0, 0, torch.bfloat16, "experts", fmt, reader, stack=EXPERTS)

@@ -52,7 +52,7 @@ class Lora(nn.Module):
         return out
 
 
-class TimeMix(nn.Module):
+class ReferenceTimeMix(nn.Module):
     """Peng et al. 2025, section 4.1 and appendix; the names are flash-linear-attention's."""
 
     def __init__(self, settings: Settings, first: bool) -> None:
@@ -94,7 +94,7 @@ class TimeMix(nn.Module):
         return made
 
 
-class ChannelMix(nn.Module):
+class ReferenceChannelMix(nn.Module):
     """A feed-forward with squared relu."""
 
     def __init__(self, settings: Settings) -> None:
@@ -121,7 +121,7 @@ class GooseBlock(nn.Module):
         if first:
             self.pre_norm = norm()
         self.attn_norm, self.ffn_norm = norm(), norm()
-        self.attn, self.ffn = TimeMix(settings, first), ChannelMix(settings)
+        self.attn, self.ffn = ReferenceTimeMix(settings, first), ReferenceChannelMix(settings)
 
     def forward(self, x: Tensor, values: list[Tensor]) -> Tensor:
         x = self.pre_norm(x) if hasattr(self, "pre_norm") else x
@@ -191,7 +191,7 @@ class Mamba(nn.Module):
         return y
 
 
-class Attention(nn.Module):
+class ReferenceAttention(nn.Module):
     """Attention with norms per head; with a window of n each token sees n tokens before it, and itself."""
 
     def __init__(self, settings: Settings, window: int | None) -> None:
@@ -232,7 +232,7 @@ class PlamoBlock(nn.Module):
         hidden, self.eps, width = (settings[name] for name in ("hidden_size", "rms_norm_eps", "intermediate_size"))
         window = None if index in settings["full_attention_idx"] else settings["attention_window_size"]
         step = settings["mamba_step"]
-        self.mixer = Attention(settings, window) if index % step == step // 2 else Mamba(settings)
+        self.mixer = ReferenceAttention(settings, window) if index % step == step // 2 else Mamba(settings)
         self.mlp = nn.ModuleDict(
             {
                 "gate_up_proj": nn.Linear(hidden, 2 * width, bias=False),

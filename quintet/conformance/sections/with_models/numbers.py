@@ -95,7 +95,7 @@ def _encoder(subject: Subject, family: str, name: str) -> None:
     tiny, dtype = encoder(family, name), plain_dtype(subject.facts)
     run, ids = _runner(subject, tiny, dtype), dict(enumerate(texts(LENGTHS)))
     segments = {key: [int(2 * at >= len(each)) for at in range(len(each))] for key, each in ids.items()}
-    given = segments if run.worker.model.takes_types else {}
+    given = segments if run.worker.model.uses_token_types else {}
     for _ in range(3):
         got = _states(run, ids, given)
         for key, each in ids.items():

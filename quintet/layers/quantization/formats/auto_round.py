@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.interface.weights import StoredTensor
 from quintet.layers.quantization.formats.gptq_config import HEAD
-from quintet.layers.quantization.packed_schemes import Packed, Rule, Scheme, flattened, scheme_of
+from quintet.layers.quantization.packed_schemes import PackedPlan, PackingRule, PackingScheme, flattened, scheme_of
 
 NAME = "AutoRound"
 DEFAULT = "auto_round:auto_gptq"
@@ -21,7 +21,7 @@ INTEGERS = ("int", "int_sym", "int_asym")
 FLOATS = ("float", "fp", "fp16", "bf16", "fp32")
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[Packed, bool]:
+def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[PackedPlan, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     layout, first = _packing(config)
     scheme = _scheme(config, None)
@@ -32,12 +32,12 @@ def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTenso
             f"the checkpoint is of {NAME} with {odd[0] if odd else config.get('bits')} bits, packed as {layout}; "
             "quintet reads 2 to 8 as gptq, 4 as awq: export it as one of these"
         )
-    plan = Packed(scheme, rules, _blocks(config), layout, first).beside(there())
+    plan = PackedPlan(scheme, rules, _blocks(config), layout, first).beside(there())
     return plan, plan.speaks_of(HEAD)
 
 
 def _packing(config: Mapping[str, Any]) -> tuple[str, bool]:
-    """Packed.layout and .first."""
+    """PackedPlan.layout and .first."""
     said = str(config.get("packing_format") or config.get("backend") or DEFAULT).lower()
     fmt = ":".join(said.split(":")[:2])  # the first versions named kernels too
     if fmt == "auto":
@@ -50,7 +50,7 @@ def _packing(config: Mapping[str, Any]) -> tuple[str, bool]:
     return "awq" if fmt in AWQ else "gptq", fmt in GPTQ
 
 
-def _scheme(config: Mapping[str, Any], otherwise: Scheme | None) -> Scheme | None:
+def _scheme(config: Mapping[str, Any], otherwise: PackingScheme | None) -> PackingScheme | None:
     """ValueError where weights are no whole numbers, or activations are quantized too."""
     kind, activations = str(config.get("data_type") or "int").lower(), config.get("act_bits") or 16
     bits = config.get("bits", otherwise and otherwise.bits)
@@ -64,12 +64,12 @@ def _scheme(config: Mapping[str, Any], otherwise: Scheme | None) -> Scheme | Non
     return scheme_of(config, NAME, otherwise)
 
 
-def _extra(config: Mapping[str, Any], scheme: Scheme) -> list[Rule]:
+def _extra(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
     """Other numbers for modules by name, which go first, or by pattern."""
     said = config.get("extra_config") or {}
     if not isinstance(said, Mapping) or not all(isinstance(each, Mapping) for each in said.values()):
         raise ValueError(f"quantization_config's extra_config is {reprlib.repr(said)}, not an object of objects")
-    rules = [Rule(name, _scheme(each, scheme), exact=True) for name, each in said.items()]
+    rules = [PackingRule(name, _scheme(each, scheme), exact=True) for name, each in said.items()]
     return rules + [replace(rule, exact=False, anywhere=True) for rule in rules if _is_pattern(rule.pattern)]
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from quintet.interface.weights import WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
-from quintet.layers.quantization.fp4_fp8 import BLOCK, SMALL_BLOCK, Float8
+from quintet.layers.quantization.fp4_fp8 import BLOCK, SMALL_BLOCK, Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import Names, regular
+from quintet.layers.quantization.module_patterns import ModuleNames, regular
 
 NAME = "compressed-tensors"
 WHOLE = ("int-quantized", "naive-quantized", "float-quantized")  # a number each, of whatever type
@@ -30,7 +30,7 @@ SILENT = (
 
 
 @dataclass(frozen=True)
-class Arguments:
+class QuantizationArgs:
     """Quantization arguments of weights or of activations."""
 
     bits: int
@@ -43,15 +43,15 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Group:
+class ConfigGroup:
     """Modules that are held alike; a reader of None leaves them in floats."""
 
-    targets: Names
+    targets: ModuleNames
     everything: bool  # all products, where nothing else names them
     reader: WeightReader | None
 
 
-def arguments(said: object, where: str) -> Arguments | None:
+def arguments(said: object, where: str) -> QuantizationArgs | None:
     """Reads the arguments of a configuration; None where nothing is quantized. ValueError for invalid ones."""
     if said is None:
         return None
@@ -68,7 +68,7 @@ def arguments(said: object, where: str) -> Arguments | None:
     sizes = block if strategy == "block" else [1, 1]
     if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and 0 < n <= LARGEST for n in sizes)):
         raise ValueError(f"{where} has block_structure {block!r:.60}, not two sizes such as [128, 128]")
-    return Arguments(
+    return QuantizationArgs(
         bits, str(said.get("type", "int")).lower() == "float", said.get("symmetric", True) is not False,
         str(strategy).lower(), inputs, (sizes[0], sizes[1]),
         said.get("dynamic", False) is True,
@@ -80,7 +80,7 @@ def _strategy(group: object) -> str:
     return "tensor" if group is None else "channel" if group == -1 else "group"
 
 
-def scales(weights: Arguments, where: str) -> Scales:
+def scales(weights: QuantizationArgs, where: str) -> Scales:
     """Returns the layout of the scales. ValueError for strategies that weights cannot have."""
     if weights.strategy in ("group", "tensor_group"):
         if weights.group < 16 or weights.group % 16:
@@ -98,7 +98,7 @@ def scales(weights: Arguments, where: str) -> Scales:
     return shapes[weights.strategy]
 
 
-def reader(weights: Arguments, inputs: Arguments | None, fmt: str, where: str) -> WeightReader:
+def reader(weights: QuantizationArgs, inputs: QuantizationArgs | None, fmt: str, where: str) -> WeightReader:
     """Returns the reader of a scheme in a format. ValueError says what in it is of another kind, and what would do."""
     lie = scales(weights, where)
     if weights.floats:
@@ -117,11 +117,11 @@ def reader(weights: Arguments, inputs: Arguments | None, fmt: str, where: str) -
     return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, fmt == "pack-quantized")
 
 
-def _floats(weights: Arguments, lie: Scales, fmt: str, where: str) -> WeightReader:
+def _floats(weights: QuantizationArgs, lie: Scales, fmt: str, where: str) -> WeightReader:
     if weights.bits == 8 and fmt == "mxfp8-quantized" and lie == Scales(1, BLOCK):
         return minifloats.mxfp8()
     if weights.bits == 8 and fmt in WHOLE:
-        return Float8(lie)
+        return Float8Weights(lie)
     if weights.bits == 4 and fmt == "nvfp4-pack-quantized" and lie == Scales(1, SMALL_BLOCK):
         return minifloats.nvfp4("weight_packed", "weight_global_scale", divides=True)
     if weights.bits == 4 and fmt == "mxfp4-pack-quantized" and lie == Scales(1, BLOCK):
@@ -133,7 +133,7 @@ def _floats(weights: Arguments, lie: Scales, fmt: str, where: str) -> WeightRead
     )
 
 
-def notes(weights: Arguments, inputs: Arguments | None) -> list[str]:
+def notes(weights: QuantizationArgs, inputs: QuantizationArgs | None) -> list[str]:
     """Returns notes on what is computed otherwise than the scheme means it."""
     if inputs is None:
         return []
@@ -186,7 +186,7 @@ def _places(scheme: object) -> list[Any]:
     return said if isinstance(said, list) else [None]
 
 
-def named(targets: object, where: str) -> tuple[Names, bool]:
+def named(targets: object, where: str) -> tuple[ModuleNames, bool]:
     """The modules that a group names, and whether it means all products."""
     if not isinstance(targets, list | tuple):
         raise ValueError(f"{where} has targets {targets!r:.60}, not a list of names")

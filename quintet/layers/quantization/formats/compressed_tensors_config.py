@@ -9,7 +9,7 @@ from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization.formats.compressed_tensors import (
     NAME,
     PLAIN,
-    Group,
+    ConfigGroup,
     arguments,
     named,
     notes,
@@ -17,16 +17,16 @@ from quintet.layers.quantization.formats.compressed_tensors import (
     refuse_others,
 )
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import Modules, Names, regular
+from quintet.layers.quantization.module_patterns import ModuleNames, Modules, regular
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
+class ConfigGroupsPlan:
     """The most precise name of a module wins: its own, a pattern, then all products. Heads and others outside the
     blocks are among these only if their files say so."""
 
-    groups: tuple[Group, ...]
-    ignored: Names
+    groups: tuple[ConfigGroup, ...]
+    ignored: ModuleNames
     modules: Modules = Modules()
 
     def reader(self, module: str) -> WeightReader | None:
@@ -47,7 +47,7 @@ class Groups:
         return replace(known, ordered=order.shape[0])
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[Groups, tuple[str, ...]]:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[ConfigGroupsPlan, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
     refuse_others(config)
     said, groups, remarks = config.get("config_groups") or {}, [], []
@@ -61,7 +61,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
         inputs = arguments(scheme.get("input_activations"), f"{where}: input_activations")
         targets, everything = named(scheme.get("targets"), where)
         if weights is None:
-            groups.append(Group(targets, everything, None))
+            groups.append(ConfigGroup(targets, everything, None))
             continue
         fmt = str(scheme.get("format") or config.get("format") or "").lower()
         if fmt in PLAIN:
@@ -69,9 +69,11 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
                 f"{where} has the format {fmt or 'None'}: its weights are floats that were never packed; save the "
                 "model with save_compressed=True, or set quantization_config to null with hf_overrides"
             )
-        groups.append(Group(targets, everything, reader(weights, inputs, fmt, where)))
+        groups.append(ConfigGroup(targets, everything, reader(weights, inputs, fmt, where)))
         remarks += notes(weights, inputs)
     ignored = config.get("ignore") or []
     if not isinstance(ignored, list | tuple):
         raise ValueError(f"{NAME}'s ignore is {ignored!r:.60}, not a list of names")
-    return Groups(tuple(groups), regular(ignored, f"{NAME}'s ignore"), Modules(files)), tuple(dict.fromkeys(remarks))
+    return ConfigGroupsPlan(tuple(groups), regular(ignored, f"{NAME}'s ignore"), Modules(files)), tuple(
+        dict.fromkeys(remarks)
+    )

@@ -12,7 +12,7 @@ import torch
 
 from quintet.interface.weights import FLOATS, StoredTensor, WeightReader
 from quintet.layers.quantization.block_scales import POWERS, Scales
-from quintet.layers.quantization.fp4_fp8 import Float8
+from quintet.layers.quantization.fp4_fp8 import Float8Weights
 
 LARGEST = 2**20  # outputs or inputs of a block
 DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -38,7 +38,7 @@ class Fp8:
         if there is not None and self.block is not None:
             _refuse_blocks_of_both(there, self.files.get(f"{module}.weight"), self.block[0])
         single = there is None or there.shape is None or math.prod(there.shape) == 1
-        return Float8(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
+        return Float8Weights(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
 
 
 def _refuse_blocks_of_both(scales: StoredTensor, weight: StoredTensor | None, rows: int) -> None:

@@ -20,7 +20,7 @@ IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled: its scales are halved
 
 
-class Numbers(NamedTuple):
+class UnpackedBlocks(NamedTuple):
     """Numbers of blocks [N, B]."""
 
     values: Tensor  # [N, B, V]: uint8 where 4 bits hold them, else int8
@@ -32,7 +32,7 @@ class Type(NamedTuple):
     """Form that a type is held in, and its unpacking: uint8 [N, B, bytes of a block] -> Numbers."""
 
     format: WeightFormat
-    numbers: Callable[[Tensor], Numbers]
+    numbers: Callable[[Tensor], UnpackedBlocks]
 
 
 def fields(x: Tensor, run: int, heights: Iterable[int], bits: int) -> Tensor:
@@ -50,48 +50,48 @@ def _signed(x: Tensor, zero: int) -> Tensor:
     return x.to(torch.int8) - zero
 
 
-def _q4_0(x: Tensor) -> Numbers:
-    return Numbers(fields(x[..., 2:], 16, FOUR, 4), half(x, 0))
+def _q4_0(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(fields(x[..., 2:], 16, FOUR, 4), half(x, 0))
 
 
-def _q4_1(x: Tensor) -> Numbers:
-    return Numbers(fields(x[..., 4:], 16, FOUR, 4), half(x, 0), half(x, 2))
+def _q4_1(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(fields(x[..., 4:], 16, FOUR, 4), half(x, 0), half(x, 2))
 
 
-def _q5_0(x: Tensor) -> Numbers:
-    return Numbers(_signed(_five(x[..., 6:], x[..., 2:6]), 16), half(x, 0))
+def _q5_0(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(_signed(_five(x[..., 6:], x[..., 2:6]), 16), half(x, 0))
 
 
-def _q5_1(x: Tensor) -> Numbers:
-    return Numbers(_five(x[..., 8:], x[..., 4:8]).to(torch.int8), half(x, 0), half(x, 2))
+def _q5_1(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(_five(x[..., 8:], x[..., 4:8]).to(torch.int8), half(x, 0), half(x, 2))
 
 
 def _five(low: Tensor, high: Tensor) -> Tensor:
     return fields(low, 16, FOUR, 4) | fields(high, 1, ONE, 1) << 4
 
 
-def _q8_0(x: Tensor) -> Numbers:
-    return Numbers(x[..., 2:].view(torch.int8), half(x, 0))
+def _q8_0(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(x[..., 2:].view(torch.int8), half(x, 0))
 
 
-def _q2_k(x: Tensor) -> Numbers:
+def _q2_k(x: Tensor) -> UnpackedBlocks:
     both = x[..., :16]
-    return Numbers(fields(x[..., 16:80], 32, TWO, 2), half(x, 80) * (both & 15), -(half(x, 82) * (both >> 4)))
+    return UnpackedBlocks(fields(x[..., 16:80], 32, TWO, 2), half(x, 80) * (both & 15), -(half(x, 82) * (both >> 4)))
 
 
-def _q3_k(x: Tensor) -> Numbers:
+def _q3_k(x: Tensor) -> UnpackedBlocks:
     values = fields(x[..., 32:96], 32, TWO, 2) | fields(x[..., :32], 32, ONE, 1) << 2
     scales = fields(x[..., 96:104], 8, FOUR, 4) | fields(x[..., 104:108], 4, TWO, 2) << 4
-    return Numbers(values + (MIDDLE - 4), half(x, 108) * _signed(scales, 32))  # 0..7 stand for -4..3
+    return UnpackedBlocks(values + (MIDDLE - 4), half(x, 108) * _signed(scales, 32))  # 0..7 stand for -4..3
 
 
-def _q4_k(x: Tensor) -> Numbers:
-    return Numbers(fields(x[..., 16:], 32, FOUR, 4), *_of_six(x))
+def _q4_k(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(fields(x[..., 16:], 32, FOUR, 4), *_of_six(x))
 
 
-def _q5_k(x: Tensor) -> Numbers:
+def _q5_k(x: Tensor) -> UnpackedBlocks:
     values = fields(x[..., 48:], 32, FOUR, 4) | fields(x[..., 16:48], 32, ONE, 1) << 4
-    return Numbers(values.to(torch.int8), *_of_six(x))
+    return UnpackedBlocks(values.to(torch.int8), *_of_six(x))
 
 
 def _of_six(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,21 +102,21 @@ def _of_six(x: Tensor) -> tuple[Tensor, Tensor]:
     return half(x, 0) * scales, -(half(x, 2) * mins)
 
 
-def _q6_k(x: Tensor) -> Numbers:
+def _q6_k(x: Tensor) -> UnpackedBlocks:
     values = fields(x[..., :128], 64, FOUR, 4) | fields(x[..., 128:192], 32, TWO, 2) << 4
-    return Numbers(_signed(values, 32), half(x, 208) * x[..., 192:208].view(torch.int8))
+    return UnpackedBlocks(_signed(values, 32), half(x, 208) * x[..., 192:208].view(torch.int8))
 
 
-def _iq4_xs(x: Tensor) -> Numbers:
+def _iq4_xs(x: Tensor) -> UnpackedBlocks:
     scales = fields(x[..., 4:8], 1, FOUR, 4) | fields(x[..., 2:4], 1, TWO, 2) << 4
-    return Numbers(fields(x[..., 8:], 16, FOUR, 4), half(x, 0) * _signed(scales, 32))
+    return UnpackedBlocks(fields(x[..., 8:], 16, FOUR, 4), half(x, 0) * _signed(scales, 32))
 
 
-def _tq1_0(x: Tensor) -> Numbers:
+def _tq1_0(x: Tensor) -> UnpackedBlocks:
     """Five digits to the base 3 in a byte, as a fraction of 256."""
     runs = (x[..., :32], 32, 5), (x[..., 32:48], 16, 5), (x[..., 48:52], 4, 4)
     digits = [_digits(each.unflatten(-1, (-1, 1, run)), count).flatten(-3) for each, run, count in runs]
-    return Numbers(torch.cat(digits, -1) + (MIDDLE - 1), half(x, 52).repeat(1, 1, 2))
+    return UnpackedBlocks(torch.cat(digits, -1) + (MIDDLE - 1), half(x, 52).repeat(1, 1, 2))
 
 
 def _digits(x: Tensor, count: int) -> Tensor:
@@ -124,20 +124,20 @@ def _digits(x: Tensor, count: int) -> Tensor:
     return ((x * powers).to(torch.int16) * 3 >> 8).to(torch.uint8)
 
 
-def _tq2_0(x: Tensor) -> Numbers:
-    return Numbers(fields(x[..., :64], 32, TWO, 2) + (MIDDLE - 1), half(x, 64).repeat(1, 1, 2))
+def _tq2_0(x: Tensor) -> UnpackedBlocks:
+    return UnpackedBlocks(fields(x[..., :64], 32, TWO, 2) + (MIDDLE - 1), half(x, 64).repeat(1, 1, 2))
 
 
-def _mxfp4(x: Tensor) -> Numbers:
+def _mxfp4(x: Tensor) -> UnpackedBlocks:
     """Scales are powers of 2 (OCP's MX, 2023)."""
     power = x[..., :1].int() - 128
     halves = torch.ldexp(torch.ones(power.shape), power)
-    return Numbers(fields(x[..., 1:], 16, FOUR, 4), halves)
+    return UnpackedBlocks(fields(x[..., 1:], 16, FOUR, 4), halves)
 
 
-def _nvfp4(x: Tensor) -> Numbers:
+def _nvfp4(x: Tensor) -> UnpackedBlocks:
     scales = torch.where(x[..., :4] == 0x7F, 0, x[..., :4]).view(torch.float8_e4m3fn).float()
-    return Numbers(fields(x[..., 4:], 8, FOUR, 4), scales / 2)
+    return UnpackedBlocks(fields(x[..., 4:], 8, FOUR, 4), scales / 2)
 
 
 def _whole(bits: int, group: int, mins: bool = False) -> WeightFormat:

@@ -30,7 +30,7 @@ ROWS = 2**24  # values that are dequantized at a time: what lies between takes s
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockWeights:
     """Reads matrices of one type: by their outputs, also where the model's own checkpoint has them by their inputs."""
 
     name: str
@@ -119,7 +119,7 @@ class Types:
 
     def reader(self, module: str) -> WeightReader | None:
         name = self._by_module.get(unnumbered(module))
-        return None if name is None else Blocks(name)
+        return None if name is None else BlockWeights(name)
 
     @property
     def counted(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.interface.weights import StoredTensor
-from quintet.layers.quantization.packed_schemes import Packed, Rule, Scheme, flattened, scheme_of
+from quintet.layers.quantization.packed_schemes import PackedPlan, PackingRule, PackingScheme, flattened, scheme_of
 
 HEAD = "lm_head"
 VERSIONS = ("gptq", "gptq_v2", "gptq_p", "marlin")
@@ -18,12 +18,12 @@ REFUSED = {
 PLANAR = (5, 6, 7)  # bits that GPTQModel packs in planes whatever the format is
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[Packed, bool]:
+def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[PackedPlan, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     version, scheme = _version(config), scheme_of(config, "GPTQ")
     if scheme is None:
         raise ValueError(f"the checkpoint is of GPTQ with {config.get('bits')} bits; quintet reads 2 to 8")
-    plan = Packed(scheme, (*_dynamic(config, scheme), *_only(config)), planes=PLANAR)
+    plan = PackedPlan(scheme, (*_dynamic(config, scheme), *_only(config)), planes=PLANAR)
     if version == "marlin":
         plan = replace(plan, layout=version)
         check_marlin(scheme)
@@ -31,7 +31,7 @@ def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTenso
     return plan, config.get(HEAD) is True or plan.speaks_of(HEAD)
 
 
-def check_marlin(scheme: Scheme) -> None:
+def check_marlin(scheme: PackingScheme) -> None:
     """ValueError for numbers that Marlin's kernels do not take."""
     if scheme.bits != 4 or scheme.group not in (0, 128) or scheme.sorted:
         raise ValueError(
@@ -58,7 +58,7 @@ def _version(config: Mapping[str, Any]) -> str:
     return version
 
 
-def _dynamic(config: Mapping[str, Any], scheme: Scheme) -> list[Rule]:
+def _dynamic(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
     """GPTQModel's: "-:pattern" for what stayed in floats, "+:pattern" or "pattern" for other numbers."""
     said = config.get("dynamic") or {}
     if not isinstance(said, Mapping):
@@ -66,19 +66,19 @@ def _dynamic(config: Mapping[str, Any], scheme: Scheme) -> list[Rule]:
     return [_rule(pattern, entry, scheme) for pattern, entry in said.items()]
 
 
-def _rule(pattern: str, entry: Any, scheme: Scheme) -> Rule:
+def _rule(pattern: str, entry: Any, scheme: PackingScheme) -> PackingRule:
     sign, plain = (pattern[0], pattern[2:]) if pattern[:2] in ("+:", "-:") else ("+", pattern)
     if sign == "-":
-        return Rule(plain, None)
+        return PackingRule(plain, None)
     if not isinstance(entry, Mapping):
         raise ValueError(f"quantization_config's dynamic has {reprlib.repr(entry)} for {reprlib.repr(pattern)}")
-    return Rule(plain, scheme_of(entry, "GPTQ", scheme))
+    return PackingRule(plain, scheme_of(entry, "GPTQ", scheme))
 
 
-def _only(config: Mapping[str, Any]) -> list[Rule]:
+def _only(config: Mapping[str, Any]) -> list[PackingRule]:
     """Leaves all other modules in floats, where modules_in_block_to_quantize names some."""
     names = list(flattened(config.get("modules_in_block_to_quantize")))
     if wrong := [each for each in names if not isinstance(each, str)]:
         raise ValueError(f"modules_in_block_to_quantize names {reprlib.repr(wrong[0])}, which is no module")
     ends = "|".join(re.escape(each) for each in [*names, HEAD])
-    return [Rule(rf"(?!.*({ends})$)", None)] if names else []
+    return [PackingRule(rf"(?!.*({ends})$)", None)] if names else []

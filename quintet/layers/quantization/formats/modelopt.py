@@ -6,9 +6,9 @@ from typing import Any
 from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
-from quintet.layers.quantization.fp4_fp8 import Float8
+from quintet.layers.quantization.fp4_fp8 import Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import Listed, Modules, Names, wildcards
+from quintet.layers.quantization.module_patterns import ListedPlan, ModuleNames, Modules, wildcards
 
 BLOCK = 128  # outputs and inputs, of FP8_PB_WO
 MIXED = "MIXED_PRECISION"
@@ -20,9 +20,9 @@ def _nvfp4(group: int) -> WeightReader:
 
 
 ALGORITHMS: Mapping[str, Callable[[int], WeightReader]] = {  # of a group's size, 0 where none is given
-    "FP8": lambda group: Float8(Scales(0, 0)),
-    "FP8_PER_CHANNEL_PER_TOKEN": lambda group: Float8(Scales(1, 0)),
-    "FP8_PB_WO": lambda group: Float8(Scales(BLOCK, BLOCK)),
+    "FP8": lambda group: Float8Weights(Scales(0, 0)),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda group: Float8Weights(Scales(1, 0)),
+    "FP8_PB_WO": lambda group: Float8Weights(Scales(BLOCK, BLOCK)),
     "MXFP4": lambda group: minifloats.mxfp4("weight"),
     "MXFP8": lambda group: minifloats.mxfp8(),
     "NVFP4": _nvfp4,
@@ -35,7 +35,7 @@ SILENT = (".input_scale", ".k_scale", ".v_scale", ".q_scale", ".k_bmm_quantizer"
 NOTE = "activations stay in the model's type, whatever ModelOpt's algorithm means for them"
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> ListedPlan:
     """Reads a quantization_config, or what hf_quant_config.json has. ValueError says what in it is not read."""
     said = config.get("quantization", config)
     if not isinstance(said, Mapping):
@@ -45,7 +45,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
         raise ValueError(f"ModelOpt's exclude_modules is {left_out!r:.60}, not a list of names")
     ignored = wildcards(left_out, "ModelOpt's exclude_modules")
     if str(said.get("quant_algo")).upper() != MIXED:
-        return Listed((), _reader(said, "the checkpoint"), ignored, Modules(files))
+        return ListedPlan((), _reader(said, "the checkpoint"), ignored, Modules(files))
     layers = said.get("quantized_layers")
     if not isinstance(layers, Mapping) or len(layers) > MOST:
         raise ValueError(f"ModelOpt's quantized_layers is {layers!r:.60}, not an object with a layer for each key")
@@ -54,7 +54,9 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
         if not isinstance(how, Mapping):
             raise ValueError(f"ModelOpt's quantized_layers has {how!r:.60} for {str(name)[:80]}, not an object")
         held.setdefault(_reader(how, str(name)[:80]), set()).add(str(name))
-    return Listed(tuple((Names(frozenset(names)), how) for how, names in held.items()), None, ignored, Modules(files))
+    return ListedPlan(
+        tuple((ModuleNames(frozenset(names)), how) for how, names in held.items()), None, ignored, Modules(files)
+    )
 
 
 def _reader(said: Mapping[str, Any], where: str) -> WeightReader:

@@ -9,9 +9,9 @@ from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
 from quintet.layers.quantization.block_scales import Scales
 from quintet.layers.quantization.formats.quark_int4 import QuarkInt4
-from quintet.layers.quantization.fp4_fp8 import BLOCK, E2M3, E3M2, SMALL_BLOCK, Float6, Float8
+from quintet.layers.quantization.fp4_fp8 import BLOCK, E2M3, E3M2, SMALL_BLOCK, Float6, Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import Listed, Modules, Names, regular, wildcards
+from quintet.layers.quantization.module_patterns import ListedPlan, ModuleNames, Modules, regular, wildcards
 
 FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 MOST = 2**20  # inputs of a group
@@ -22,7 +22,7 @@ SILENT = (
 )  # fmt: skip
 
 
-def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[Listed, tuple[str, ...]]:
+def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[ListedPlan, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
     export = config.get("export") or {}
     if not isinstance(export, Mapping) or export.get("weight_format", "real_quantized") != "real_quantized":
@@ -42,8 +42,8 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
         raise ValueError(f"Quark's exclude is {left_out!r:.60}, not a list of names")
     patterns = regular([each for each in left_out if str(each).startswith("re:")], "Quark's exclude")
     named = wildcards([each for each in left_out if not str(each).startswith("re:")], "Quark's exclude")
-    ignored = Names(named.exact, named.patterns + patterns.patterns)
-    return Listed(tuple(chosen), rest, ignored, Modules(files)), tuple(sorted(notes))
+    ignored = ModuleNames(named.exact, named.patterns + patterns.patterns)
+    return ListedPlan(tuple(chosen), rest, ignored, Modules(files)), tuple(sorted(notes))
 
 
 def _refuse_rotations(config: Mapping[str, Any]) -> None:
@@ -94,7 +94,7 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightRea
     if lie is not None and scheme == "per_channel" and said.get("ch_axis") not in (0, None):
         raise ValueError(f"{where} has Quark's scales along the axis {said.get('ch_axis')!r:.20}; quintet reads 0")
     if isinstance(dtype, str) and dtype in FLOAT8 and lie is not None:
-        return Float8(lie, FLOAT8[dtype])
+        return Float8Weights(lie, FLOAT8[dtype])
     if dtype == "int8" and lie is not None:
         return IntWeights(8, lie, said.get("symmetric") is False, 8 if rounds == "int8" else 16)
     if dtype in ("int4", "uint4") and scheme in ("per_group", "per_channel"):

@@ -1,7 +1,8 @@
 """POST /v1/embeddings, /classify and /pooling: embeddings, class probabilities, or any pooling task of the model."""
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -27,6 +28,7 @@ from quintet.server.http.pooling.protocol_requests import (
     ClassificationRequest,
     EmbeddingRequest,
     EncodedBody,
+    InputBody,
     PoolingBody,
     PoolingRequest,
 )
@@ -44,6 +46,8 @@ from quintet.server.http.usage import RequestUsage, take_name, tally_of
 
 router = APIRouter()
 
+AnyBody = TypeVar("AnyBody", bound=PoolingBody)
+
 _PLACES = 200  # most texts for the metadata header, which has a byte range for each
 
 
@@ -51,60 +55,38 @@ _PLACES = 200  # most texts for the metadata header, which has a byte range for 
 @documented(body=EmbeddingRequest, answer=Embeddings)
 async def create_embedding(http: HttpRequest) -> Response:
     """Returns an embedding of each text."""
-    service = service_of(http)
-    body = await read_body(http, EmbeddingRequest)
-    begin(service, http, body)
+    service, body = await begin(http, EmbeddingRequest)
     params = settled(service, _embedding_params(body), "embed", "/v1/embeddings")
-    form = _form(body)
-    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
-    _check_places(form, len(work.prompts))
-    head = head_of(service, http, "embd", body.model)
 
-    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
-        if form.encoding.startswith("bytes"):
-            return _octets(found, form, {**head, "usage": usage(tally)})
-        written = await _written(service, found, form)
-        data = [Embedding(index=at, embedding=each) for at, each in enumerate(written)]
-        return Embeddings(data=data, usage=usage(tally), **head)
+    def response(written: list[Any], head: dict[str, Any]) -> Embeddings:
+        return Embeddings(data=[Embedding(index=at, embedding=each) for at, each in enumerate(written)], **head)
 
-    return await respond(service, http, work, answer)
+    return await _respond_encoded(service, http, body, params, "embd", response)
 
 
 @router.post("/pooling")
 @documented(body=PoolingRequest, answer=PooledList)
 async def create_pooling(http: HttpRequest) -> Response:
     """Returns the pooled output of each text, for any task of the model; or an IO processor's output for data."""
-    service = service_of(http)
-    body = await read_body(http, PoolingRequest)
-    begin(service, http, body)
+    service, body = await begin(http, PoolingRequest)
     if body.data is not None or body.task == "plugin":
         return await plugins.respond(service, http, body)
     params = settled(service, _pooling_params(body), None, "/pooling")
-    form = _form(body)
-    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
-    _check_places(form, len(work.prompts))
-    head = head_of(service, http, "pool", body.model)
 
-    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
-        if form.encoding.startswith("bytes"):
-            return _octets(found, form, {**head, "usage": usage(tally)})
-        written = await _written(service, found, form)
-        data = [Pooled(index=at, data=each) for at, each in enumerate(written)]
-        return PooledList(data=data, usage=usage(tally), **head)
+    def response(written: list[Any], head: dict[str, Any]) -> PooledList:
+        return PooledList(data=[Pooled(index=at, data=each) for at, each in enumerate(written)], **head)
 
-    return await respond(service, http, work, answer)
+    return await _respond_encoded(service, http, body, params, "pool", response)
 
 
 @router.post("/classify")
 @documented(body=ClassificationRequest, answer=Classification)
 async def classify(http: HttpRequest) -> Response:
     """Returns the class probabilities of each text."""
-    service = service_of(http)
-    body = await read_body(http, ClassificationRequest)
-    begin(service, http, body)
+    service, body = await begin(http, ClassificationRequest)
     given = PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens)
     params = settled(service, given, "classify", "/classify")
-    work = Work(await read_inputs(service, body, params), params, body.priority or 0)
+    work = await _read_work(service, body, params)
     head = head_of(service, http, "classify", body.model)
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
@@ -121,11 +103,42 @@ def _classes(index: int, x: Numbers, labels: list[str]) -> Classes:
     return Classes(index=index, label=label, probs=list_json(x), num_classes=len(x))
 
 
-def begin(service: AppState, http: HttpRequest, body: PoolingBody) -> None:
-    """Sets the request id; checks the model's name, and that the server is ready."""
+async def begin(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBody]:
+    """Reads a body, sets the request id, and checks the model's name and that the server is ready."""
+    service = service_of(http)
+    body = await read_body(http, kind)
     take_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
+    return service, body
+
+
+async def _read_work(service: AppState, body: InputBody, params: PoolingParams) -> Work:
+    return Work(await read_inputs(service, body, params), params, body.priority or 0)
+
+
+async def _respond_encoded(
+    service: AppState,
+    http: HttpRequest,
+    body: EncodedBody,
+    params: PoolingParams,
+    kind: str,
+    response: Callable[[list[Any], dict[str, Any]], Any],
+) -> Response:
+    """Runs the texts; `response` is made of their encoded outputs and of id, created, model and usage. In an encoding
+    of bytes, the outputs follow each other instead."""
+    form = _form(body)
+    work = await _read_work(service, body, params)
+    _check_places(form, len(work.prompts))
+    head = head_of(service, http, kind, body.model)
+
+    async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
+        full = {**head, "usage": usage(tally)}
+        if form.encoding.startswith("bytes"):
+            return _octets(found, form, full)
+        return response(await _written(service, found, form), full)
+
+    return await respond(service, http, work, answer)
 
 
 def head_of(service: AppState, http: HttpRequest, kind: str, model: str | None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from quintet.engine.pooling.scoring import Cuts, PairTemplate, cosine, max_sim, 
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.prompts import beside, need_tokenizer
 from quintet.server.http.inputs.sampling_params import refuse
 from quintet.server.http.middleware.base import route_path
@@ -24,7 +23,7 @@ from quintet.server.http.pooling.protocol_requests import RerankRequest, ScoreRe
 from quintet.server.http.pooling.protocol_responses import Ranked, RankedDocument, Ranking, Score, Scores
 from quintet.server.http.pooling.routes import begin, head_of
 from quintet.server.http.pooling.run import Work, meta, respond, usage
-from quintet.server.http.respond import Whole, service_of
+from quintet.server.http.respond import Whole
 from quintet.server.http.usage import RequestUsage
 
 router = APIRouter()
@@ -54,9 +53,7 @@ class Plan:
 @documented(body=ScoreRequest, answer=Scores)
 async def create_score(http: HttpRequest) -> Response:
     """Scores pairs of texts: one text with each of many, or two lists element by element."""
-    service = service_of(http)
-    body = await read_body(http, ScoreRequest)
-    begin(service, http, body)
+    service, body = await begin(http, ScoreRequest)
     first, second = _named(body, _FIRST), _named(body, _SECOND)
     queries, documents = (_texts(getattr(body, name), name) for name in (first, second))
     plan = await score_plan(service, body, (first, queries), (second, documents))
@@ -75,9 +72,7 @@ async def create_score(http: HttpRequest) -> Response:
 @documented(body=RerankRequest, answer=Ranking)
 async def rerank(http: HttpRequest) -> Whole:
     """Returns the documents sorted by relevance to a query."""
-    service = service_of(http)
-    body = await read_body(http, RerankRequest)
-    begin(service, http, body)
+    service, body = await begin(http, RerankRequest)
     queries, documents = _texts([body.query], "query"), _texts(body.documents, "documents")
     plan = await score_plan(service, body, ("query", queries), ("documents", documents))
     head = head_of(service, http, "rerank", body.model)

@@ -1,0 +1,25 @@
+"""Families are found by their files, and their classes have the names that config.json's `architectures` have."""
+
+import pytest
+from transformers.models.auto import modeling_auto
+
+from quintet.layers.decoder import CausalLM
+from quintet.models import built_in, built_in_class, families
+
+FILES = sorted({str(built_in(kind)) for kind in families()})
+# text models of checkpoints that also see; transformers lists the whole
+TEXT_MODELS = {"gemma3": "Gemma3ForCausalLM", "gemma3n": "Gemma3nForCausalLM"}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_family_is_named_as_its_architecture(file: str) -> None:
+    model = built_in_class(file)
+    generates = issubclass(model, CausalLM)
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if generates else modeling_auto.MODEL_MAPPING_NAMES
+    assert model.__name__ == TEXT_MODELS.get(file, names.get(file, model.__name__))
+    assert model.__name__.endswith(("ForCausalLM", "LMHeadModel") if generates else "Model")
+    assert model.__module__ == f"quintet.models.{file}"
+
+
+def test_model_types_of_one_file_share_its_class() -> None:
+    assert built_in_class("internlm3") is built_in_class("llama")
