@@ -13,6 +13,7 @@ from quintet.config import EngineConfig, KVTransferConfig
 from quintet.conformance.checkpoints.tiny import FAMILIES, PLAIN, make
 from quintet.engine.client import EngineClient
 from quintet.engine.kv_transfer.p2p.setup import key_of
+from quintet.engine.observability.stats import PageTransferStats
 from quintet.outputs import RequestOutput
 from tests.e2e.test_offloading import FORMS, LENGTH
 from tests.e2e.test_offloading import served as of_cpu
@@ -64,7 +65,7 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
         assert said(got) == said(ask(alone, ids, n=2 if at == 0 else 1))
         size = second.config.page_size
         assert got.num_cached_tokens == (length - 1) // size * size
-    assert second.engine.stats().pages_failed == 0
+    assert second.engine.stats().kv_connector.pages_failed == 0
     for client in (first, second, alone):
         client.close()
 
@@ -88,10 +89,14 @@ def test_libraries_move_pages_between_engines(connector: str, tmp_path: Path) ->
     for at in range(3):
         got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
         assert said(got) == said(wanted) and got.num_cached_tokens == 80
-    assert until(lambda: second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0)
+    assert until(lambda: counts(second).bytes_taken == counts(first).bytes_given > 0)
     assert handed_on(first, third, prompt(4, 90)).num_cached_tokens == 0, "the other side takes no frames"
     for client in (first, second, third):
         client.close()
+
+
+def counts(client: EngineClient) -> PageTransferStats:
+    return client.engine.stats().page_transfer
 
 
 def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
@@ -103,7 +108,7 @@ def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
     for at in range(3):
         got, wanted = handed_on(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
         assert said(got) == said(wanted) and got.num_cached_tokens == 80
-    assert until(lambda: second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0)
+    assert until(lambda: counts(second).bytes_taken == counts(first).bytes_given > 0)
     with pytest.raises(ValueError, match="is another engine's that runs"):
         served("llama", kv_transfer_config=named)
     for wrong in ("../x", "a/b", "no-such-engine"):
@@ -174,7 +179,7 @@ def test_other_devices_go_on_with_pages_of_the_cpu_and_the_cpu_with_theirs(devic
         alone = ask(cpu, prompt(at, 40))
         cpu.engine.reset_prefix_cache()
         got = handed_on(first, second, prompt(at, 40), logprobs=None)
-        assert got.num_cached_tokens == 32 and second.engine.stats().pages_failed == 0
+        assert got.num_cached_tokens == 32 and second.engine.stats().kv_connector.pages_failed == 0
         assert got.outputs[0].token_ids == alone.outputs[0].token_ids
     for client in (cpu, other):
         client.close()
@@ -230,7 +235,7 @@ def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:
     brief = {**BOTH, "kv_connector_extra_config": {"lease_seconds": 0.001}}
     first, hasty = served("llama", kv_transfer_config=small), served("llama", kv_transfer_config=brief)
     told = [ask(first, prompt(at, LENGTH), LENDS, max_tokens=1).kv_transfer_params for at in range(9)]
-    assert None in told and told[0] is not None and first.engine.stats().loans_refused == told.count(None)
+    assert None in told and told[0] is not None and first.engine.stats().page_transfer.loans_refused == told.count(None)
     left = ask(hasty, prompt(0, LENGTH), LENDS, max_tokens=1).kv_transfer_params
     loans = hasty.engine.scheduler.kv_transfer.transfer.loans  # type: ignore[union-attr]
     assert loans is not None
