@@ -1,16 +1,18 @@
 """The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
 
 A step is three lines: the scheduler plans it, the runner runs it, finish() (step_output.py) appends the tokens and
-builds deltas for the caller.
+builds deltas for the caller. Optional parts (a KV connector, a balancer of experts, traces) are hooks (step_hook.py).
 Where the device works behind the host, a step is planned and started while the one before it still runs (in_flight.py),
 and what a call returns is of the step before: the device finds its next step waiting, the host works while it computes.
-Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
+Around it stand input_processor.py (prompts to requests) and output_processor.py (deltas to text); below it, the worker
+(executor/) and a platform.
 """
 
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -48,7 +50,8 @@ class Engine:
     """Owns the requests between add() and their last delta."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self.scheduler, self.profiler = parts.scheduler, parts.profiler
+        self.scheduler: Final = parts.scheduler
+        self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
         self._hooks = parts.hooks
         self._unready: list[Request] = []  # requests with grammars that may not be compiled yet
@@ -316,6 +319,7 @@ class Engine:
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._answers.requests), "the scheduler has other requests than the engine"
         for request in self._answers.requests.values():
+            assert self._flights or request.num_computed < request.num_known, f"{request} has no token left to compute"
             running = sum(request in plan.tokens for plan in self._flights.plans)
             expected = request.num_unknown - request.num_drafts
             assert expected <= running, f"{request} expects tokens of steps that do not run"

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, forget_cache, missing_pages
 from quintet.engine.kv_transfer.manager import Entered, KVTransferManager, Wait
@@ -94,8 +94,11 @@ class Scheduler:
         drafts: NgramProposer | None = None,
         kv_transfer: KVTransferManager | None = None,
     ) -> None:
-        self.limits, self.tables, self.pool = limits, tables, tables.pool
-        self._drafts, self.kv_transfer = drafts, kv_transfer
+        self.limits: Final = limits
+        self.tables: Final = tables
+        self.pool: Final = tables.pool
+        self.kv_transfer: Final = kv_transfer
+        self._drafts = drafts
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._num_queries = 0  # tokens looked up in the prefix cache, and found there
@@ -174,7 +177,8 @@ class Scheduler:
                     request.forget_unknown()
 
     def has_drafts(self) -> bool:
-        """True if drafts for a running request exist, once the running step has landed."""
+        """True if drafts for a running request exist, once the running step has landed. The proposer keeps what it has
+        found after so many tokens, so that _propose_drafts() searches no text twice."""
         if self._drafts is None or not self._drafts.serves(len(self.running)):
             return False
         return any(
@@ -372,6 +376,7 @@ class Scheduler:
         self.tables.check_integrity(self.running, [] if self.kv_transfer is None else self.kv_transfer.held)
         for request in self.running:
             assert 0 <= request.num_computed <= len(request.token_ids), request
+            assert request.num_prompt <= request.num_known <= len(request.token_ids), request
             tail = request.token_ids[request.num_known :]
             assert (PLACEHOLDER not in tail) if request.num_drafts else (tail == [PLACEHOLDER] * len(tail)), request
             assert request.num_drafts in (0, len(tail)) and PLACEHOLDER not in request.token_ids[: request.num_known], (

@@ -1,12 +1,13 @@
 """The pages of the KV cache: how many hold each, and the hash under which each is found again.
 
 A page is free or held by one or more requests. A full page may stand in the prefix cache under the hash of all tokens
-up to its end (tables.py makes it); it keeps that hash when it becomes free, until it is taken for something else. The
+up to its end (manager.py makes it); it keeps that hash when it becomes free, until it is taken for something else. The
 free pages are a queue: the one that was released longest ago is taken first.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from quintet.engine.kv_cache.events import KVEventLog
 
@@ -20,7 +21,8 @@ class PagePool:
         """journal: of changes of the prefix cache, if they are published."""
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
-        self.num_pages, self.caching, self.journal = num_pages, caching, journal
+        self.num_pages, self.caching = num_pages, caching
+        self.journal: Final = journal
         self.losses = 0  # how often pages left the prefix cache; what was found before may be gone
         self._free_all()
 

@@ -33,6 +33,7 @@ from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
 from quintet.engine.kv_transfer.p2p.transfers import Transfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer_params import Peer, handoff_of
+from quintet.engine.observability.stats import KVConnectorStats
 from quintet.engine.startup import EnginePlan
 from quintet.sampling_params import ParameterError, SamplingParams
 from tests.engine.kv_transfer.test_manager import WORDS, Odd, beginnings
@@ -110,6 +111,10 @@ class Two:
         self.taker = PageClient(Route(self.net.connect, lambda: FACTS, KEY, WORDS), self.places.changed)
         self.taking.taker, self.taking.close = self.taker, self.taker.close
 
+    @property
+    def counts(self) -> KVConnectorStats:
+        return self.second.engine.stats().kv_connector
+
     def run(self, *asks: Ask) -> dict[str, Said]:
         """Each prompt at the first engine, with one token of output; then at the second, with what the first said."""
         told = {}
@@ -168,7 +173,7 @@ def test_random_traffic_says_what_one_engine_says(how: str, kind: str, overlap: 
         asks = traffic(seed)
         assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
     counts = two.taker.counts()
-    assert two.giving.lent > 0 and two.second.engine.stats().kv_connector.pages_loaded > 0
+    assert two.giving.lent > 0 and two.counts.pages_loaded > 0
     assert (counts["failed"] > 0) == (kind not in ("whole", "late"))
     two.close()
 

@@ -17,8 +17,10 @@ from quintet.engine.sampling.logits_processors import (
     RowFunction,
     follow,
 )
+from quintet.engine.spec_decode import ngram
 from quintet.engine.spec_decode.ngram import propose
 from quintet.interface.platform import CacheLost
+from quintet.interface.types import Array
 from quintet.sampling_params import SamplingParams
 from tests.engine.test_overlap import ENGINES, Ask, Served, again, ahead, plain, traffic
 from tests.helpers.null_engine import CtrlC, drain, greedy, null_client
@@ -45,6 +47,20 @@ def test_a_proposal_is_what_followed_the_longest_end_when_it_first_stood_there()
         assert proposed == wanted(ids, least, most, count), (ids, least, most, count)
         found += bool(proposed)
     assert found > 500
+
+
+def test_no_text_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the scheduler, which asks whether there are drafts before it adds them."""
+    searched = []
+
+    def counted(ids: Array, *sizes: int) -> list[int]:
+        searched.append(tuple(ids.tolist()))
+        return propose(ids, *sizes)
+
+    monkeypatch.setattr(ngram, "propose", counted)
+    served = Served(speculative_config=GUESS)
+    served.run(*repeating([Ask("a", list(range(12)), plain(20))]))
+    assert len(set(searched)) == len(searched) > 5
 
 
 def repeating(asks: list[Ask]) -> list[Ask]:
