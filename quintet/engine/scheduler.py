@@ -101,8 +101,7 @@ class Scheduler:
         self._drafts = drafts
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self._num_queries = 0  # tokens looked up in the prefix cache, and found there
-        self._num_hits = 0
+        self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
         self._num_fetched = 0  # that the KV connector loaded
         self._num_preemptions = 0
         self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
@@ -177,13 +176,11 @@ class Scheduler:
                     request.forget_unknown()
 
     def has_drafts(self) -> bool:
-        """True if drafts for a running request exist, once the running step has landed. The proposer keeps what it has
-        found after so many tokens, so that _propose_drafts() searches no text twice."""
-        if self._drafts is None or not self._drafts.serves(len(self.running)):
+        """True if a running request has drafts, once the running step has landed. The proposer keeps what it finds."""
+        drafts = self._drafts
+        if drafts is None or not drafts.serves(len(self.running)):
             return False
-        return any(
-            r.num_computed >= r.num_known and r.tokens_left > 1 and self._drafts.propose(r) for r in self.running
-        )
+        return any(r.num_computed >= r.num_known and r.tokens_left > 1 and drafts.propose(r) for r in self.running)
 
     def has_room(self) -> bool:
         """True if there are free pages for the next tokens of all running requests, without preemption."""
@@ -375,13 +372,11 @@ class Scheduler:
         """Asserts what must hold between steps."""
         self.tables.check_integrity(self.running, [] if self.kv_transfer is None else self.kv_transfer.held)
         for request in self.running:
+            known, tail = request.token_ids[: request.num_known], request.token_ids[request.num_known :]
             assert 0 <= request.num_computed <= len(request.token_ids), request
-            assert request.num_prompt <= request.num_known <= len(request.token_ids), request
-            tail = request.token_ids[request.num_known :]
+            assert request.num_prompt <= request.num_known == len(known) and PLACEHOLDER not in known, request
             assert (PLACEHOLDER not in tail) if request.num_drafts else (tail == [PLACEHOLDER] * len(tail)), request
-            assert request.num_drafts in (0, len(tail)) and PLACEHOLDER not in request.token_ids[: request.num_known], (
-                request
-            )
+            assert request.num_drafts in (0, len(tail)), request
         assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
         for queue in (self.waiting, self.running):

@@ -1,6 +1,5 @@
 """Steps that are planned and started while others run: the same tokens, and the device never waits for the host."""
 
-import contextlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -99,9 +97,9 @@ class Served:
         config = EngineConfig.from_kwargs(model=str(folder()), device="null", **given)
         prepared = startup.prepare(config, behind(self.work, overlap=overlap, static_shapes=static))
         self.work.take(prepared.ranks.workers[0].ops)
-        with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
             for name, make in replaced.items():
-                stack.enter_context(patch.object(startup, name, make))
+                patch.setattr(startup, name, make)
             self.engine: Engine = startup.launch(prepared, progress=False)
         self.warm = set(self.work.calls)
         self.work.begin()
