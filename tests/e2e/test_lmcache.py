@@ -33,7 +33,7 @@ with LLM(folder, device="cpu", skip_tokenizer_init=True, dtype="float32", num_pa
          kv_transfer_config=connector) as llm:
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
     said = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
-    told = llm._client.engine.stats()
+    told = llm._client.engine.stats().kv_connector
 print(json.dumps([[list(each.outputs[0].token_ids) for each in said], told.pages_loaded, told.pages_failed]))
 """
 
@@ -133,7 +133,7 @@ def test_memory_for_few_pages_is_enough(local_cpu: bool, tmp_path: Path, engine:
     second = engine(remote_url=f"fs://h:1{tmp_path}/kept", **few)
     assert tokens(second, **asked(3)) == wanted
     told = second.engine.stats()
-    assert told.pages_loaded == 3 * 12 and told.pages_failed == 0
+    assert told.kv_connector.pages_loaded == 3 * 12 and told.kv_connector.pages_failed == 0
 
 
 def test_a_disk_of_lmcaches_keeps_what_its_memory_has_no_room_for(

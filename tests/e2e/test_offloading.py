@@ -305,7 +305,7 @@ def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[st
         )
         told = llm._client.engine.stats()
     assert first == again == list(tokens(served(tiny), **prompts).values())
-    assert told.pages_loaded > 24 and told.pages_failed == 0
+    assert told.kv_connector.pages_loaded > 24 and told.kv_connector.pages_failed == 0
 
 
 def of_ranks(family: str = "llama", **more: Any) -> LLM:
@@ -334,7 +334,7 @@ def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_wha
     with of_ranks(**more) as llm:
         assert said_by(llm, prompts) == wanted
         told = llm._client.engine.stats()
-        assert told.external_hits == 3 * (LENGTH // 16) * 16 and told.pages_failed == 0
+        assert told.scheduler.external_hits == 3 * (LENGTH // 16) * 16 and told.kv_connector.pages_failed == 0
     for at, file in enumerate(parts[1]):
         if at % 3 == 0:
             file.unlink()
@@ -343,7 +343,7 @@ def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_wha
     with of_ranks(**more) as llm:
         assert said_by(llm, prompts) == wanted
         told = llm._client.engine.stats()
-        assert told.external_hits < 3 * LENGTH and 0 < told.pages_failed < len(parts[1])
+        assert told.scheduler.external_hits < 3 * LENGTH and 0 < told.kv_connector.pages_failed < len(parts[1])
         assert said_by(llm, prompts) == wanted, "they were written anew, or are in host memory"
 
 
@@ -370,7 +370,9 @@ def test_stages_find_their_parts_on_disks(tmp_path: Path) -> None:
         with of_ranks(**more, **stages) as llm:
             assert said_by(llm, asked(4)) == wanted == said_by(llm, asked(4))
             told = llm._client.engine.stats()
-            assert told.pages_failed == 0 and told.external_hits > (3 * LENGTH if turn else LENGTH)
+            assert told.kv_connector.pages_failed == 0 and told.scheduler.external_hits > (
+                3 * LENGTH if turn else LENGTH
+            )
 
 
 def test_pages_of_several_ranks_are_one() -> None:
