@@ -112,7 +112,7 @@ def _measure(model: str, batch: int, params: dict[str, Any], label: str, **setti
         wanted = SamplingParams(max_tokens=STEPS + WARM_UP + 50, ignore_eos=True, detokenize=False, **params)
         client.add(client.next_id(), prompt, wanted)
     engine = client.engine
-    while engine.stats().num_waiting or engine.stats().num_steps < WARM_UP:
+    while engine.stats().scheduler.num_waiting or engine.stats().steps.num_steps < WARM_UP:
         engine.step()
     times = []
     for _ in range(STEPS):

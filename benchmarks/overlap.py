@@ -103,7 +103,9 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
 class Waiting(ModelRunner):
     """Plans a step only after the one before has finished, as was once done for requests that need previous tokens."""
 
-    carries = False
+    @property
+    def supports_overlap(self) -> bool:
+        return False
 
 
 class LookingBack(ModelRunner):
@@ -160,7 +162,7 @@ def _serve(model: str, batch: int, overlap: bool, runner: type[ModelRunner]) -> 
         prompt = [(index * 31 + place) % 1000 for place in range(32)]
         wanted = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True, detokenize=False)
         engine.add(CoreRequest(str(index), prompt, wanted, (0, 0), most))
-    while engine.stats().num_waiting:
+    while engine.stats().scheduler.num_waiting:
         engine.step()
     return engine, clock
 

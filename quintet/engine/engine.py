@@ -1,28 +1,30 @@
 """The engine: add requests, and step until they are done. Token ids in, token deltas out; start here.
 
 A step is three lines: the scheduler plans it, the runner runs it, finish() (step_output.py) appends the tokens and
-builds deltas for the caller.
+builds deltas for the caller. Optional parts (a KV connector, a balancer of experts, traces) are hooks (step_hook.py).
 Where the device works behind the host, a step is planned and started while the one before it still runs (in_flight.py),
 and what a call returns is of the step before: the device finds its next step waiting, the host works while it computes.
-Around it stand admission.py (prompts to requests) and output.py (deltas to text); below it, worker.py and a platform.
+Around it stand input_processor.py (prompts to requests) and output_processor.py (deltas to text); below it, the worker
+(executor/) and a platform.
 """
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from quintet.common.interrupts import Uninterrupted
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.in_flight import InFlightSteps
-from quintet.engine.kv_transfer.manager import KVTransferManager, TransferStats
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.stats import Stats
-from quintet.engine.parallel.eplb.balancer import Balancer, BalanceStats
 from quintet.engine.repetition_detection import RepetitionDetector
 from quintet.engine.request import CoreRequest, FinishReason, Request
 from quintet.engine.scheduler import Scheduler, StepPlan
+from quintet.engine.step_hook import StepHook
 from quintet.engine.step_output import StepOutputProcessor
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
 from quintet.model_loader.weight_files import Weights
@@ -32,30 +34,35 @@ from quintet.structured_output.grammar import Grammars, wait_for_any
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class EngineParts:
+    """Parts of an engine, which it keeps for its life."""
+
+    scheduler: Scheduler
+    runner: StepRunner
+    overlap: bool = False  # a step is started while the one before it runs
+    grammars: Grammars | None = None  # None: no request may ask for structured outputs
+    profiler: Profiler = field(default_factory=Profiler)
+    hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
+
+
 class Engine:
     """Owns the requests between add() and their last delta."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: StepRunner,
-        overlap: bool = False,
-        grammars: Grammars | None = None,
-        profiler: Profiler | None = None,
-    ) -> None:
-        self.profiler = profiler or Profiler()
-        self._spans = self.profiler.spans
-        self.scheduler, self._runner, self._overlap, self._grammars = scheduler, runner, overlap, grammars
+    def __init__(self, parts: EngineParts) -> None:
+        self.scheduler: Final = parts.scheduler
+        self.profiler: Final = parts.profiler
+        self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
+        self._hooks = parts.hooks
         self._unready: list[Request] = []  # requests with grammars that may not be compiled yet
-        self._flights = InFlightSteps(runner)
-        self._answers = StepOutputProcessor(scheduler, self._flights, jumps=not runner.edited)
+        self._flights = InFlightSteps(parts.runner)
+        self._answers = StepOutputProcessor(parts.scheduler, self._flights, jumps=not parts.runner.has_processors)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
-        self.balancer: Balancer | None = None  # where experts move between ranks
         self._num_added = 0
         self._losses = 0  # of the cache, since a step landed
-        self.staged = False  # pipeline stages: several steps run, and no request samples in two of them
-        self.ahead = int(overlap)  # steps that are left running
+        self._staged = parts.runner.stages > 1  # several steps run, and no request samples in two of them
+        self._ahead = parts.runner.stages - 1 if self._staged else int(parts.overlap)  # steps that are left running
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -111,30 +118,22 @@ class Engine:
     def compute(self) -> None:
         """Like step(), but its deltas stay here until take(), so that an interruption loses no tokens."""
         try:
-            if self._spans.events is not None:
-                self._spans.begin()
+            for hook in self._hooks:
+                if hook.waits_for_steps:
+                    self._land()
+                hook.before_step(self._fail_request)
             if self._unready:
                 self._heed_grammars()
-            if self.scheduler.kv_transfer is not None:
-                self._bring_in(self.scheduler.kv_transfer)
-            if self.balancer is not None and self.balancer.due:
-                self._land()
-                self.balancer.place()
             if self._flights and not self._goes_ahead():
                 self._land()
             started = self._launch()
-            self._land(keep=self.ahead if started else max(0, len(self._flights) - 1) if self.ahead > 1 else 0)
-            if self.scheduler.kv_transfer is not None:
-                self._rest(self.scheduler.kv_transfer, started)
-            if self.scheduler.pool.journal is not None:
-                self.scheduler.pool.journal.publish()
+            self._land(keep=self._num_kept(started))
+            for hook in reversed(self._hooks):
+                hook.after_compute(self.scheduler, running=started or bool(self._flights))
         except BaseException:  # Ctrl-C, at any line: what was written is not known
             with Uninterrupted():
                 self._start_over()
             raise
-        if self.profiler.running:
-            self._spans.end("step", self.scheduler)
-            self.profiler.stepped()
 
     def wait_for_grammars(self) -> None:
         """Waits until the grammar of every request is compiled or has failed."""
@@ -152,24 +151,12 @@ class Engine:
                 if self._answers.requests.get(request.request_id) is not request or request.grammar is None:
                     continue  # it has ended
                 if why := request.grammar.refused():
-                    self._deltas.append(self._answers.fail(request, f"structured_outputs cannot be served: {why}"))
+                    self._fail_request(request, f"structured_outputs cannot be served: {why}")
                 elif not request.ready:
                     self._unready.append(request)
 
-    def _bring_in(self, kv_transfer: KVTransferManager) -> None:
-        """Takes in the KV pages that the connector has loaded; fails requests that it cannot serve."""
-        if kv_transfer.council is not None and kv_transfer.council.due and self._flights:
-            self._land()
-        with Uninterrupted():
-            for request, why in kv_transfer.bring_in():
-                self._deltas.append(self._answers.fail(request, why))
-
-    def _rest(self, kv_transfer: KVTransferManager, started: bool) -> None:
-        """Without requests: finishes storing pages. While no step runs: waits a moment for KV pages of requests."""
-        if not self._answers.requests:
-            kv_transfer.settle()
-        elif kv_transfer.arriving and not started and not self._flights:
-            kv_transfer.wait()
+    def _fail_request(self, request: Request, why: str) -> None:
+        self._deltas.append(self._answers.fail(request, why))
 
     def _goes_ahead(self) -> bool:
         """True if the next step is planned and started before the host knows what the running one draws.
@@ -178,22 +165,26 @@ class Engine:
         with drafts: the number of tokens after the draw depends on how many are accepted. Nor where a grammar decides
         several tokens.
         """
-        if self.staged:
+        if self._staged:
             return self.scheduler.has_room()
-        if not (self._overlap and self._runner.carries and self.scheduler.has_room()):
+        if not (self._overlap and self._runner.supports_overlap and self.scheduler.has_room()):
             return False
         guessed = any(plan.num_drafts for plan in self._flights.plans)
         return not (guessed or self.scheduler.has_drafts() or self._answers.about_to_jump())
+
+    def _num_kept(self, started: bool) -> int:
+        """Steps that are left running at the end of compute(); if none was started, the oldest of several ends."""
+        if started:
+            return self._ahead
+        return max(0, len(self._flights) - 1) if self._ahead > 1 else 0
 
     @torch.inference_mode()  # for both halves: to enter it takes microseconds
     def _launch(self) -> bool:
         """Plans a step, starts its model, and draws: at once, or, where the draw depends on tokens of the running step
         (penalties, grammars, user code that edits logits), when that has landed. Returns whether all of it worked."""
         plan = self.scheduler.schedule()
-        if self._spans.events is not None:
-            self._spans.lap("schedule", plan)
-        if plan and self.balancer is not None:
-            self.balancer.begin()
+        for hook in self._hooks:
+            hook.before_launch(plan)
         if not plan or not self._flights.start(plan):
             return False
         self.scheduler.advance(plan)
@@ -218,10 +209,8 @@ class Engine:
                     for each in (plan, *self._flights.plans):
                         if each.late:
                             self.scheduler.commit_late(each)
-                    if self._spans.events is not None:
-                        self._spans.lap("finish", plan)
-                if self.scheduler.kv_transfer is not None:
-                    self.scheduler.kv_transfer.offer(plan.entered)
+                for hook in self._hooks:
+                    hook.after_step(plan)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """The requests in the step end. What it wrote is not known, so all others are computed again, in the same
@@ -248,16 +237,14 @@ class Engine:
         self._flights.clear()
         self.scheduler.start_over(self._answers.requests.values())
         self._runner.begin_again()
-        if self.balancer is not None:
-            self.balancer.begin_again()
+        for hook in self._hooks:
+            hook.start_over()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
         self.scheduler.tables.reset()
-        if self.scheduler.kv_transfer is not None:
-            self.scheduler.kv_transfer.reset()
-        if self.scheduler.pool.journal is not None:
-            self.scheduler.pool.journal.publish()
+        for hook in self._hooks:
+            hook.reset_prefix_cache()
 
     def sleep(self, level: int = ASIDE) -> int:
         """Gives the device's memory back until wake_up() -> bytes. The cache is lost; weights are put aside on the host
@@ -285,8 +272,8 @@ class Engine:
         if self.asleep:
             self._runner.wake()
             self.asleep = 0
-            if self.balancer is not None:  # counts were lost with the weights
-                self.balancer.begin_again()
+            for hook in self._hooks:  # what they counted was lost with the weights
+                hook.start_over()
             logger.info("awake")
 
     def reload_weights(self, folder: Path | Weights | None) -> None:
@@ -299,8 +286,8 @@ class Engine:
         self._land()
         with Uninterrupted():
             self._runner.reload(folder)
-            if self.scheduler.kv_transfer is not None:
-                self.scheduler.kv_transfer.reweigh(folder)
+            for hook in self._hooks:
+                hook.reload_weights(folder)
             self.reset_prefix_cache()
             self._start_over()
         logger.info("weights are those of %s", folder or "load_format='dummy'")
@@ -312,46 +299,19 @@ class Engine:
 
     def close(self) -> None:
         """Ends threads, and what they write."""
-        self.profiler.close()
-        if self.scheduler.kv_transfer is not None:
-            self.scheduler.kv_transfer.close()
-        if self.scheduler.pool.journal is not None:
-            self.scheduler.pool.journal.close()
+        for hook in self._hooks:
+            hook.close()
 
     def stats(self) -> Stats:
-        scheduler = self.scheduler
-        kv_transfer = TransferStats() if scheduler.kv_transfer is None else scheduler.kv_transfer.counts
-        balance = BalanceStats() if self.balancer is None else self.balancer.balance
-        return Stats(
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            kv_usage=scheduler.pool.num_used / (scheduler.pool.num_pages - 1),
-            num_steps=self._answers.num_steps,
-            step_tokens=self._answers.step_tokens,
-            num_prompt_tokens=self._answers.num_computed,
-            num_generation_tokens=self._answers.num_generated,
-            num_preemptions=scheduler.num_preemptions,
-            prefix_queries=scheduler.num_queries,
-            prefix_hits=scheduler.num_hits,
-            num_jumped=self._answers.num_jumped,
-            num_drafts=self._answers.num_drafts,
-            num_draft_tokens=self._answers.num_drafted,
-            num_accepted_tokens=sum(self._answers.accepted_at),
-            asleep=self.asleep,
-            num_deferred=len(self._unready),
-            num_tokens=self._answers.num_tokens,
-            external_queries=kv_transfer.asked,
-            external_hits=scheduler.num_fetched,
-            pages_stored=kv_transfer.stored,
-            pages_loaded=kv_transfer.loaded,
-            pages_failed=kv_transfer.failures,
-            expert_balancedness=balance.balancedness,
-            expert_placements=balance.placements,
-            experts_moved=balance.moved,
-            step_sizes=tuple(self._answers.step_sizes),
-            accepted_at=tuple(self._answers.accepted_at),
-            **({} if scheduler.kv_transfer is None else scheduler.kv_transfer.told),
-        )
+        """Returns the stats of all parts."""
+        answers = self._answers
+        stats = Stats(
+            self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
+            asleep=self.asleep, num_deferred=len(self._unready),
+        )  # fmt: skip
+        for hook in self._hooks:
+            stats = hook.add_stats(stats)
+        return stats
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
@@ -359,6 +319,7 @@ class Engine:
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._answers.requests), "the scheduler has other requests than the engine"
         for request in self._answers.requests.values():
+            assert self._flights or request.num_computed < request.num_known, f"{request} has no token left to compute"
             running = sum(request in plan.tokens for plan in self._flights.plans)
             expected = request.num_unknown - request.num_drafts
             assert expected <= running, f"{request} expects tokens of steps that do not run"

@@ -83,8 +83,7 @@ class InFlightSteps:
                 result: StepResult | Exception = flight.wait()
             except Exception as error:
                 result = error
-            if self._runner.agreed is not None:
-                result = self._runner.agreed(flight.plan, result)
+            result = self._runner.agree(flight.plan, result)
             if self._spans.events is not None:
                 self._spans.lap("wait", flight.plan)
             del self._running[0]

@@ -6,8 +6,8 @@ import torch
 
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
-from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import Capabilities
 from quintet.layers.attention import kv_scales
@@ -39,7 +39,10 @@ def kv_scaling(
 
 
 def calibrate(engine: Engine, ranks: WorkerGroup, vocab: int, longest: int) -> None:
-    """Runs a prompt of random tokens, and sets every layer's scales so that twice its largest numbers fit the cache."""
+    """Runs a prompt of random tokens, and sets every layer's scales so that twice its largest numbers fit the cache.
+
+    What it wrote to the cache is never read: `engine` has bookkeeping of its own, which is dropped.
+    """
     ranks.each(_look)
     drawn = torch.randint(vocab, (min(TOKENS, longest - 1),), generator=torch.Generator().manual_seed(0))
     engine.add(CoreRequest("scales of K and V", drawn.tolist(), SamplingParams(detokenize=False), (0, 0), 1))
@@ -48,7 +51,6 @@ def calibrate(engine: Engine, ranks: WorkerGroup, vocab: int, longest: int) -> N
         if failed:
             raise ValueError(f"calculate_kv_scales: the first prompt failed ({failed[0]}); leave it out")
     ranks.each(_settle)
-    engine.reset_prefix_cache()
 
 
 def scales_of(worker: Worker) -> bytes:

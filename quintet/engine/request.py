@@ -1,4 +1,4 @@
-"""One request as the engine core sees it: token ids in, token ids out. Its text is output.py's."""
+"""One request as the engine core sees it: token ids in, token ids out. Its text is output_processor.py's."""
 
 import enum
 import hashlib
@@ -93,16 +93,21 @@ class StateSlots:
 class Request:
     """State of one completion.
 
-    Its tokens lie in stretches, and each border is moved from one place:
+    Its tokens lie in stretches, and each border is moved from few places:
 
-        token_ids  |  prompt  |  output that has landed  |  UNKNOWN: running steps draw these, or num_drafts guesses  |
-        0      num_prompt                num_known                                                     len(token_ids)
+        token_ids  |  prompt  |  output that has landed  |  PLACEHOLDERs, which running steps draw, or num_drafts drafts
+        0      num_prompt                num_known                                                    len(token_ids)
                                          take()          expect() or guess() append; take() and forget_unknown() remove
-        0 <= num_cached <= num_computed <= len(token_ids)
-             Tables: found in the prefix cache when it first ran
-                           Scheduler.advance(): a step was started that computes them; Request.land() takes back drafts
 
-    While no step runs, at least the last known token is left to compute; with one left, a request decodes.
+    While no step runs, at least the last known token is left to compute; with one left, a request decodes:
+
+        0 <= num_cached <= num_computed < num_known == len(token_ids)
+             found in the prefix cache when it first ran
+                           KVCacheManager.hold(): found there; Scheduler.advance(): a step computes them;
+                           settle(): drafts were refused
+
+    A step that is planned while another runs computes tokens that are not known yet: num_computed <= len(token_ids). A
+    preempted request waits with num_computed == 0, and its num_cached stays.
     """
 
     admitted: CoreRequest

@@ -4,6 +4,7 @@ Prefill, chunked prefill and decode are the same thing, a stretch num_computed :
 tokens. A request is waiting or running; a running one holds the pages of its computed tokens.
 
 A step may be planned while the one before it runs: expect() then leaves places for the tokens that are not known yet.
+Request (request.py) has the drawing of its tokens: which are cached, computed and known, and what moves each border.
 A device runs steps in the order in which they were started, so a page that goes from one request to another is written
 by a later step after every earlier one, and no step has to wait for it.
 """
@@ -13,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, forget_cache, missing_pages
 from quintet.engine.kv_transfer.manager import Entered, KVTransferManager, Wait
+from quintet.engine.observability.stats import SchedulerStats
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.spec_decode.ngram import NgramProposer
 
@@ -85,19 +87,33 @@ class StepPlan:
 class Scheduler:
     """Scheduler of requests: two ordered lists (waiting, running), and the pages that requests hold."""
 
-    def __init__(self, limits: SchedulerLimits, tables: KVCacheManager, drafts: NgramProposer | None = None) -> None:
-        self.limits, self.tables, self.pool, self._drafts = limits, tables, tables.pool, drafts
-        self.kv_transfer: KVTransferManager | None = None  # KV connector, if there is one
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        tables: KVCacheManager,
+        drafts: NgramProposer | None = None,
+        kv_transfer: KVTransferManager | None = None,
+    ) -> None:
+        self.limits: Final = limits
+        self.tables: Final = tables
+        self.pool: Final = tables.pool
+        self.kv_transfer: Final = kv_transfer
+        self._drafts = drafts
         self.waiting: list[Request] = []
         self.running: list[Request] = []
-        self.num_queries = 0  # tokens looked up in the prefix cache, and found there
-        self.num_hits = 0
-        self.num_fetched = 0  # that the KV connector loaded
-        self.num_preemptions = 0
+        self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
+        self._num_fetched = 0  # that the KV connector loaded
+        self._num_preemptions = 0
         self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
         self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
         self._counts_partial = limits.max_partial is not None or limits.max_long is not None
         self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
+
+    def stats(self) -> SchedulerStats:
+        """Returns the lengths of the queues, the use of pages, and counters."""
+        usage = self.pool.num_used / (self.pool.num_pages - 1)
+        counts = self._num_preemptions, self._num_queries, self._num_hits, self._num_fetched
+        return SchedulerStats(len(self.running), len(self.waiting), usage, *counts)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -131,19 +147,19 @@ class Scheduler:
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         decodes = decodes[: -(-len(self.running) // self.limits.at_once)]  # the others' step follows this one
         if self._drafts is not None and self._drafts.serves(len(decodes)):
-            self._guess(decodes, self._drafts)
-        for requests, share in ((decodes, self._share), (prefills, self._chunk)):
+            self._propose_drafts(decodes, self._drafts)
+        for requests, size in ((decodes, self._token_budget), (prefills, self._chunk_size)):
             for request in requests:
                 if plan.preempted and request not in self.running:
                     continue
-                count = share(request, plan, request.num_computed)
+                count = size(request, plan, request.num_computed)
                 if count > 0:
-                    self._grow(request, plan, count)
+                    self._allocate(request, plan, count)
         if not plan.preempted:
             self._admit(plan)
         return plan
 
-    def _guess(self, decodes: Sequence[Request], drafts: NgramProposer) -> None:
+    def _propose_drafts(self, decodes: Sequence[Request], drafts: NgramProposer) -> None:
         """Adds drafts to requests that decode, from the tokens, rows of logits and pages that are left: a draft takes
         no page from a request, and drafts leave prompts at least half of the tokens and rows that are left."""
         left = min(self.limits.max_num_batched_tokens, self.limits.max_logit_rows) - len(decodes)
@@ -160,12 +176,11 @@ class Scheduler:
                     request.forget_unknown()
 
     def has_drafts(self) -> bool:
-        """True if drafts for a running request exist, once the running step has landed."""
-        if self._drafts is None or not self._drafts.serves(len(self.running)):
+        """True if a running request has drafts, once the running step has landed. The proposer keeps what it finds."""
+        drafts = self._drafts
+        if drafts is None or not drafts.serves(len(self.running)):
             return False
-        return any(
-            r.num_computed >= r.num_known and r.tokens_left > 1 and self._drafts.propose(r) for r in self.running
-        )
+        return any(r.num_computed >= r.num_known and r.tokens_left > 1 and drafts.propose(r) for r in self.running)
 
     def has_room(self) -> bool:
         """True if there are free pages for the next tokens of all running requests, without preemption."""
@@ -176,7 +191,7 @@ class Scheduler:
         ends = [(request, min(len(request.token_ids), request.num_computed + most)) for request in self.running]
         return sum(missing_pages(request, end, self.tables.page_size) for request, end in ends) <= free
 
-    def _share(self, request: Request, plan: StepPlan, start: int) -> int:
+    def _token_budget(self, request: Request, plan: StepPlan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
 
         Rows are never short for decodes: they come first, and there are rows for max_num_seqs of them.
@@ -188,12 +203,12 @@ class Scheduler:
         scored = request.scored(start, count)
         return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
 
-    def _chunk(self, request: Request, plan: StepPlan, start: int) -> int:
+    def _chunk_size(self, request: Request, plan: StepPlan, start: int) -> int:
         """The same for a prompt; a step may have to compute less of it."""
-        count = min(self._share(request, plan, start), self._longest)
+        count = min(self._token_budget(request, plan, start), self._longest)
         return self.tables.cut(request, start, start + count) - start if self.limits.chunked else count
 
-    def _grow(self, request: Request, plan: StepPlan, count: int) -> None:
+    def _allocate(self, request: Request, plan: StepPlan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
         end = request.num_computed + count
         if missing_pages(request, end, self.tables.page_size):
@@ -205,7 +220,7 @@ class Scheduler:
                 if victim is request:
                     return
             self.tables.reserve(request, end)
-        self._enter(request, plan, count)
+        self._schedule_tokens(request, plan, count)
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Moves it back to the queue; its tokens are computed again, or found in the prefix cache."""
@@ -216,44 +231,48 @@ class Scheduler:
         request.forget_unknown()
         self.tables.release(request)
         request.num_preemptions += 1
-        self.num_preemptions += 1
+        self._num_preemptions += 1
         self.add(request)
 
     def _admit(self, plan: StepPlan) -> None:
-        next_one = 0
-        while next_one < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[next_one]
-            wait = self._waits_for(request)
+        """Starts waiting requests in their order, until one has no room; some let others go ahead of them."""
+        place = 0
+        while place < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
+            wait = self._start(place, plan)
             if wait is Wait.ROOM:
-                break
-            if wait is Wait.COMES:
-                next_one += 1
-                continue
-            found = self.tables.find(request)
-            start = found.tokens
-            count = self._chunk(request, plan, start)
-            if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
-                next_one += 1  # rows of logits are out: those behind it need fewer
-                continue
-            if count <= 0 or (count < len(request.token_ids) - start and not self._may_cut(request)):
-                break
-            if (
-                self._counts_partial
-                and len(request.token_ids) - start - count > 1
-                and not self._may_begin(request, plan)
-            ):
-                next_one += 1  # shorter ones go before it
-                continue
-            # with none behind it to take pages from, all of it must fit: it would stop half way and start again
-            last = not self.running or self._key(request) > self._key(self.running[-1])
-            if not self.tables.fits(found, start + count, len(request.token_ids) if last else start + count):
-                break
-            self.tables.hold(request, found)
-            del self.waiting[next_one]
+                return
+            place += wait is Wait.COMES
+
+    def _start(self, place: int, plan: StepPlan) -> Wait:
+        """Moves a waiting request to the running ones, if it need not wait -> what it waits for."""
+        request = self.waiting[place]
+        wait = self._waits_for(request)
+        if wait is not Wait.NO:
+            return wait
+        match = self.tables.find(request)
+        count = self._chunk_size(request, plan, match.tokens)
+        wait = self._lacks(request, plan, match, count)
+        if wait is Wait.NO:
+            self.tables.hold(request, match)
+            del self.waiting[place]
             bisect.insort(self.running, request, key=self._key)
-            self._begin(request, found)
-            self.tables.reserve(request, start + count)
-            self._enter(request, plan, count)
+            self._count_admission(request, match)
+            self.tables.reserve(request, match.tokens + count)
+            self._schedule_tokens(request, plan, count)
+        return wait
+
+    def _lacks(self, request: Request, plan: StepPlan, match: PrefixMatch, count: int) -> Wait:
+        """Returns what a request must wait for before it computes `count` tokens after its match."""
+        end, length = match.tokens + count, len(request.token_ids)
+        if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
+            return Wait.COMES  # rows of logits are out: those behind it need fewer
+        if count <= 0 or (end < length and not self._may_cut(request)):
+            return Wait.ROOM
+        if self._counts_partial and length - end > 1 and not self._may_begin(request, plan):
+            return Wait.COMES  # shorter ones go before it
+        # with none behind it to take pages from, all of it must fit: it would stop half way and start again
+        last = not self.running or self._key(request) > self._key(self.running[-1])
+        return Wait.NO if self.tables.fits(match, end, length if last else end) else Wait.ROOM
 
     def _waits_for(self, request: Request) -> Wait:
         """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
@@ -275,16 +294,16 @@ class Scheduler:
             return True
         return sum(self.limits.is_long(r) for r in begun) < most_long
 
-    def _begin(self, request: Request, found: PrefixMatch) -> None:
+    def _count_admission(self, request: Request, match: PrefixMatch) -> None:
         if request.num_preemptions == 0:
             request.scheduled = request.scheduled or time.monotonic()
-            request.num_cached = found.tokens
-            fetched = min(request.num_fetched, found.tokens)
-            self.num_queries += request.num_prompt
-            self.num_hits += found.tokens - fetched
-            self.num_fetched += fetched
+            request.num_cached = match.tokens
+            fetched = min(request.num_fetched, match.tokens)
+            self._num_queries += request.num_prompt
+            self._num_hits += match.tokens - fetched
+            self._num_fetched += fetched
 
-    def _enter(self, request: Request, plan: StepPlan, count: int) -> None:
+    def _schedule_tokens(self, request: Request, plan: StepPlan, count: int) -> None:
         """Adds it to the plan; from now on the pages that the step fills are in the prefix cache, for this step too."""
         plan.enter(request, count)
         if self.tables.slots is not None:
@@ -339,13 +358,11 @@ class Scheduler:
         """Nothing in the cache can be relied on, and after Ctrl-C not even this bookkeeping: it is made anew. All
         requests begin again, and nothing is found of earlier ones."""
         self.tables.clear()
-        if self.kv_transfer is not None:
-            self.kv_transfer.forget()
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
             request.num_preemptions += _begun(request)
-            self.num_preemptions += _begun(request)
+            self._num_preemptions += _begun(request)
             request.forget_unknown()
             if request.grammar is not None:
                 request.grammar.begin_again()
@@ -355,12 +372,11 @@ class Scheduler:
         """Asserts what must hold between steps."""
         self.tables.check_integrity(self.running, [] if self.kv_transfer is None else self.kv_transfer.held)
         for request in self.running:
+            known, tail = request.token_ids[: request.num_known], request.token_ids[request.num_known :]
             assert 0 <= request.num_computed <= len(request.token_ids), request
-            tail = request.token_ids[request.num_known :]
+            assert request.num_prompt <= request.num_known == len(known) and PLACEHOLDER not in known, request
             assert (PLACEHOLDER not in tail) if request.num_drafts else (tail == [PLACEHOLDER] * len(tail)), request
-            assert request.num_drafts in (0, len(tail)) and PLACEHOLDER not in request.token_ids[: request.num_known], (
-                request
-            )
+            assert request.num_drafts in (0, len(tail)), request
         assert not any(request.pages for request in self.waiting), "a waiting request holds pages"
         assert not any(request.num_unknown for request in self.waiting), "a waiting request has tokens in a step"
         for queue in (self.waiting, self.running):

@@ -3,8 +3,8 @@
 from typing import Any
 
 from quintet.config import EngineConfig
-from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import ModelSizes, Worker
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
 from quintet.engine.parallel.setup import least_of_all
 from quintet.engine.scheduler import SchedulerLimits

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.config import EngineConfig, read_environment
-from quintet.engine.engine import Engine
+from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.batch_builder import BatchBuilder
-from quintet.engine.executor.model_runner import ModelRunner, StepRunner, WorkerGroup
+from quintet.engine.executor.model_runner import ModelRunner, StepRunner
 from quintet.engine.executor.shape_buckets import describe, plan_buckets
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
-from quintet.engine.kv_cache.events import journal_of
+from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.kv_cache.events import KVEventLog, journal_of
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
@@ -26,10 +27,10 @@ from quintet.engine.kv_scales import calibrate, kv_scaling
 from quintet.engine.kv_transfer.factory import check_elsewhere, make_kv_transfer
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
+from quintet.engine.observability.spans import Spans
 from quintet.engine.parallel import expert_parallel as experts
 from quintet.engine.parallel import setup as ranking
 from quintet.engine.parallel.eplb.balancer import Balancer
-from quintet.engine.parallel.leader import Leader
 from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import Agreement
 from quintet.engine.platform_support import evidence
@@ -255,42 +256,39 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
     ahead, room = _ahead(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.each(lambda w: w.load(folder, room, buckets, progress and w.place.rank == 0, ahead))
-    channel, overlap = prepared.ranks.channel, prepared.capabilities.overlap
-    if channel is not None:
-        channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups = prepared.ranks.workers[0].arrangement.groups
-    slots = StateSlotPool(plan.num_slots, config.enable_prefix_caching) if plan.num_slots else None
-    types = prepared.pooling is not None and prepared.ranks.workers[0].model.uses_token_types
-    captured = () if fixed else buckets
-    batches = BatchBuilder(config.page_size, fixed, len(groups), slots is not None, captured, types)
-    runner, profiler, pipe = (
-        _runner(prepared, batches, fixed),
-        prepared.profiler,
-        prepared.ranks.workers[0].comm.stage_channel,
-    )
+    if prepared.ranks.channel is not None:
+        prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
+    groups, model = prepared.ranks.workers[0].arrangement.groups, prepared.ranks.workers[0].model
+    types = prepared.pooling is not None and model.uses_token_types
+    batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, types)
+    runner = _runner(prepared, batches)
     runner.warm_up(progress)
-    pool = PagePool(plan.num_pages, config.enable_prefix_caching)
-    tables = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
+    _try_out(prepared, batches, runner)
+    return ranking.make_engine(_parts(prepared, runner, grammars, folder), prepared.ranks)
+
+
+def _parts(prepared: EnginePlan, runner: StepRunner, grammars: Grammars | None, folder: Weights | None) -> EngineParts:
+    """Makes the parts of the engine that serves."""
+    config, ranks, profiler = prepared.config, prepared.ranks, prepared.profiler
+    journal = None
+    if config.kv_events_config.told and ranking.leads(ranks):
+        journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
+    tables = _tables(prepared, config.enable_prefix_caching, journal)
+    kv_transfer = make_kv_transfer(prepared, tables, folder)
     drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
-    scheduler = Scheduler(limits_of(config, plan), tables, drafts)
-    if pipe is not None:
-        runner = PipelineRunner(runner, prepared.ranks, pipe)
-    engine = ranking.kind_of(prepared.ranks)(scheduler, runner, overlap, grammars, profiler)
-    if pipe is not None:
-        engine.staged, engine.ahead = True, pipe.stages - 1
-    elif channel is not None:
-        runner.agreed = Agreement(channel)
-    if config.enable_eplb:
-        engine.balancer = Balancer(config.eplb_config, prepared.ranks)
-    if config.calculate_kv_scales:
-        calibrate(engine, prepared.ranks, prepared.vocab_size, plan.max_model_len)
-    _warm_up(prepared, batches, runner, engine)
-    if config.kv_events_config.told and (channel is None or isinstance(engine, Leader)):
-        pool.journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
-    scheduler.kv_transfer = make_kv_transfer(prepared, tables, folder)
-    if channel is not None and isinstance(engine, Leader):
-        engine.lead(channel)
-    return engine
+    scheduler = Scheduler(limits_of(config, prepared.plan), tables, drafts, kv_transfer)
+    balancer = Balancer(config.eplb_config, ranks) if config.enable_eplb else None
+    tracer = None if profiler.timed is None else profiler
+    hooks = tuple(hook for hook in (tracer, kv_transfer, balancer, journal) if hook is not None)
+    return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, hooks)
+
+
+def _tables(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
+    """Makes the bookkeeping of all pages and states."""
+    config, plan, groups = prepared.config, prepared.plan, prepared.ranks.workers[0].arrangement.groups
+    slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
+    pool = PagePool(plan.num_pages, caching, journal)
+    return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
 
 
 def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
@@ -302,34 +300,49 @@ def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
     return tuple(each for each in decodes if each.pages in usual)
 
 
-def _warm_up(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner, engine: Engine) -> None:
-    """Runs requests on the ranks of `engine`, with their own bookkeeping and sampler: its own do not change."""
-    config, plan, groups = prepared.config, prepared.plan, engine.scheduler.tables.groups
-    if not (config.warm_up and prepared.capabilities.compiles_late):
+def _try_out(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
+    """Runs the first requests: for scales of K and V, and to compile kernels that are compiled when they are called.
+
+    Their engine has bookkeeping and a sampler of its own: what it counts, caches and draws is dropped."""
+    config, longest = prepared.config, prepared.plan.max_model_len
+    warms_up = config.warm_up and prepared.capabilities.compiles_late
+    if not (warms_up or config.calculate_kv_scales):
         return
-    if prepared.pooling is None:
-        pipe, channel = prepared.ranks.workers[0].comm.stage_channel, prepared.ranks.channel
-        sampler = _sampler(prepared, processors=())  # code of the user's sees requests of users alone
-        runner = ModelRunner(prepared.ranks, sampler, batches, overlap=prepared.capabilities.overlap)
-        if pipe is not None:
-            runner = PipelineRunner(runner, prepared.ranks, pipe)
-        elif channel is not None:
-            runner.agreed = Agreement(channel)
-    pool, slots = PagePool(plan.num_pages, False), StateSlotPool(plan.num_slots, False) if plan.num_slots else None
-    context = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
-    spare = Engine(Scheduler(engine.scheduler.limits, context), runner, prepared.capabilities.overlap)
-    spare.staged, spare.ahead = engine.staged, engine.ahead
-    warm_up(spare, prepared.vocab_size, plan.max_model_len, prepared.bounds)
+    if prepared.pooling is None:  # code of the user's sees requests of users alone
+        runner = _generating(prepared, batches, _sampler(prepared, processors=()))
+    scheduler = Scheduler(limits_of(config, prepared.plan), _tables(prepared, caching=False))
+    engine = Engine(EngineParts(scheduler, runner, prepared.capabilities.overlap))
+    if config.calculate_kv_scales:
+        calibrate(engine, prepared.ranks, prepared.vocab_size, longest)
+    if warms_up:
+        warm_up(engine, prepared.vocab_size, longest, prepared.bounds)
 
 
-def _runner(prepared: EnginePlan, batches: BatchBuilder, fixed: Sequence[ShapeBucket]) -> StepRunner:
+def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
     """Returns the runner: it samples tokens, or pools hidden states."""
-    config, spans, overlap = prepared.config, prepared.profiler.spans, prepared.capabilities.overlap
     if prepared.pooling is None:
-        return ModelRunner(prepared.ranks, _sampler(prepared), batches, fixed, overlap, spans)
+        return _generating(prepared, batches, _sampler(prepared), prepared.profiler.spans)
+    config, ranks = prepared.config, prepared.ranks
     files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
-    return PoolingRunner(prepared.ranks, batches, pooler, fixed, spans)
+    return _staged(prepared, PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _agreement(ranks)))
+
+
+def _generating(
+    prepared: EnginePlan, batches: BatchBuilder, sampler: Sampler, spans: Spans | None = None
+) -> StepRunner:
+    ranks, overlap = prepared.ranks, prepared.capabilities.overlap
+    return _staged(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, _agreement(ranks)))
+
+
+def _staged(prepared: EnginePlan, runner: StepRunner) -> StepRunner:
+    """Returns the runner of this rank's pipeline stage, where there are several."""
+    pipe = prepared.ranks.workers[0].comm.stage_channel
+    return runner if pipe is None else PipelineRunner(runner, prepared.ranks, pipe)
+
+
+def _agreement(ranks: WorkerGroup) -> Agreement | None:
+    return None if ranks.channel is None else Agreement(ranks.channel)
 
 
 def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> Sampler:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quintet.engine.executor.model_runner import StepResult
 from quintet.engine.in_flight import InFlightSteps
-from quintet.engine.observability.stats import STEP_BOUNDS
+from quintet.engine.observability.stats import STEP_BOUNDS, SpecDecodeStats, StepStats
 from quintet.engine.request import FinishReason, Request
 from quintet.engine.sampling.logits_edits import banned
 from quintet.engine.scheduler import Scheduler, StepPlan
@@ -34,21 +34,31 @@ class StepOutputProcessor:
         """jumps: whether tokens may be added without a draw, where a grammar leaves no other."""
         self._scheduler, self._flights, self._jumps = scheduler, flights, jumps
         self.requests: dict[str, Request] = {}
-        self.num_steps = self.step_tokens = 0  # the latter of the last step
-        self.num_computed = self.num_generated = 0  # tokens of prompts, and of outputs
-        self.num_jumped = 0  # output tokens that no step drew: grammars left no other
-        self.num_drafts = self.num_drafted = 0  # guesses at once, and tokens in them
-        self.accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
-        self.step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
-        self.num_tokens = 0  # of all steps
+        self._num_steps = self._step_tokens = 0  # the latter of the last step
+        self._num_computed = self._num_generated = 0  # tokens of prompts, and of outputs
+        self._num_jumped = 0  # output tokens that no step drew: grammars left no other
+        self._num_drafts = self._num_drafted = 0  # guesses at once, and tokens in them
+        self._accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
+        self._step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
+        self._num_tokens = 0  # of all steps
+
+    def step_stats(self) -> StepStats:
+        """Returns the counts of steps and tokens."""
+        tokens = self._num_tokens, self._num_computed, self._num_generated, self._num_jumped
+        return StepStats(self._num_steps, self._step_tokens, *tokens, tuple(self._step_sizes))
+
+    def spec_decode_stats(self) -> SpecDecodeStats:
+        """Returns the counts of drafts."""
+        accepted = tuple(self._accepted_at)
+        return SpecDecodeStats(self._num_drafts, self._num_drafted, sum(accepted), accepted)
 
     def finish(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]:
         """Counts what was computed, appends the sampled tokens, ends requests that are done."""
-        self.num_computed += plan.num_prompt_tokens
-        self.num_steps += 1
-        self.step_tokens = plan.num_tokens
-        self.num_tokens += plan.num_tokens
-        self.step_sizes[bisect_left(STEP_BOUNDS, plan.num_tokens)] += 1
+        self._num_computed += plan.num_prompt_tokens
+        self._num_steps += 1
+        self._step_tokens = plan.num_tokens
+        self._num_tokens += plan.num_tokens
+        self._step_sizes[bisect_left(STEP_BOUNDS, plan.num_tokens)] += 1
         deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
             request.num_scored += len(found)
@@ -86,12 +96,12 @@ class StepOutputProcessor:
             deltas.append(self._append(request, row, result))
             accepted = deltas[-1].token_ids == [draft]
             if accepted:
-                self.accepted_at[place] += 1
+                self._accepted_at[place] += 1
             if self._has_said_all(request):
                 deltas.append(self.end(request, FinishReason.STOP))
             if deltas[-1].finish_reason is not None or not accepted:
                 break
-        self.num_drafts, self.num_drafted = self.num_drafts + 1, self.num_drafted + len(drafts)
+        self._num_drafts, self._num_drafted = self._num_drafts + 1, self._num_drafted + len(drafts)
         if deltas[-1].finish_reason is None:
             request.settle()
             if self._scheduler.tables.slots is not None:
@@ -107,7 +117,7 @@ class StepOutputProcessor:
         grammar = request.grammar
         while grammar is not None and len(deltas) < most and self._num_decided(request):
             deltas.append(self._say(request, grammar.forced()))
-            self.num_jumped += 1
+            self._num_jumped += 1
         if self._has_said_all(request):
             deltas.append(self.end(request, FinishReason.STOP))
         return deltas
@@ -143,7 +153,7 @@ class StepOutputProcessor:
 
     def _say(self, request: Request, token_id: int) -> TokenDelta:
         """The token is the next of its output."""
-        self.num_generated += 1
+        self._num_generated += 1
         reason, grammar = request.take(token_id), request.grammar
         if grammar is not None:
             if why := grammar.follow(request):

@@ -29,7 +29,7 @@ from quintet import (
 from quintet.common.plugins import load_plugins
 from quintet.engine.observability.metrics import Counter, Gauge, Histogram, Vector, metrics_of
 from quintet.engine.observability.request_stats import RequestStats
-from quintet.engine.observability.stats import STEP_BOUNDS, Stats
+from quintet.engine.observability.stats import STEP_BOUNDS, SchedulerStats, SpecDecodeStats, Stats, StepStats
 from quintet.hub.resolve import load_model_config
 from quintet.models import model_class
 from tests.helpers.platforms.null_engine import expected, folder, greedy
@@ -184,10 +184,10 @@ def test_the_async_engine_is_ours_under_both_names() -> None:
 def test_metrics_are_objects_of_four_kinds() -> None:
     sizes = (2, 1, *(0,) * (len(STEP_BOUNDS) - 2), 4)
     stats = Stats(
-        num_running=2, num_waiting=1, kv_usage=0.5, num_steps=7, step_tokens=3, num_prompt_tokens=10,
-        num_generation_tokens=20, num_preemptions=0, prefix_queries=12, prefix_hits=5, step_sizes=sizes, num_tokens=99,
-        accepted_at=(3, 2),
-    )  # fmt: skip
+        SchedulerStats(num_running=2, num_waiting=1, kv_usage=0.5, prefix_queries=12, prefix_hits=5),
+        StepStats(7, 3, num_tokens=99, num_prompt_tokens=10, num_generation_tokens=20, step_sizes=sizes),
+        SpecDecodeStats(accepted_at=(3, 2)),
+    )
     found = {each.name: each for each in metrics_of(stats, RequestStats(), "m")}
     labels = {"model_name": "m", "engine": "0"}
     assert found["vllm:num_requests_running"] == Gauge("vllm:num_requests_running", labels, 2.0)

@@ -109,7 +109,7 @@ def test_preemption_changes_nothing() -> None:
     roomy = [said(each) for each in run(bundled(), *wanted)]
     tight = bundled(num_pages=18, page_size=16, max_num_seqs=6)
     assert [said(each) for each in run(tight, *wanted)] == roomy
-    assert tight.engine.stats().num_preemptions
+    assert tight.engine.stats().scheduler.num_preemptions
 
 
 def test_drafts_change_nothing() -> None:
@@ -122,7 +122,7 @@ def test_drafts_change_nothing() -> None:
         plain = said(run(alone, wanted, prompt=around)[0])
         assert said(run(drafted, wanted, prompt=around)[0]) == plain
         assert plain[0].index(CLOSE) == budget - 32
-    assert drafted.engine.stats().num_accepted_tokens
+    assert drafted.engine.stats().spec_decode.num_accepted_tokens
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -75,7 +75,7 @@ def test_n_completions_share_the_prompt() -> None:
     output = complete(client, list(range(40)), greedy(n=3))
     assert [c.index for c in output.outputs] == [0, 1, 2]
     assert all(list(c.token_ids) == expected(list(range(40)), 8) for c in output.outputs)
-    assert client.engine.stats().num_prompt_tokens < 60  # of 120
+    assert client.engine.stats().steps.num_prompt_tokens < 60  # of 120
 
 
 def test_an_abort_between_steps_ends_once_and_frees_pages() -> None:
@@ -103,7 +103,7 @@ def test_prompt_logprobs_come_once_even_if_preempted() -> None:
     for name in "abc":
         client.add(name, Prompt([ord(name) - 90] * 30), greedy(max_tokens=40, prompt_logprobs=0))
     outputs = drain(client)
-    assert client.engine.stats().num_preemptions > 0
+    assert client.engine.stats().scheduler.num_preemptions > 0
     for output in outputs.values():
         assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
         assert [list(at or ()) for at in output.prompt_logprobs[1:]] == [[each] for each in output.prompt_token_ids[1:]]
@@ -113,14 +113,14 @@ def test_n_completions_compute_prompt_logprobs_once() -> None:
     client = null_client()
     output = complete(client, list(range(40)), greedy(n=3, prompt_logprobs=1))
     assert len(output.prompt_logprobs or ()) == 40
-    assert client.engine.stats().num_prompt_tokens == 40 + 2 * 8  # 32 of 40 are found by the others
+    assert client.engine.stats().steps.num_prompt_tokens == 40 + 2 * 8  # 32 of 40 are found by the others
 
 
 def test_counters_tell_prompt_from_output() -> None:
     client = null_client(max_num_batched_tokens=7)
     complete(client, list(range(10)), greedy(max_tokens=5))
     stats = client.engine.stats()
-    assert (stats.num_prompt_tokens, stats.num_generation_tokens) == (10, 5)
+    assert (stats.steps.num_prompt_tokens, stats.steps.num_generation_tokens) == (10, 5)
 
 
 def test_a_failing_step_ends_those_in_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_request_taken_back_while_its_step_runs_is_forgotten(behind: None) -> 
     assert list(outputs["a"].outputs[0].token_ids) == expected([5, 6], 4)
     assert list(outputs["b"].outputs[0].token_ids) == expected([1, 2, 11], 9)
     assert client.engine.scheduler.pool.num_used == 0
-    assert client.engine.stats().num_generation_tokens == 13
+    assert client.engine.stats().steps.num_generation_tokens == 13
 
 
 def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkey
     outputs = drain(client)
     assert outputs["a"].outputs[0].finish_reason == "error"
     assert list(outputs["b"].outputs[0].token_ids) == expected(list(range(40)), 8)
-    assert client.engine.stats().num_prompt_tokens == 40, "what the failed step should have written is not found"
+    assert client.engine.stats().steps.num_prompt_tokens == 40, "what the failed step should have written is not found"
 
 
 def test_a_delta_that_nobody_saw_goes_with_its_request(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_plain_requests_pass_by_those_whose_scores_must_wait() -> None:
     while client.busy:
         for output in client.step():
             if output.finished:
-                done[output.request_id] = client.engine.stats().num_steps
+                done[output.request_id] = client.engine.stats().steps.num_steps
     assert done["plain"] <= 2
     assert max(done.values()) <= 60 * 500 / 250
 
@@ -510,7 +510,7 @@ def test_settings_of_long_prompts_reach_the_steps(settings: dict[str, Any], step
     found = []
     while client.busy:
         client.step()
-        found.append(client.engine.stats().step_tokens)
+        found.append(client.engine.stats().steps.step_tokens)
     assert found[: len(steps)] == steps
 
 
@@ -574,7 +574,7 @@ def test_steps_are_counted_by_their_tokens() -> None:
     client.add("b", Prompt([5]), greedy(max_tokens=3))
     drain(client)
     stats = client.engine.stats()
-    by_bound = dict(zip((*STEP_BOUNDS, None), stats.step_sizes, strict=False))
+    by_bound = dict(zip((*STEP_BOUNDS, None), stats.steps.step_sizes, strict=False))
     assert by_bound[32] == 1 and by_bound[16] == 1  # a chunk of 32, then the other 8 and a token of b's
-    assert sum(stats.step_sizes) == stats.num_steps and stats.num_tokens == 40 + 1 + 2 + 2
-    assert "step_sizes" not in client.metrics() and client.metrics()["num_steps"] == stats.num_steps
+    assert sum(stats.steps.step_sizes) == stats.steps.num_steps and stats.steps.num_tokens == 40 + 1 + 2 + 2
+    assert "step_sizes" not in client.metrics() and client.metrics()["num_steps"] == stats.steps.num_steps

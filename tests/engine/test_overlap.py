@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,10 +13,10 @@ import torch
 
 from quintet.common.interrupts import Uninterrupted
 from quintet.config import EngineConfig
+from quintet.engine import startup
 from quintet.engine.engine import Engine
 from quintet.engine.request import PLACEHOLDER, CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, RowFunction
-from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import CacheLost, Capabilities
 from quintet.ops.embedding import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
@@ -83,13 +84,23 @@ def plain(max_tokens: int = 8, **more: Any) -> SamplingParams:
 class Served:
     """An engine whose device is behind the host."""
 
-    def __init__(self, overlap: bool = True, static: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        overlap: bool = True,
+        static: bool = False,
+        replaced: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
+        """replaced: functions of quintet.engine.startup that make a part, and what makes it in their place."""
         self.work = Work()
         given = {"load_format": "dummy", "skip_tokenizer_init": True, **SETTINGS, **settings}
         config = EngineConfig.from_kwargs(model=str(folder()), device="null", **given)
-        prepared = prepare(config, behind(self.work, overlap=overlap, static_shapes=static))
+        prepared = startup.prepare(config, behind(self.work, overlap=overlap, static_shapes=static))
         self.work.take(prepared.ranks.workers[0].ops)
-        self.engine: Engine = launch(prepared, progress=False)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, make in replaced.items():
+                patch.setattr(startup, name, make)
+            self.engine: Engine = startup.launch(prepared, progress=False)
         self.warm = set(self.work.calls)
         self.work.begin()
         self.interruptions = 0
@@ -170,8 +181,8 @@ def test_random_traffic_says_what_it_says_without_overlap(how: str, static: bool
         assert ours.run(*asks) == wanted, f"traffic {seed}"
         assert ours.run(*again(asks, wanted)) == theirs.run(*again(asks, wanted)), f"traffic {seed}, second turn"
     if "few pages" in how:
-        assert ours.engine.stats().num_preemptions > 0
-    assert ours.engine.stats().prefix_hits > 0 or "no prefix cache" in how
+        assert ours.engine.stats().scheduler.num_preemptions > 0
+    assert ours.engine.stats().scheduler.prefix_hits > 0 or "no prefix cache" in how
     assert max(ahead(ours.work)) > 0, "it never went ahead"
     assert not static or ours.work.calls <= ours.warm, "a program of a shape that was not compiled at the start"
 
@@ -392,7 +403,7 @@ def test_a_request_that_ends_by_a_token_has_one_row_too_many_and_it_is_dropped()
     (ended,) = served.run(Ask("a", [1, 2, 3], plain(9), frozenset([free.tokens[at]]))).values()
     assert (ended.tokens, ended.reason) == (free.tokens[: at + 1], "stop")
     assert len(served.work.requests) == at + 2
-    assert served.engine.stats().num_generation_tokens == 9 + at + 1
+    assert served.engine.stats().steps.num_generation_tokens == 9 + at + 1
 
 
 def test_pages_of_one_who_ended_go_to_another_while_its_last_row_still_runs() -> None:
@@ -411,7 +422,7 @@ def test_nobody_is_preempted_for_pages_that_a_running_step_sets_free() -> None:
     for overlap in (True, False):
         served = Served(overlap, num_pages=9, max_model_len=32, max_num_batched_tokens=32)
         served.run(*asks)
-        assert served.engine.stats().num_preemptions == 0
+        assert served.engine.stats().scheduler.num_preemptions == 0
 
 
 def test_a_page_that_an_unknown_token_fills_is_found_later() -> None:
@@ -421,7 +432,7 @@ def test_a_page_that_an_unknown_token_fills_is_found_later() -> None:
         served = Served(overlap)
         (said,) = served.run(Ask("a", [1, 2, 3], plain(10))).values()
         served.run(Ask("b", [1, 2, 3, *said.tokens], plain(1)))
-        found.append(served.engine.stats().prefix_hits)
+        found.append(served.engine.stats().scheduler.prefix_hits)
     assert found == [12, 12], "three pages of four; the token after them was never computed"
 
 
@@ -454,10 +465,10 @@ def test_every_rank_takes_what_the_first_one_sampled() -> None:
         settings = {"model": str(variant("llama", "plain").folder), "tensor_parallel_size": ranks, "dtype": "float32"}
         config = EngineConfig.from_kwargs(skip_tokenizer_init=True, max_model_len=64, num_pages=32, **settings)
         facts = Capabilities(devices=3, dtypes=(torch.float32,), overlap=overlap)
-        prepared = prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
+        prepared = startup.prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
         for worker in prepared.ranks.workers:
             worker.ops.__dict__["place_tokens"] = partial(_counted, placed, worker.place.rank)
-        engine = launch(prepared, progress=False)
+        engine = startup.launch(prepared, progress=False)
         tokens: dict[str, list[int]] = {}
         for name, prompt in {"a": [3, 1, 4], "b": [1, 5], "c": [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]}.items():
             engine.add(Ask(name, prompt).admitted())

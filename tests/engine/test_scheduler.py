@@ -99,7 +99,7 @@ def test_drafts_are_no_prompt() -> None:
     a = add(s, "a", range(2), 0)
     assert run(s) == {"a": 2}
     a.guess([5, 6, 7])
-    assert s._share(a, StepPlan(), a.num_computed) == 4
+    assert s._token_budget(a, StepPlan(), a.num_computed) == 4
 
 
 def test_so_many_prompts_are_partly_computed_at_once() -> None:
@@ -197,7 +197,7 @@ def test_a_cached_beginning_is_not_computed_again() -> None:
     s.remove(a)
     b = add(s, "b", range(11), 1)
     assert run(s) == {"b": 3} and b.num_cached == 8
-    assert s.num_hits == 8 and s.num_queries == 22
+    assert s.stats().prefix_hits == 8 and s.stats().prefix_queries == 22
 
 
 def test_at_least_one_token_is_computed() -> None:

@@ -28,9 +28,9 @@ def test_awake_again_it_gives_the_same_tokens_and_has_forgotten_beginnings(level
     assert client.engine.sleep(level) == pages == used
     assert client.engine.asleep == level and client.prepared.ranks.workers[0].memory().free == TOTAL
     client.wake_up()
-    before = client.engine.stats().num_prompt_tokens
+    before = client.engine.stats().steps.num_prompt_tokens
     assert list(complete(client, PROMPT, greedy()).outputs[0].token_ids) == expected(PROMPT, 8)
-    assert client.engine.stats().num_prompt_tokens == before + 40, "nothing was found in the prefix cache"
+    assert client.engine.stats().steps.num_prompt_tokens == before + 40, "nothing was found in the prefix cache"
     assert TOTAL - client.prepared.ranks.workers[0].memory().free == pages
 
 

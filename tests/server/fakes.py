@@ -14,7 +14,7 @@ from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
-from quintet.engine.observability.stats import Stats
+from quintet.engine.observability.stats import SchedulerStats, Stats
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest
@@ -229,7 +229,7 @@ class FakeBackend:
         await self.sleep(0)
 
     def stats(self) -> Stats:
-        return Stats(len(self.running), 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=self.asleep)
+        return Stats(SchedulerStats(num_running=len(self.running)), asleep=self.asleep)
 
     def engines(self) -> list[tuple[ModelInfo, Stats]]:
         return [] if self.trouble() else [(self.served, self.stats())]

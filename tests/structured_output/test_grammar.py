@@ -207,7 +207,7 @@ def test_preempted_requests_go_on_where_they_were() -> None:
     wanted = [params(regex="[a-z]{60}", seed=seed, max_tokens=100) for seed in range(6)]
     roomy, tight = client(), client(num_pages=24, page_size=4, max_model_len=88)
     expected, found = ask(roomy, *wanted, prompt=Prompt([5, 6, 7])), ask(tight, *wanted, prompt=Prompt([5, 6, 7]))
-    assert tight.engine.scheduler.num_preemptions > 0
+    assert tight.engine.scheduler.stats().num_preemptions > 0
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
     assert all(re.fullmatch("[a-z]{60}", text) for text in texts(found))
 
@@ -500,7 +500,7 @@ def test_guessed_tokens_are_held_to_the_grammar_that_they_stand_in() -> None:
         said.append([(list(o.outputs[0].token_ids), o.outputs[0].finish_reason, o.outputs[0].text) for o in outputs])
     assert said[0] == said[1]
     stats = served.engine.stats()
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0 < stats.spec_decode.num_accepted_tokens < stats.spec_decode.num_draft_tokens
 
 
 LETTER = {
@@ -528,28 +528,28 @@ def test_what_a_grammar_alone_decides_takes_no_steps(monkeypatch: pytest.MonkeyP
         served = client(enable_prefix_caching=False)
         said.append(told(served, *wanted))
         stats = served.engine.stats()
-        steps.append(stats.num_steps)
-        assert bool(stats.num_jumped) == bool(most)
-        assert stats.num_generation_tokens >= sum(len(ids) for ids, *_ in said[-1])
+        steps.append(stats.steps.num_steps)
+        assert bool(stats.steps.num_jumped) == bool(most)
+        assert stats.steps.num_generation_tokens >= sum(len(ids) for ids, *_ in said[-1])
     assert said[0] == said[1] == said[2]
     assert steps[2] < steps[1] < steps[0]
     (alone,) = told(served, params(regex="(ab){9}[0-9](cd){9}", max_tokens=150))
-    assert len(alone[0]) > 30 and served.engine.stats().num_steps - steps[2] <= 3
+    assert len(alone[0]) > 30 and served.engine.stats().steps.num_steps - steps[2] <= 3
 
 
 def test_where_each_token_is_looked_at_each_is_drawn(shared: EngineClient) -> None:
     """Log-probabilities are the model's; bad words and allowed tokens may forbid what the grammar wants."""
-    before = shared.engine.stats().num_jumped
+    before = shared.engine.stats().steps.num_jumped
     free, drawn = told(shared, params(json=LETTER, seed=1), params(json=LETTER, seed=1, logprobs=1))
     assert free == drawn
     (output,) = ask(shared, params(json=LETTER, seed=1, logprobs=1))
     assert len(output.outputs[0].logprobs or ()) == len(output.outputs[0].token_ids)
-    after = shared.engine.stats().num_jumped
+    after = shared.engine.stats().steps.num_jumped
     assert after > before
     allowed = [token_id for token_id in range(SIZE) if token_id != free[0][2]]
     (stuck,) = ask(shared, params(json=LETTER, seed=1, allowed_token_ids=allowed))
     assert "no token is left to draw" in (stuck.outputs[0].error or "")
-    assert shared.engine.stats().num_jumped == after
+    assert shared.engine.stats().steps.num_jumped == after
 
 
 def test_a_step_behind_another_lands_before_a_jump() -> None:
@@ -567,14 +567,14 @@ def test_a_step_behind_another_lands_before_a_jump() -> None:
         found = run(served)
         assert all(deltas[-1].error is None for deltas in found.values()), found
         said.append({name: [i for delta in deltas for i in delta.token_ids] for name, deltas in found.items()})
-        steps.append(served.stats().num_steps)
+        steps.append(served.stats().steps.num_steps)
     assert said[0] == said[1] and steps[1] < steps[0]
 
 
 def test_user_code_that_edits_logits_sees_every_token() -> None:
     served = client(logits_processors=[Meddler])
     told(served, params(json=LETTER))
-    assert served.engine.stats().num_jumped == 0
+    assert served.engine.stats().steps.num_jumped == 0
 
 
 def test_beams_are_held_to_a_shape_too() -> None:

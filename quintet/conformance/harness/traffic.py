@@ -106,7 +106,7 @@ class Served:
             between(step)
             step += 1
             require(step < MOST_STEPS, f"requests still run after {step} steps: {sorted(self._said)}")
-        left = self.stats.kv_usage
+        left = self.stats.scheduler.kv_usage
         require(left == 0, f"all requests have ended, and they hold {left:.0%} of the pages")
         return self._said
 

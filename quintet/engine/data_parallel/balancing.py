@@ -58,7 +58,8 @@ class LoadBalancer:
 
     def hear(self, engine: int, stats: Stats) -> None:
         """Updates the load that an engine has from other senders."""
-        self._others[engine] = max(0, stats.num_running + stats.num_waiting - self._own[engine])
+        queues = stats.scheduler
+        self._others[engine] = max(0, queues.num_running + queues.num_waiting - self._own[engine])
 
     def forget(self) -> None:
         """Clears the known prefixes, after the engines' prefix caches were emptied."""

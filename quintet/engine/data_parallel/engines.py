@@ -200,8 +200,10 @@ class Engines:
 
     def stats(self) -> Stats:
         """Returns the total of the engines' last reports. Any thread may call it."""
-        told = total([each for each in self._stats if each is not None])
-        return told if self._ids else replace(told, num_running=0, num_waiting=0, kv_usage=0.0)
+        stats = total([each for each in self._stats if each is not None])
+        if self._ids:
+            return stats
+        return replace(stats, scheduler=replace(stats.scheduler, num_running=0, num_waiting=0, kv_usage=0.0))
 
     def stats_of_each(self) -> list[Stats | None]:
         """Returns the last report of each engine; None: it has sent none yet."""

@@ -28,7 +28,7 @@ class BatchBuilder:
         tokens have segments."""
         self._types = types
         self._page_size, self._groups, self._states = page_size, range(groups), states
-        self._fixed, self._captured = fixed, CaptureSizes(captured)
+        self.fixed, self._captured = fixed, CaptureSizes(captured)
         self._count = np.arange(256, dtype=np.int32)  # 0, 1, 2, ...; views of it are given out and never written to
 
     def build(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
@@ -43,8 +43,8 @@ class BatchBuilder:
             batch, rows = self._decode(requests)
         else:
             batch, rows = self._mixed(requests, plan)
-        if self._fixed:
-            return pad(batch, self._fixed), rows
+        if self.fixed:
+            return pad(batch, self.fixed), rows
         return self._captured.pad(batch), rows
 
     def _decode(self, requests: list[Request]) -> tuple[HostBatch, OutputRows]:

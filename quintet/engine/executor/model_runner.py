@@ -2,11 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +14,13 @@ from tqdm import tqdm
 from quintet.engine.executor.batch_builder import BatchBuilder
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker import PreviousTokens, Worker
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.sampling.logits_processors import ProcessorFailed
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, likeliest
 from quintet.engine.scheduler import StepPlan
-from quintet.interface.platform import Channel
-from quintet.interface.types import HostBatch, Outputs, ShapeBucket
+from quintet.interface.types import HostBatch
 from quintet.model_loader.weight_files import Weights
 from quintet.outputs import TokenLogprobs
 
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from quintet.engine.pooling.heads import Numbers
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class StepResult(NamedTuple):
@@ -45,6 +41,9 @@ class StepResult(NamedTuple):
     pooled: Mapping[Request, "Numbers | str"] = {}  # texts with complete numbers, or why they have none
 
 
+Agree = Callable[[StepPlan, StepResult | Exception], StepResult | Exception]
+
+
 @dataclass
 class Forward:
     """A step with a started model, and which of its rows are drawn or scored."""
@@ -52,52 +51,6 @@ class Forward:
     rows: OutputRows
     given: Tensor  # for each of them: logits, or hidden states
     failed: dict[Request, str] = field(default_factory=dict)  # requests that nothing could be drawn for, and why
-
-
-class RemoteRanks(Protocol):
-    """The processes of the other ranks, where this one has started them."""
-
-    @property
-    def pids(self) -> list[int]: ...
-
-    def close(self) -> None: ...
-
-
-class WorkerGroup:
-    """The workers of one model in this process. More than one run side by side in threads, and meet in their
-    collectives; where ranks are processes, there is one here, and `others` are the rest."""
-
-    def __init__(self, size: int, make: Callable[[int], Worker], others: RemoteRanks | None = None) -> None:
-        self.others = others
-        self._pool = ThreadPoolExecutor(size, thread_name_prefix="rank") if size > 1 else None
-        self.workers: list[Worker] = self._each([partial(make, rank) for rank in range(size)])
-
-    @property
-    def channel(self) -> Channel | None:
-        """Channel to the other ranks, where they are processes."""
-        return self.workers[0].comm.channel
-
-    def each(self, call: Callable[[Worker], T]) -> list[T]:
-        """The call on every worker, in rank order."""
-        return self._each([partial(call, worker) for worker in self.workers])
-
-    def _each(self, calls: Sequence[Callable[[], T]]) -> list[T]:
-        if self._pool is None:
-            return [call() for call in calls]
-        futures = [self._pool.submit(call) for call in calls]
-        return [future.result() for future in futures]
-
-    def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
-        """One step on all ranks -> what it gives, which every rank has alike."""
-        if self._pool is None:
-            return self.workers[0].run(host, carried)
-        return self.each(lambda worker: worker.run(host, carried))[0]
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        if self.others is not None:
-            self.others.close()
 
 
 class SampledTokens:
@@ -144,17 +97,26 @@ class StepRunner:
     A step has two halves, both called in torch's inference mode: forward() starts the model, draw() the rest.
     """
 
-    # how a step ended on all ranks, where ranks are processes: see parallel/step_agreement.py
-    agreed: "Callable[[StepPlan, StepResult | Exception], StepResult | Exception] | None" = None
-    carries = False  # whether a step may be started before the host knows the results of the one before it
-    edited = False  # whether user code (logits processors) may change what is drawn
-
-    def __init__(
-        self, ranks: WorkerGroup, batches: BatchBuilder, fixed: Sequence[ShapeBucket], spans: Spans | None
-    ) -> None:
+    def __init__(self, ranks: WorkerGroup, batches: BatchBuilder, spans: Spans | None, agreement: Agree | None) -> None:
+        """agreement: on how each step ended, where ranks are processes (parallel/step_agreement.py)."""
         self.spans = spans or Spans()
-        self._ranks, self._batches, self._fixed = ranks, batches, fixed
+        self._ranks, self._batches, self._fixed, self._agreement = ranks, batches, batches.fixed, agreement
         self._device = ranks.workers[0].device
+
+    @property
+    def supports_overlap(self) -> bool:
+        """True if a step may be started before the host knows the results of the one before it."""
+        return False
+
+    @property
+    def has_processors(self) -> bool:
+        """True if user code (logits processors) may change the sampled tokens."""
+        return False
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages: so many steps run at the same time."""
+        return 1
 
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the model."""
@@ -174,6 +136,10 @@ class StepRunner:
     def looks_back(self, forward: Forward) -> bool:
         """True if the host must have the results of the step before to draw this one."""
         return False
+
+    def agree(self, plan: StepPlan, result: StepResult | Exception) -> StepResult | Exception:
+        """Returns how a step ended on all ranks."""
+        return result if self._agreement is None else self._agreement(plan, result)
 
     def warm_up(self, progress: bool) -> None:
         """Runs an empty step of each size, to compile them now."""
@@ -223,25 +189,22 @@ class ModelRunner(StepRunner):
         ranks: WorkerGroup,
         sampler: Sampler,
         batches: BatchBuilder,
-        fixed: Sequence[ShapeBucket] = (),
         overlap: bool = False,
         spans: Spans | None = None,
+        agreement: Agree | None = None,
     ) -> None:
-        """`fixed`: the sizes of all steps, where shapes are fixed."""
-        super().__init__(ranks, batches, fixed, spans)
+        super().__init__(ranks, batches, spans, agreement)
         self._sampler, self._device = sampler, sampler.device
         self._kept: SampledTokens | None = None
         if overlap and sampler.device is ranks.workers[0].device:
-            self._kept = SampledTokens(ranks.workers[0], max((each.rows for each in fixed), default=0))
+            self._kept = SampledTokens(ranks.workers[0], max((each.rows for each in self._fixed), default=0))
 
     @property
-    def carries(self) -> bool:  # type: ignore[override]
-        """True if a step may be started before the host knows what the one before it draws."""
+    def supports_overlap(self) -> bool:
         return self._kept is not None
 
     @property
-    def edited(self) -> bool:  # type: ignore[override]
-        """True if user code (logits processors) may change what is drawn."""
+    def has_processors(self) -> bool:
         return self._sampler.edited
 
     def looks_back(self, forward: Forward) -> bool:

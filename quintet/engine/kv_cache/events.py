@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quintet.config import KVEventsConfig
+from quintet.engine.step_hook import StepHook
 
-if TYPE_CHECKING:  # a journal alone needs it, and not every machine that runs a model has it
+if TYPE_CHECKING:  # a journal alone needs zmq, and not every machine that runs a model has it
     import zmq
+
+    from quintet.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,7 @@ def group_of(digest: bytes) -> int | None:
     return int.from_bytes(digest[16:], "little") or None
 
 
-class KVEventLog:
+class KVEventLog(StepHook):
     """Changes of the prefix cache since they were last published. The pool and its tables write to it."""
 
     def __init__(self, publisher: "Publisher", page_size: int, layout: str) -> None:
@@ -110,6 +113,12 @@ class KVEventLog:
             events, self._events = self._events, []
             batch: list[Any] = [_array(event) for event in events] if self._as_array else [*events]
             self._publisher.send(EventBatch(time.time(), batch))
+
+    def after_compute(self, scheduler: "Scheduler", running: bool) -> None:
+        self.publish()
+
+    def reset_prefix_cache(self) -> None:
+        self.publish()
 
     def close(self) -> None:
         self._publisher.close()

@@ -1,12 +1,13 @@
 """The pages of the KV cache: how many hold each, and the hash under which each is found again.
 
 A page is free or held by one or more requests. A full page may stand in the prefix cache under the hash of all tokens
-up to its end (tables.py makes it); it keeps that hash when it becomes free, until it is taken for something else. The
+up to its end (manager.py makes it); it keeps that hash when it becomes free, until it is taken for something else. The
 free pages are a queue: the one that was released longest ago is taken first.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from quintet.engine.kv_cache.events import KVEventLog
 
@@ -16,23 +17,27 @@ NULL_PAGE = 0  # the page that padded tokens write to; never given out
 class PagePool:
     """Pages 1..num_pages - 1, counted and shared."""
 
-    def __init__(self, num_pages: int, caching: bool = True) -> None:
+    def __init__(self, num_pages: int, caching: bool = True, journal: KVEventLog | None = None) -> None:
+        """journal: of changes of the prefix cache, if they are published."""
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
         self.num_pages, self.caching = num_pages, caching
-        self.journal: KVEventLog | None = None  # of changes of the prefix cache, if they are published
+        self.journal: Final = journal
         self.losses = 0  # how often pages left the prefix cache; what was found before may be gone
-        self.clear()
+        self._free_all()
 
     def clear(self) -> None:
         """Frees all pages and empties the prefix cache, whatever the bookkeeping held."""
+        self._free_all()
+        self.losses += 1
+        if self.journal is not None:
+            self.journal.cleared()
+
+    def _free_all(self) -> None:
         self._free: OrderedDict[int, None] = OrderedDict((page, None) for page in range(1, self.num_pages))
         self._holders = [0] * self.num_pages
         self._hash_of: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        self.losses += 1
-        if self.journal is not None:
-            self.journal.cleared()
 
     @property
     def num_free(self) -> int:

@@ -15,8 +15,8 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,15 @@ from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, Rows
 from quintet.engine.kv_transfer.multi_source import Source, either
 from quintet.engine.kv_transfer.p2p.transfers import Transfer
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
+from quintet.engine.observability.stats import KVConnectorStats, PageTransferStats, Stats
 from quintet.engine.request import Request
+from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import CacheLost, DeviceLost
 from quintet.model_loader.weight_files import Weights
 
-if TYPE_CHECKING:  # it copies by the runner's workers, and the runner knows the scheduler
+if TYPE_CHECKING:  # the copier uses the runner's workers, the runner knows the scheduler, and that this manager
     from quintet.engine.kv_transfer.page_copier import PageCopier
+    from quintet.engine.scheduler import Scheduler, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +64,8 @@ class PendingLoad:
     failed: str = ""  # why some pages did not arrive
 
 
-@dataclass
-class TransferStats:
-    """Counters since the start."""
-
-    asked: int = 0  # tokens of prompts that were looked up in the KV connector
-    loaded: int = 0  # pages that were loaded
-    stored: int = 0  # pages that were stored
-    failures: int = 0  # pages that failed to load, though they were there
-
-
-class KVTransferManager:
-    """Loads and stores of one connector. The scheduler calls `ask()`; the rest is called between steps."""
+class KVTransferManager(StepHook):
+    """Loads and stores of one connector. The scheduler calls `ask()`; as a step hook, it copies pages between steps."""
 
     def __init__(  # noqa: PLR0913  # the last are for engines with peers, or with rank processes
         self,
@@ -101,7 +94,8 @@ class KVTransferManager:
         self._queued: dict[Request, int] = {}  # requests that will load so many pages when there is room
         self._copying: tuple[list[bytes], Callable[[], Rows]] | None = None
         self._at_once = copies.at_once  # pages
-        self.counts = TransferStats()
+        self._num_asked = 0  # tokens of prompts that were looked up in the KV connector
+        self._num_loaded = self._num_stored = self._num_failed = 0  # pages
 
     @property
     def held(self) -> list[list[int]]:
@@ -113,10 +107,10 @@ class KVTransferManager:
         """Returns the number of requests that wait for pages, or for a look-up."""
         return len(self._arrivals) + len(self._lookups)
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """Returns the counters of transfers with other engines, as fields of Stats."""
-        return {} if self.transfer is None else self.transfer.counts()
+    def add_stats(self, stats: Stats) -> Stats:
+        counts = KVConnectorStats(self._num_asked, self._num_stored, self._num_loaded, self._num_failed)
+        page_transfer = PageTransferStats() if self.transfer is None else self.transfer.stats()
+        return replace(stats, kv_connector=counts, page_transfer=page_transfer)
 
     # ------------------------------------------------------------------------------------------------------- arriving
 
@@ -203,7 +197,7 @@ class KVTransferManager:
         self._queued.pop(request, None)
         self._found.pop(request, None)
         if request.num_preemptions == 0:
-            self.counts.asked += request.num_prompt - here
+            self._num_asked += request.num_prompt - here
 
     def _begin(self, request: Request, source: Source, held: list[int], missing: list[bytes], here: int) -> None:
         with Uninterrupted():
@@ -211,28 +205,36 @@ class KVTransferManager:
             pages = self._pool.take(len(missing))
             self._arrivals[request] = PendingLoad(source.load(missing), held, pages, missing, here)
 
-    def bring_in(self) -> list[tuple[Request, str]]:
-        """Writes pages that have arrived into the KV cache -> requests that have to end, and why."""
-        self.connector.changed.clear()
-        if self.council is not None and self.council.due:
-            self._meet(self.council)
-        ended = []
-        for request, arrival in list(self._arrivals.items()):
-            self._write(request, arrival)
-            late = time.monotonic() - arrival.heard > self._patience
-            if late and not arrival.load.done:
-                self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
-                arrival.load.cancel()
-            if arrival.load.done:
-                self._end(request)
-                if arrival.failed:
-                    logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.failed)
-                there = self._tables.find(request).tokens
-                request.num_fetched = min(there, request.num_fetched + there - arrival.here)
-                request.num_there = 0 if arrival.failed else there
-                if arrival.failed and self._fails:
-                    ended.append((request, f"pages of its prompt could not be loaded: {arrival.failed}"))
-        return ended
+    @property
+    def waits_for_steps(self) -> bool:
+        """True if the ranks have something to agree on."""
+        return self.council is not None and self.council.due
+
+    def before_step(self, fail: Fail) -> None:
+        """Writes pages that have arrived into the KV cache, and fails requests that cannot go on without theirs."""
+        with Uninterrupted():
+            self.connector.changed.clear()
+            if self.council is not None and self.council.due:
+                self._meet(self.council)
+            for request, arrival in list(self._arrivals.items()):
+                self._write(request, arrival)
+                late = time.monotonic() - arrival.heard > self._patience
+                if late and not arrival.load.done:
+                    self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
+                    arrival.load.cancel()
+                if arrival.load.done:
+                    self._finish(request, arrival, fail)
+
+    def _finish(self, request: Request, arrival: PendingLoad, fail: Fail) -> None:
+        """Ends a load: its request finds the pages in the prefix cache."""
+        self._end(request)
+        if arrival.failed:
+            logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.failed)
+        there = self._tables.find(request).tokens
+        request.num_fetched = min(there, request.num_fetched + there - arrival.here)
+        request.num_there = 0 if arrival.failed else there
+        if arrival.failed and self._fails:
+            fail(request, f"pages of its prompt could not be loaded: {arrival.failed}")
 
     def _write(self, request: Request, arrival: PendingLoad) -> None:
         """Writes some of the arrived pages; a page can be found as soon as its write is submitted to the device."""
@@ -246,7 +248,7 @@ class KVTransferManager:
         if not self._copied(partial(self.copies.write, pages, arrived.rows), by_all=True):
             self._fail(arrival, len(pages), "they could not be copied to the device")
             return
-        self.counts.loaded += len(pages)
+        self._num_loaded += len(pages)
         journal = self._pool.journal
         positions = {} if journal is None else {digest: at for at, digest in enumerate(request.page_hashes)}
         for page, place in zip(pages, arrived.places, strict=True):
@@ -255,12 +257,8 @@ class KVTransferManager:
                 log_stored(journal, request, digest, positions[digest[:HASH]], self._tables.page_size)
 
     def _fail(self, arrival: PendingLoad, count: int, why: str) -> None:
-        self.counts.failures += count
+        self._num_failed += count
         arrival.failed = arrival.failed or why
-
-    def wait(self) -> None:
-        """Waits a moment, or until something has arrived."""
-        self.connector.changed.wait(WAIT)
 
     def give_way(self) -> bool:
         """Drops the latest load, since a running request needs pages; its request asks again when there is room.
@@ -293,13 +291,13 @@ class KVTransferManager:
 
     # -------------------------------------------------------------------------------------------------------- leaving
 
-    def offer(self, entered: Iterable[Entered]) -> None:
+    def after_step(self, plan: "StepPlan") -> None:
         """Stores pages that a finished step has computed: they are copied piece by piece, the last while the next step
         runs. They need not be held: the next owner of such a page writes to it after the copy."""
-        self.settle()
-        new = [each for each in entered if self._is_new(*each)] if self.connector.keeps else []
+        self._settle()
+        new = [each for each in plan.entered if self._is_new(*each)] if self.connector.keeps else []
         for first in range(0, len(new), self._at_once):
-            self.settle()
+            self._settle()
             pages, digests = zip(*new[first : first + self._at_once], strict=True)
             self._copied(partial(self._copy, pages, [self._root + digest for digest in digests]))
 
@@ -307,7 +305,14 @@ class KVTransferManager:
         """Returns whether the page still has this content, and the connector does not."""
         return self._pool.digest(page) == digest and not self.connector.has(self._root + digest)
 
-    def settle(self) -> None:
+    def after_compute(self, scheduler: "Scheduler", running: bool) -> None:
+        """Without requests, finishes storing pages. While no step runs, waits a moment for pages of requests."""
+        if not (scheduler.running or scheduler.waiting):
+            self._settle()
+        elif self.arriving and not running:
+            self.connector.changed.wait(WAIT)
+
+    def _settle(self) -> None:
         """Waits for the copies in progress, and hands their pages to the connector, or to the transfer."""
         if self.transfer is not None:
             self._copied(self.transfer.settle)
@@ -331,7 +336,7 @@ class KVTransferManager:
         rows = wait()
         with Uninterrupted():
             self.connector.store(keys, rows)
-        self.counts.stored += len(keys)
+        self._num_stored += len(keys)
 
     def _copied(self, copy: Callable[[], None], by_all: bool = False) -> bool:
         """Runs a copy, and returns whether it succeeded. A failed copy fails no request; a device error does, and so
@@ -349,7 +354,7 @@ class KVTransferManager:
 
     # --------------------------------------------------------------------------------------------------- starting over
 
-    def forget(self) -> None:
+    def start_over(self) -> None:
         """Drops all loads and copies after the pool was reset: no page is held, and arriving pages are discarded."""
         for arrival in self._arrivals.values():
             arrival.load.cancel()
@@ -363,7 +368,7 @@ class KVTransferManager:
         if self.transfer is not None:
             self.transfer.forget()
 
-    def reset(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Changes the root of all keys: pages stored before are not found any more, and a later start does not find
         pages stored from now on, which may have other weights."""
         for request in [*self._arrivals, *self._lookups, *self._found]:
@@ -375,7 +380,7 @@ class KVTransferManager:
         with Uninterrupted():
             self.connector.clear()
 
-    def reweigh(self, weights: Weights | Path | None) -> None:
+    def reload_weights(self, weights: Weights | Path | None) -> None:
         """Passes changed weights to the transfer: to other engines this is another checkpoint now."""
         if self.transfer is not None:
             self.transfer.reweigh(Weights(weights) if isinstance(weights, Path) else weights)

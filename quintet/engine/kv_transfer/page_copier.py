@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_transfer.connector import Rows
 from quintet.engine.kv_transfer.head_slices import ALIGNED
 from quintet.interface.types import IntArray

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_transfer.head_slices import Grid, SliceSpec, heads_of, lie, shares
 from quintet.engine.kv_transfer.p2p.consumer import From
 from quintet.engine.kv_transfer.p2p.protocol import Part

@@ -3,42 +3,43 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 
 from quintet.engine.observability.request_stats import RequestStats
 from quintet.engine.observability.stats import STEP_BOUNDS, Stats
 
-# vLLM's names -> fields of Stats that show as they are
+# vLLM's names -> numbers of Stats that show as they are
 GAUGES: Mapping[str, str] = {
-    "vllm:num_requests_running": "num_running",
-    "vllm:num_requests_waiting": "num_waiting",
-    "vllm:kv_cache_usage_perc": "kv_usage",
-    "quintet:expert_balancedness": "expert_balancedness",
+    "vllm:num_requests_running": "scheduler.num_running",
+    "vllm:num_requests_waiting": "scheduler.num_waiting",
+    "vllm:kv_cache_usage_perc": "scheduler.kv_usage",
+    "quintet:expert_balancedness": "experts.expert_balancedness",
 }
 COUNTERS: Mapping[str, str] = {  # a scrape writes _total behind these
-    "vllm:prefix_cache_queries": "prefix_queries",
-    "vllm:prefix_cache_hits": "prefix_hits",
-    "vllm:external_prefix_cache_queries": "external_queries",
-    "vllm:external_prefix_cache_hits": "external_hits",
-    "vllm:prompt_tokens_cached": "cached_tokens",
-    "vllm:num_preemptions": "num_preemptions",
-    "vllm:generation_tokens": "num_generation_tokens",
-    "vllm:spec_decode_num_drafts": "num_drafts",
-    "vllm:spec_decode_num_draft_tokens": "num_draft_tokens",
-    "vllm:spec_decode_num_accepted_tokens": "num_accepted_tokens",
-    "quintet:steps": "num_steps",
-    "quintet:jump_forward_tokens": "num_jumped",
-    "quintet:kv_pages_stored": "pages_stored",
-    "quintet:kv_pages_loaded": "pages_loaded",
-    "quintet:kv_pages_failed": "pages_failed",
-    "quintet:expert_placements": "expert_placements",
-    "quintet:experts_moved": "experts_moved",
-    "quintet:kv_transfer_pages_taken": "pages_taken",
-    "quintet:kv_transfer_bytes_taken": "bytes_taken",
-    "quintet:kv_transfer_seconds_taken": "seconds_taken",
-    "quintet:kv_transfer_pages_given": "pages_given",
-    "quintet:kv_transfer_bytes_given": "bytes_given",
-    "quintet:kv_transfer_peers_refused": "peers_refused",
-    "quintet:kv_transfer_loans_refused": "loans_refused",
+    "vllm:prefix_cache_queries": "scheduler.prefix_queries",
+    "vllm:prefix_cache_hits": "scheduler.prefix_hits",
+    "vllm:external_prefix_cache_queries": "kv_connector.external_queries",
+    "vllm:external_prefix_cache_hits": "scheduler.external_hits",
+    "vllm:prompt_tokens_cached": "scheduler.cached_tokens",
+    "vllm:num_preemptions": "scheduler.num_preemptions",
+    "vllm:generation_tokens": "steps.num_generation_tokens",
+    "vllm:spec_decode_num_drafts": "spec_decode.num_drafts",
+    "vllm:spec_decode_num_draft_tokens": "spec_decode.num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "spec_decode.num_accepted_tokens",
+    "quintet:steps": "steps.num_steps",
+    "quintet:jump_forward_tokens": "steps.num_jumped",
+    "quintet:kv_pages_stored": "kv_connector.pages_stored",
+    "quintet:kv_pages_loaded": "kv_connector.pages_loaded",
+    "quintet:kv_pages_failed": "kv_connector.pages_failed",
+    "quintet:expert_placements": "experts.expert_placements",
+    "quintet:experts_moved": "experts.experts_moved",
+    "quintet:kv_transfer_pages_taken": "page_transfer.pages_taken",
+    "quintet:kv_transfer_bytes_taken": "page_transfer.bytes_taken",
+    "quintet:kv_transfer_seconds_taken": "page_transfer.seconds_taken",
+    "quintet:kv_transfer_pages_given": "page_transfer.pages_given",
+    "quintet:kv_transfer_bytes_given": "page_transfer.bytes_given",
+    "quintet:kv_transfer_peers_refused": "page_transfer.peers_refused",
+    "quintet:kv_transfer_loans_refused": "page_transfer.loans_refused",
 }
 
 
@@ -87,14 +88,15 @@ def metrics_of(stats: Stats, counts: RequestStats, model: str) -> list[Metric]:
 
 
 def _of_engine(stats: Stats, labels: dict[str, str]) -> Iterator[Metric]:
-    for name, field in GAUGES.items():
-        yield Gauge(name, dict(labels), float(getattr(stats, field)))
-    for name, field in COUNTERS.items():
-        yield Counter(name, dict(labels), getattr(stats, field))
-    yield Counter("vllm:prompt_tokens", dict(labels), stats.num_prompt_tokens + stats.cached_tokens)
-    yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", dict(labels), list(stats.accepted_at))
-    buckets = _buckets(STEP_BOUNDS, stats.step_sizes)
-    yield Histogram("vllm:iteration_tokens_total", dict(labels), buckets["+Inf"], float(stats.num_tokens), buckets)
+    steps = stats.steps
+    for name, path in GAUGES.items():
+        yield Gauge(name, dict(labels), float(attrgetter(path)(stats)))
+    for name, path in COUNTERS.items():
+        yield Counter(name, dict(labels), attrgetter(path)(stats))
+    yield Counter("vllm:prompt_tokens", dict(labels), steps.num_prompt_tokens + stats.scheduler.cached_tokens)
+    yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", dict(labels), list(stats.spec_decode.accepted_at))
+    buckets = _buckets(STEP_BOUNDS, steps.step_sizes)
+    yield Histogram("vllm:iteration_tokens_total", dict(labels), buckets["+Inf"], float(steps.num_tokens), buckets)
 
 
 def _of_requests(counts: RequestStats, labels: dict[str, str]) -> Iterator[Metric]:

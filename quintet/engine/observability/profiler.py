@@ -6,12 +6,16 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config.observability import ProfilerConfig
 from quintet.engine.observability.chrome_trace import EVENT_BYTES, write
 from quintet.engine.observability.spans import Spans
+from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import Platform, Recording
+
+if TYPE_CHECKING:
+    from quintet.engine.scheduler import Scheduler, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +30,8 @@ class Trace(NamedTuple):
     ended: str  # why
 
 
-class Profiler:
-    """Profiler of one engine. One trace at a time; without one, a step costs one check of `running`."""
+class Profiler(StepHook):
+    """Profiler of one engine; a hook of its steps where traces are allowed. One trace at a time."""
 
     def __init__(self, config: ProfilerConfig = _OFF, platform: Platform | None = None) -> None:
         """OSError if the folder cannot be made or written to."""
@@ -68,7 +72,24 @@ class Profiler:
             raise ValueError("no trace runs; start one before it is stopped")
         return last
 
-    def stepped(self) -> None:
+    def before_step(self, fail: Fail) -> None:
+        if self.spans.events is not None:
+            self.spans.begin()
+
+    def before_launch(self, plan: "StepPlan") -> None:
+        if self.spans.events is not None:
+            self.spans.lap("schedule", plan)
+
+    def after_step(self, plan: "StepPlan") -> None:
+        if self.spans.events is not None:
+            self.spans.lap("finish", plan)
+
+    def after_compute(self, scheduler: "Scheduler", running: bool) -> None:
+        if self.running:
+            self.spans.end("step", scheduler)
+            self._stepped()
+
+    def _stepped(self) -> None:
         """A step is over: the trace begins, goes on or ends. What fails ends the trace, not the engine."""
         try:
             if self.spans.events is not None:

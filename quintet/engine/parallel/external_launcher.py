@@ -115,24 +115,19 @@ class Mirrored(Leader):
     """Engine of each externally launched rank. It sends no calls: before a step all ranks compare the calls that they
     got."""
 
-    def lead(self, channel: Channel) -> None:
-        super().lead(channel)
-        self._name = "a rank"
+    _name = "a rank"
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; all ranks wait for its grammar: it must be there on every rank."""
-        if self._channel is None:
-            return super().add(admitted)
         item = inbox.added(replace(admitted, arrival=0.0))  # clocks differ
         Engine.add(self, admitted)
         self._items.append(item)
         self.wait_for_grammars()
 
     def _tell(self, joint: inbox.Joint | None) -> None:
-        assert self._channel is not None
         self._number += 1
         items, self._items = self._items, []
-        traced = self.profiler.running and self._spans.events is not None
+        traced = self.profiler.spans.events is not None
         asked = hashlib.sha256(inbox.encode(self._number, items, traced, joint)).digest()
         notes = self._channel.exchange(asked)
         others = [str(rank) for rank, note in enumerate(notes) if note != notes[0]]

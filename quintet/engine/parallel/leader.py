@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.common.interrupts import Uninterrupted
-from quintet.engine.engine import Engine
+from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.request import CoreRequest
@@ -24,27 +24,24 @@ MENDABLE = (ValueError, NotImplementedError, OSError, MemoryError)  # after whic
 class Leader(Engine):
     """Sends added and aborted requests with the next step. Ctrl-C waits for a step's end: the others are in it."""
 
-    _channel: Channel | None = None
     _name = "rank 0"
 
-    def lead(self, channel: Channel) -> None:
-        """Sends calls to the other ranks from now on; every rank has made the earlier ones by itself."""
+    def __init__(self, parts: EngineParts, channel: Channel) -> None:
+        super().__init__(parts)
         self._channel, self._items, self._number = channel, list[Any](), 0
         # requests with grammars that this rank still compiles, as the others do: not sent to the others yet
         self._held: dict[str, tuple[CoreRequest, Matcher]] = {}
 
     def __len__(self) -> int:
-        return super().__len__() + (0 if self._channel is None else len(self._held))
+        return super().__len__() + len(self._held)
 
     @property
     def busy(self) -> bool:
         """True also where a rank is gone: the next step reports it."""
-        return super().busy or (self._channel is not None and bool(self._held or self._channel.aborted))
+        return super().busy or bool(self._held or self._channel.aborted)
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; one with a grammar enters when that is compiled: it must be there on every rank."""
-        if self._channel is None:
-            return super().add(admitted)
         inbox.added(admitted)  # or why it cannot be
         if admitted.request_id in self._held:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
@@ -75,25 +72,22 @@ class Leader(Engine):
 
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(request_ids))
-        if self._channel is not None and ids:
+        if ids:
             self._items.append(inbox.aborted(ids))
             for request_id in ids:
                 self._held.pop(request_id, None)
         super().abort(ids)
 
     def stats(self) -> Stats:
-        told = super().stats()
-        held = 0 if self._channel is None else len(self._held)
-        return replace(told, num_waiting=told.num_waiting + held, num_deferred=told.num_deferred + held)
+        stats, held = super().stats(), len(self._held)
+        queues = replace(stats.scheduler, num_waiting=stats.scheduler.num_waiting + held)
+        return replace(stats, scheduler=queues, num_deferred=stats.num_deferred + held)
 
     def reset_prefix_cache(self) -> None:
-        if self._channel is not None:
-            self._items.append(inbox.ResetPrefixCache())
+        self._items.append(inbox.ResetPrefixCache())
         super().reset_prefix_cache()
 
     def compute(self) -> None:
-        if self._channel is None:
-            return super().compute()
         with Uninterrupted():
             if self._held:
                 self._heed_held()
@@ -107,7 +101,7 @@ class Leader(Engine):
                 raise
 
     def sleep(self, level: int = ASIDE) -> int:
-        if self._channel is not None and self._held:
+        if self._held:
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         return self.jointly(inbox.Sleep(level), lambda: super(Leader, self).sleep(level))
 
@@ -121,16 +115,13 @@ class Leader(Engine):
 
     def jointly(self, order: inbox.Joint, work: Callable[[], T]) -> T:
         """Runs work that every rank does, and none alone: where it fails on all alike it may be tried again."""
-        if self._channel is None:
-            return work()
         with Uninterrupted():
             self._tell(order)
             return together(self._channel, work)
 
     def _tell(self, joint: inbox.Joint | None) -> None:
-        assert self._channel is not None
         self._number += 1
-        traced = self.profiler.running and self._spans.events is not None
+        traced = self.profiler.spans.events is not None
         items, self._items = self._items, []
         self._channel.broadcast(inbox.encode(self._number, items, traced, joint))
 

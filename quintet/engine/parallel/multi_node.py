@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quintet.config import EngineConfig, read_environment
-from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.parallel.external_launcher import EXTERNAL
 from quintet.engine.parallel.multiproc import CLOSED, Processes
 from quintet.interface.platform import Capabilities

@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import torch
 
-from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner, WorkerGroup
+from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.parallel.step_agreement import crc32, digest, judged, told
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
@@ -90,12 +91,17 @@ class PipelineRunner(StepRunner):
         self._broken: Exception | None = None  # why steps fail that start before the failed one has ended
         self._failed = False  # whether the last step that has ended failed
         self._landed = 0
-        self.agreed = self._agree
 
     @property
-    def edited(self) -> bool:  # type: ignore[override]
-        """Returns whether code of the user's may change the sampled tokens."""
-        return self._inner.edited
+    def has_processors(self) -> bool:
+        return self._inner.has_processors
+
+    @property
+    def stages(self) -> int:
+        return self._pipe.stages
+
+    def warm_up(self, progress: bool) -> None:
+        self._inner.warm_up(progress)
 
     def forward(self, plan: StepPlan) -> Part:
         """Runs this stage's layers."""
@@ -140,7 +146,7 @@ class PipelineRunner(StepRunner):
             self._pipe.send(None)
         self._pipe.report(_encode((part.planned, 0, told(error))))
 
-    def _agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
+    def agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
         """Returns the result of a step on all ranks, or its error."""
         if isinstance(part, DeviceLost):
             return part

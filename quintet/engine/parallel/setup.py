@@ -11,9 +11,9 @@ import msgspec
 
 from quintet.config import EngineConfig
 from quintet.distributed.rendezvous import listening
-from quintet.engine.engine import Engine
-from quintet.engine.executor.model_runner import RemoteRanks, WorkerGroup
+from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import RemoteRanks, WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.parallel.external_launcher import EXTERNAL, Launched, Mirrored, place_of, settled
 from quintet.engine.parallel.leader import Leader
@@ -24,8 +24,8 @@ from quintet.interface.platform import Capabilities, Channel, DeviceLost
 from quintet.interface.types import RankInfo
 
 __all__ = [
-    "ParallelGroup", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "kind_of",
-    "least_of_all", "met", "ranks_of", "settled", "size_of",
+    "ParallelGroup", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "leads",
+    "least_of_all", "make_engine", "met", "ranks_of", "settled", "size_of",
 ]  # fmt: skip
 
 LOOPBACK = "127.0.0.1"
@@ -135,11 +135,17 @@ def ranks_of(
     return ranks
 
 
-def kind_of(ranks: WorkerGroup) -> type[Engine]:
-    """Returns the engine class of a rank: alone, leader, or mirrored."""
-    if ranks.channel is None or ranks.others is None:
-        return Engine
-    return Mirrored if isinstance(ranks.others, Launched) else Leader
+def leads(ranks: WorkerGroup) -> bool:
+    """Returns whether this process gets the caller's requests; other ranks get them from rank 0."""
+    return ranks.channel is None or ranks.others is not None
+
+
+def make_engine(parts: EngineParts, ranks: WorkerGroup) -> Engine:
+    """Returns the engine of a rank."""
+    if ranks.channel is None or not leads(ranks):
+        return Engine(parts)
+    kind = Mirrored if isinstance(ranks.others, Launched) else Leader
+    return kind(parts, ranks.channel)
 
 
 def _check_threads(config: EngineConfig, facts: Capabilities) -> None:

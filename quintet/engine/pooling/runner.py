@@ -1,20 +1,20 @@
 """Runs a planned step on the workers, and brings the hidden states that it gave to the host, text by text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.executor.batch_builder import BatchBuilder
-from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner, WorkerGroup
+from quintet.engine.executor.model_runner import Agree, Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.pooling.heads import Numbers
 from quintet.engine.pooling.pooler import Gathered, Pooler
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
-from quintet.interface.types import ShapeBucket
 
 
 class PoolingRunner(StepRunner):
@@ -25,14 +25,15 @@ class PoolingRunner(StepRunner):
         ranks: WorkerGroup,
         batches: BatchBuilder,
         pooler: Pooler,
-        fixed: Sequence[ShapeBucket] = (),
         spans: Spans | None = None,
+        agreement: Agree | None = None,
     ) -> None:
-        """`fixed`: the sizes of all steps, where shapes are fixed."""
-        super().__init__(ranks, batches, fixed, spans)
+        super().__init__(ranks, batches, spans, agreement)
         self.pooler = pooler
 
-    carries = True  # no step waits for what the one before it gave
+    @property
+    def supports_overlap(self) -> bool:
+        return True  # no step needs the results of the one before it
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:

@@ -1,6 +1,7 @@
 """Converts the engine's stats to rows of a scrape."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -9,8 +10,9 @@ from quintet.engine.observability.metrics import COUNTERS, GAUGES
 from quintet.engine.observability.stats import Stats
 from quintet.server.backend import Backend, ModelInfo
 
-# metric -> field of Engine.Stats
-_FIELDS = {**GAUGES, **{f"{name}_total": field for name, field in COUNTERS.items()}}
+# metric -> its number in Stats
+_PATHS = {**GAUGES, **{f"{name}_total": path for name, path in COUNTERS.items()}}
+_NUMBERS = {name: attrgetter(path) for name, path in _PATHS.items()}
 _WAITING = "vllm:num_requests_waiting_by_reason"
 _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 
@@ -27,27 +29,29 @@ def engine_rows(backend: Backend) -> list[Row]:
 
 
 def _told(stats: Stats, served: ModelInfo) -> list[Row]:
-    values = {name: getattr(stats, field) for name, field in _FIELDS.items()}
-    values["vllm:prompt_tokens_total"] = stats.num_prompt_tokens + stats.cached_tokens
-    values["quintet:kv_pages_used"] = round(stats.kv_usage * served.num_pages)
+    queues, steps = stats.scheduler, stats.steps
+    values = {name: number(stats) for name, number in _NUMBERS.items()}
+    values["vllm:prompt_tokens_total"] = steps.num_prompt_tokens + queues.cached_tokens
+    values["quintet:kv_pages_used"] = round(queues.kv_usage * served.num_pages)
     values["quintet:kv_pages_total"] = served.num_pages
-    values["quintet:step_tokens"] = stats.step_tokens if stats.num_running else 0  # else the last step is old
+    values["quintet:step_tokens"] = steps.step_tokens if queues.num_running else 0  # else the last step is old
     return [Row(name, (), [value]) for name, value in values.items()]
 
 
 def _labelled(stats: Stats, served: ModelInfo) -> Iterator[Row]:
     """Yields metrics with their own labels, and the histogram of step sizes."""
-    deferred = min(stats.num_deferred, stats.num_waiting)  # another thread counts without stopping the engine
-    yield Row(_WAITING, ("capacity",), [stats.num_waiting - deferred])
+    queues, steps = stats.scheduler, stats.steps
+    deferred = min(stats.num_deferred, queues.num_waiting)  # another thread counts without stopping the engine
+    yield Row(_WAITING, ("capacity",), [queues.num_waiting - deferred])
     yield Row(_WAITING, ("deferred",), [deferred])
     for level, state in enumerate(_SLEEP):
         yield Row("vllm:engine_sleep_state", (state,), [stats.asleep == level])
-    yield Row("vllm:prompt_tokens_by_source_total", ("local_compute",), [stats.num_prompt_tokens])
-    yield Row("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [stats.prefix_hits])
-    yield Row("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [stats.external_hits])
-    for place, count in enumerate(stats.accepted_at):
+    yield Row("vllm:prompt_tokens_by_source_total", ("local_compute",), [steps.num_prompt_tokens])
+    yield Row("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [queues.prefix_hits])
+    yield Row("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [queues.external_hits])
+    for place, count in enumerate(stats.spec_decode.accepted_at):
         yield Row("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
-    yield Row("vllm:iteration_tokens_total", (), [*stats.step_sizes, stats.num_tokens])
+    yield Row("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])
     yield Row("vllm:cache_config_info", _cache(served), [1])
 
 

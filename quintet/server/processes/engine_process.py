@@ -17,7 +17,7 @@ import zmq
 from quintet.common.logging_setup import speak_as
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
-from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import DeviceLost

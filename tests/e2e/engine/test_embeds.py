@@ -71,7 +71,7 @@ def test_they_say_what_the_ids_say_and_mix_with_ids_in_a_batch(how: str) -> None
         prompts = {str(i): given(tiny, p) if i in mixed else p for i, p in enumerate(PROMPTS)}
         for name, output in said(engine, prompts, **params).items():
             assert essence(output) == essence(wanted[name]), (how, mixed, name)
-    assert engine.engine.stats().num_preemptions > 0 or "preempted" not in how
+    assert engine.engine.stats().scheduler.num_preemptions > 0 or "preempted" not in how
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -104,17 +104,17 @@ def test_a_beginning_is_found_again_by_its_bytes_and_never_by_ids() -> None:
     scheduler = engine.engine.scheduler
     said(engine, {"ids": [0] * 70})
     first = said(engine, {"a": given(tiny, PROMPTS[2])})["a"]
-    assert scheduler.num_hits == 0, "the ids that hold places are 0s, and find nothing of a prompt of 0s"
+    assert scheduler.stats().prefix_hits == 0, "the ids that hold places are 0s, and find nothing of a prompt of 0s"
     again = said(engine, {"a": given(tiny, PROMPTS[2])})["a"]
-    assert scheduler.num_hits == 64 and again.num_cached_tokens == 64
+    assert scheduler.stats().prefix_hits == 64 and again.num_cached_tokens == 64
     assert essence(again) == essence(first)
     x = embedded(tiny, PROMPTS[2])
     x[0, 20, 3] += 1e-3
     said(engine, {"a": {"prompt_embeds": x}})
-    assert scheduler.num_hits == 64 + 16, "one page stands before the number that is another"
+    assert scheduler.stats().prefix_hits == 64 + 16, "one page stands before the number that is another"
     said(engine, {"ids": PROMPTS[2]})
     said(engine, {"salted": {**given(tiny, PROMPTS[2]), "cache_salt": "tenant"}})
-    assert scheduler.num_hits == 64 + 16
+    assert scheduler.stats().prefix_hits == 64 + 16
 
 
 def test_what_the_request_says_is_cached_behind_its_embeddings() -> None:

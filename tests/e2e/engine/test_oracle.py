@@ -159,14 +159,14 @@ def test_the_mixes_do_what_their_names_say(model: Model) -> None:
     preempted = client(model, **ENGINES["preempted"])
     for seed in range(3):
         run(preempted, mix(seed))
-    assert preempted.engine.stats().num_preemptions > 0
+    assert preempted.engine.stats().scheduler.num_preemptions > 0
     cached = client(model, **ENGINES["batched"])
     run(cached, mix(0))
     run(cached, mix(0))
-    assert cached.engine.stats().prefix_hits > 100
+    assert cached.engine.stats().scheduler.prefix_hits > 100
     chunked = client(model, **ENGINES["chunked"])
     run(chunked, mix(0))
-    assert chunked.engine.stats().num_steps > 40
+    assert chunked.engine.stats().steps.num_steps > 40
 
 
 def test_a_second_run_from_the_cache_equals_the_first(model: Model) -> None:

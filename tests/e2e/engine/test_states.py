@@ -73,21 +73,21 @@ def test_any_way_equals_alone(name: str, way: str, alone: Result) -> None:
     assert answered(engine) == alone
     stats = engine.engine.stats()
     if way == "preempted, cached" and "no pages" not in name:  # without attention, no page is ever short
-        assert stats.num_preemptions > 0
+        assert stats.scheduler.num_preemptions > 0
     if way == "chunked":
-        assert stats.num_steps > 40
+        assert stats.steps.num_steps > 40
 
 
 def test_a_second_run_goes_on_from_states_that_are_kept(name: str, alone: Result) -> None:
     engine = client(MODELS[name], **PLAIN)
     assert answered(engine) == alone
-    before = engine.engine.stats()
+    before = engine.engine.stats().scheduler
     assert answered(engine) == alone
-    after = engine.engine.stats()
+    after = engine.engine.stats().scheduler
     assert after.prefix_hits - before.prefix_hits > (after.prefix_queries - before.prefix_queries) // 4
     engine.engine.reset_prefix_cache()
     assert answered(engine) == alone
-    assert engine.engine.stats().prefix_hits - after.prefix_hits < after.prefix_hits - before.prefix_hits
+    assert engine.engine.stats().scheduler.prefix_hits - after.prefix_hits < after.prefix_hits - before.prefix_hits
 
 
 @pytest.mark.parametrize("kin", KIN)
@@ -99,16 +99,16 @@ def test_kin_preempted_and_cached_equal_alone(kin: str) -> None:
     }
     engine = client(KIN[kin], **WAYS["preempted, cached"])
     assert run(engine, mix(0)) == alone
-    assert engine.engine.stats().num_preemptions > 0 or "no pages" in kin
+    assert engine.engine.stats().scheduler.num_preemptions > 0 or "no pages" in kin
     assert run(engine, mix(0)) == alone
-    assert engine.engine.stats().prefix_hits > 0
+    assert engine.engine.stats().scheduler.prefix_hits > 0
 
 
 def test_refused_drafts_take_the_state_back(name: str, alone: Result) -> None:
     engine = client(MODELS[name], **PLAIN, speculative_config=NGRAM)
     assert answered(engine) == alone
     stats = engine.engine.stats()
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0 < stats.spec_decode.num_accepted_tokens < stats.spec_decode.num_draft_tokens
 
 
 def test_a_conversation_goes_on_from_the_state_of_its_last_answer(name: str) -> None:
@@ -119,7 +119,7 @@ def test_a_conversation_goes_on_from_the_state_of_its_last_answer(name: str) -> 
     said = drained(engine)["first"]
     engine.add("second", Prompt([*prompt, *said]), params)
     second = drained(engine)["second"]
-    assert engine.engine.stats().prefix_hits >= (len(prompt) + len(said) - 1) // 16 * 16 - 16
+    assert engine.engine.stats().scheduler.prefix_hits >= (len(prompt) + len(said) - 1) // 16 * 16 - 16
     fresh = client(MODELS[name], **PLAIN, enable_prefix_caching=False)
     fresh.add("second", Prompt([*prompt, *said]), params)
     assert drained(fresh)["second"] == second
@@ -133,7 +133,7 @@ def test_prompts_that_part_find_the_state_where_they_do() -> None:
     for last in (60, 61, 62):
         engine.add("only", Prompt([*stem, *[last] * 30]), params)
         drained(engine)
-        hits.append(engine.engine.stats().prefix_hits)
+        hits.append(engine.engine.stats().scheduler.prefix_hits)
     assert hits == [0, 0, 48]
 
 
@@ -142,10 +142,10 @@ def test_states_are_gone_after_sleep() -> None:
     before = answered(engine)
     engine.engine.sleep(ASIDE)
     engine.engine.wake_up()
-    hits = engine.engine.stats().prefix_hits
+    hits = engine.engine.stats().scheduler.prefix_hits
     engine.add("only", Prompt(asks()[0].prompt), SamplingParams(temperature=0, max_tokens=1, detokenize=False))
     drained(engine)
-    assert engine.engine.stats().prefix_hits == hits
+    assert engine.engine.stats().scheduler.prefix_hits == hits
     assert answered(engine) == before
 
 

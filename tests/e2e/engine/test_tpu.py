@@ -138,4 +138,4 @@ def test_random_traffic_gets_the_cpu_platforms_tokens_and_compiles_nothing(famil
         for name, (completions, _) in theirs.items():
             assert [each[:3] for each in ours[name][0]] == [each[:3] for each in completions], f"mix {seed}: {name}"
     assert compiled == []
-    assert engine.engine.stats().num_preemptions > 0
+    assert engine.engine.stats().scheduler.num_preemptions > 0

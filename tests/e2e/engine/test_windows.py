@@ -66,7 +66,7 @@ def test_a_request_far_longer_than_its_windows_says_what_transformers_says(famil
     again = tokens(client, again=asked, branch=branch)
     assert again["again"] == said
     stats = client.engine.stats()
-    assert stats.prefix_hits >= LENGTH - 16, "the second finds the first one's pages, as far as it needs them"
+    assert stats.scheduler.prefix_hits >= LENGTH - 16, "the second finds the first one's pages, as far as it needs them"
     assert again["branch"] == tokens(served(tiny, enable_prefix_caching=False), branch=branch)["branch"]
 
 
@@ -93,4 +93,4 @@ def test_many_long_requests_fit_where_one_would_have_without_windows() -> None:
     alone = {name: tokens(served(tiny), **{name: ids})[name] for name, ids in asked.items()}
     client = served(tiny, num_pages=40, enable_prefix_caching=False)
     assert tokens(client, **asked) == alone
-    assert client.engine.stats().num_preemptions == 0
+    assert client.engine.stats().scheduler.num_preemptions == 0

@@ -33,7 +33,7 @@ with LLM(folder, device="cpu", skip_tokenizer_init=True, dtype="float32", num_pa
          kv_transfer_config=connector) as llm:
     greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
     said = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
-    told = llm._client.engine.stats()
+    told = llm._client.engine.stats().kv_connector
 print(json.dumps([[list(each.outputs[0].token_ids) for each in said], told.pages_loaded, told.pages_failed]))
 """
 
@@ -48,7 +48,7 @@ def connector(client: EngineClient) -> AsyncStoreConnector:
 def kept(client: EngineClient) -> bool:
     """Whether LMCache has been handed all, and has taken it or refused."""
     assert client.engine.scheduler.kv_transfer is not None
-    client.engine.scheduler.kv_transfer.settle()
+    client.engine.scheduler.kv_transfer.after_compute(client.engine.scheduler, running=False)
     found = connector(client)
     return until(lambda: not (found._queued or found._busy))
 
@@ -105,7 +105,7 @@ def test_pages_that_were_damaged_are_computed_and_written_anew(
         file.write_bytes(content if at % 2 else content[:100])
     second = engine(remote_url=remote, local_cpu=False)
     assert tokens(second, **asked(2)) == wanted
-    assert second.engine.stats().pages_failed > 0 and kept(second)
+    assert second.engine.stats().kv_connector.pages_failed > 0 and kept(second)
     assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ, "LMCache's variable is left to what the process starts"
 
 
@@ -119,9 +119,9 @@ def test_the_same_checkpoint_elsewhere_finds_them_and_other_pages_do_not(
     assert kept(first)
     shutil.copytree(TINY.folder, tmp_path / "copied", copy_function=shutil.copy)
     copied = engine(dataclasses.replace(TINY, folder=tmp_path / "copied"), **url)
-    assert tokens(copied, **asked(2)) == wanted and copied.engine.stats().pages_loaded == 2 * 12
+    assert tokens(copied, **asked(2)) == wanted and copied.engine.stats().kv_connector.pages_loaded == 2 * 12
     other = engine(page_size=8, **url)
-    assert tokens(other, **asked(2)) == wanted and other.engine.stats().pages_loaded == 0
+    assert tokens(other, **asked(2)) == wanted and other.engine.stats().kv_connector.pages_loaded == 0
 
 
 @pytest.mark.parametrize("local_cpu", [True, False])
@@ -133,7 +133,7 @@ def test_memory_for_few_pages_is_enough(local_cpu: bool, tmp_path: Path, engine:
     second = engine(remote_url=f"fs://h:1{tmp_path}/kept", **few)
     assert tokens(second, **asked(3)) == wanted
     told = second.engine.stats()
-    assert told.pages_loaded == 3 * 12 and told.pages_failed == 0
+    assert told.kv_connector.pages_loaded == 3 * 12 and told.kv_connector.pages_failed == 0
 
 
 def test_a_disk_of_lmcaches_keeps_what_its_memory_has_no_room_for(
@@ -144,7 +144,7 @@ def test_a_disk_of_lmcaches_keeps_what_its_memory_has_no_room_for(
     wanted = tokens(served(TINY), **prompts)
     assert tokens(client, **prompts) == wanted and kept(client)
     assert tokens(client, **prompts) == wanted, "from the disk"
-    assert client.engine.stats().pages_loaded > 20
+    assert client.engine.stats().kv_connector.pages_loaded > 20
 
 
 def free_port() -> int:
@@ -186,7 +186,7 @@ def test_a_server_that_goes_costs_computing_alone_and_is_found_again(
         said = tokens(first, **several[0])
         assert kept(first)
         said = tokens(second, **several[0])
-        assert second.engine.stats().pages_loaded > 20
+        assert second.engine.stats().kv_connector.pages_loaded > 20
         remote.kill()
         said |= tokens(second, **several[1]) | tokens(first, **several[1])
         assert kept(first) and kept(second)
@@ -196,7 +196,7 @@ def test_a_server_that_goes_costs_computing_alone_and_is_found_again(
         assert kept(first)
         again = engine(**url)
         said |= tokens(again, **several[2])
-        assert again.engine.stats().pages_loaded > 20, "what was computed after it came back is not there"
+        assert again.engine.stats().kv_connector.pages_loaded > 20, "what was computed after it came back is not there"
         assert said == wanted
     finally:
         remote.kill()

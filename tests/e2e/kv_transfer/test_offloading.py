@@ -80,18 +80,18 @@ def test_what_comes_back_is_what_was_computed(form: str, tmp_path: Path) -> None
     more = {**settings, "kv_offloading_size": "64M", "kv_offloading_folder": str(tmp_path / "pages")}
     client = served(tiny, **more)
     assert tokens(client, **asked()) == wanted
-    computed = client.engine.stats().num_prompt_tokens
+    computed = client.engine.stats().steps.num_prompt_tokens
     assert tokens(client, **asked()) == wanted
     stats = client.engine.stats()
-    assert stats.num_prompt_tokens - computed <= 8 * 16 and stats.external_hits > 4 * LENGTH
-    assert stats.pages_failed == 0 and stats.pages_loaded > 0
+    assert stats.steps.num_prompt_tokens - computed <= 8 * 16 and stats.scheduler.external_hits > 4 * LENGTH
+    assert stats.kv_connector.pages_failed == 0 and stats.kv_connector.pages_loaded > 0
     client.close()
     other = served(tiny, **more)
-    started = other.engine.stats().num_prompt_tokens  # for scales
+    started = other.engine.stats().steps.num_prompt_tokens  # for scales
     assert tokens(other, **asked()) == wanted
     stats = other.engine.stats()
-    assert stats.num_prompt_tokens - started <= 8 * 16 and stats.pages_failed == 0
-    assert tiers(other).counts()["disk_loaded"] == stats.pages_loaded
+    assert stats.steps.num_prompt_tokens - started <= 8 * 16 and stats.kv_connector.pages_failed == 0
+    assert tiers(other).counts()["disk_loaded"] == stats.kv_connector.pages_loaded
     other.close()
 
 
@@ -133,10 +133,10 @@ def test_damaged_files_are_computed_again_and_go(tmp_path: Path) -> None:
         file.write_bytes(content)
     other = served(tiny, **more)
     assert tokens(other, **asked(3)) == wanted
-    assert other.engine.stats().pages_failed > 0 and other.engine.stats().pages_loaded > 0
+    assert other.engine.stats().kv_connector.pages_failed > 0 and other.engine.stats().kv_connector.pages_loaded > 0
     other.close()
     third = served(tiny, **more)
-    assert tokens(third, **asked(3)) == wanted and third.engine.stats().pages_failed < len(files) // 2
+    assert tokens(third, **asked(3)) == wanted and third.engine.stats().kv_connector.pages_failed < len(files) // 2
     third.close()
 
 
@@ -199,12 +199,12 @@ def test_another_model_of_the_same_shapes_finds_nothing(tmp_path: Path) -> None:
     other = EngineClient(config, progress=False)
     alone = EngineClient(config.replace(kv_offloading_size=None, kv_offloading_folder=None), progress=False)
     assert tokens(other, **asked(2)) == tokens(alone, **asked(2))
-    assert other.engine.stats().external_hits == 0
+    assert other.engine.stats().scheduler.external_hits == 0
     other.close()
     for settings in ({"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"page_size": 8}):
         third = served(ours, **{**more, **settings})
         tokens(third, **asked(2))
-        assert third.engine.stats().external_hits == 0, settings
+        assert third.engine.stats().scheduler.external_hits == 0, settings
         third.close()
 
 
@@ -215,17 +215,17 @@ def test_nothing_is_found_of_before_a_reload_a_sleep_or_a_reset(tmp_path: Path) 
     wanted = tokens(client, **asked(2))
     client.reload_weights(str(theirs.folder))
     assert tokens(client, **asked(2)) == tokens(served(theirs), **asked(2))
-    assert client.engine.stats().external_hits == 0
+    assert client.engine.stats().scheduler.external_hits == 0
     client.reload_weights(str(ours.folder))
     client.engine.sleep(1)
     client.engine.wake_up()
-    assert tokens(client, **asked(2)) == wanted and client.engine.stats().external_hits == 0
+    assert tokens(client, **asked(2)) == wanted and client.engine.stats().scheduler.external_hits == 0
     client.engine.reset_prefix_cache()
-    assert tokens(client, **asked(2)) == wanted and client.engine.stats().external_hits == 0
+    assert tokens(client, **asked(2)) == wanted and client.engine.stats().scheduler.external_hits == 0
     client.close()
     later = served(ours, **more)
     later.engine.reset_prefix_cache()
-    assert tokens(later, **asked(2)) == wanted and later.engine.stats().external_hits == 0
+    assert tokens(later, **asked(2)) == wanted and later.engine.stats().scheduler.external_hits == 0
     later.close()
 
 
@@ -305,7 +305,7 @@ def test_ranks_that_are_processes_have_their_parts_in_host_memory(sizes: dict[st
         )
         told = llm._client.engine.stats()
     assert first == again == list(tokens(served(tiny), **prompts).values())
-    assert told.pages_loaded > 24 and told.pages_failed == 0
+    assert told.kv_connector.pages_loaded > 24 and told.kv_connector.pages_failed == 0
 
 
 def of_ranks(family: str = "llama", **more: Any) -> LLM:
@@ -334,7 +334,7 @@ def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_wha
     with of_ranks(**more) as llm:
         assert said_by(llm, prompts) == wanted
         told = llm._client.engine.stats()
-        assert told.external_hits == 3 * (LENGTH // 16) * 16 and told.pages_failed == 0
+        assert told.scheduler.external_hits == 3 * (LENGTH // 16) * 16 and told.kv_connector.pages_failed == 0
     for at, file in enumerate(parts[1]):
         if at % 3 == 0:
             file.unlink()
@@ -343,7 +343,7 @@ def test_ranks_that_are_processes_find_their_parts_on_disks_and_miss_for_all_wha
     with of_ranks(**more) as llm:
         assert said_by(llm, prompts) == wanted
         told = llm._client.engine.stats()
-        assert told.external_hits < 3 * LENGTH and 0 < told.pages_failed < len(parts[1])
+        assert told.scheduler.external_hits < 3 * LENGTH and 0 < told.kv_connector.pages_failed < len(parts[1])
         assert said_by(llm, prompts) == wanted, "they were written anew, or are in host memory"
 
 
@@ -370,7 +370,9 @@ def test_stages_find_their_parts_on_disks(tmp_path: Path) -> None:
         with of_ranks(**more, **stages) as llm:
             assert said_by(llm, asked(4)) == wanted == said_by(llm, asked(4))
             told = llm._client.engine.stats()
-            assert told.pages_failed == 0 and told.external_hits > (3 * LENGTH if turn else LENGTH)
+            assert told.kv_connector.pages_failed == 0 and told.scheduler.external_hits > (
+                3 * LENGTH if turn else LENGTH
+            )
 
 
 def test_pages_of_several_ranks_are_one() -> None:
@@ -389,7 +391,7 @@ def test_pages_of_several_ranks_are_one() -> None:
         assert turns[0] == turns[1]
         said.append(turns)
         prepared.ranks.close()
-    assert said[0] == said[1] and engine.stats().external_hits > LENGTH
+    assert said[0] == said[1] and engine.stats().scheduler.external_hits > LENGTH
 
 
 def _run(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, list[int]]:

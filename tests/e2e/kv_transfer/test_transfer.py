@@ -12,6 +12,7 @@ from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig, KVTransferConfig
 from quintet.distributed.keys import kv_transfer_key
 from quintet.engine.client import EngineClient
+from quintet.engine.observability.stats import PageTransferStats
 from quintet.outputs import RequestOutput
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, make
 from tests.e2e.engine.test_windows import prompt
@@ -38,7 +39,7 @@ def ask(client: EngineClient, ids: list[int], pages: Any = None, **more: Any) ->
     return drain(client)["a"]
 
 
-def intermediate_tensors(first: EngineClient, second: EngineClient, ids: list[int], **more: Any) -> RequestOutput:
+def transferred(first: EngineClient, second: EngineClient, ids: list[int], **more: Any) -> RequestOutput:
     """As a proxy does it."""
     told = ask(first, ids, LENDS, max_tokens=1).kv_transfer_params
     assert told is not None and told["do_remote_prefill"]
@@ -60,11 +61,11 @@ def test_what_the_second_says_is_to_the_bit_what_one_engine_says(form: str) -> N
         if length == 3:
             assert ask(first, ids, LENDS, max_tokens=1).kv_transfer_params is None, "there is no whole page"
             continue
-        got = intermediate_tensors(first, second, ids, n=2 if at == 0 else 1)
+        got = transferred(first, second, ids, n=2 if at == 0 else 1)
         assert said(got) == said(ask(alone, ids, n=2 if at == 0 else 1))
         size = second.config.page_size
         assert got.num_cached_tokens == (length - 1) // size * size
-    assert second.engine.stats().pages_failed == 0
+    assert second.engine.stats().kv_connector.pages_failed == 0
     for client in (first, second, alone):
         client.close()
 
@@ -86,12 +87,16 @@ def test_libraries_move_pages_between_engines(connector: str, tmp_path: Path) ->
     }
     first, second, third = (served("llama", kv_transfer_config=each) for each in (ways, ways, framed))
     for at in range(3):
-        got, wanted = intermediate_tensors(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
+        got, wanted = transferred(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
         assert said(got) == said(wanted) and got.num_cached_tokens == 80
-    assert until(lambda: second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0)
-    assert intermediate_tensors(first, third, prompt(4, 90)).num_cached_tokens == 0, "the other side takes no frames"
+    assert until(lambda: counts(second).bytes_taken == counts(first).bytes_given > 0)
+    assert transferred(first, third, prompt(4, 90)).num_cached_tokens == 0, "the other side takes no frames"
     for client in (first, second, third):
         client.close()
+
+
+def counts(client: EngineClient) -> PageTransferStats:
+    return client.engine.stats().page_transfer
 
 
 def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
@@ -101,9 +106,9 @@ def test_engines_of_one_machine_share_memory_and_nobody_else_of_it() -> None:
     folder = Path(tempfile.gettempdir()) / f"quintet-kv-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700 and (folder / named["engine_id"]).is_socket()
     for at in range(3):
-        got, wanted = intermediate_tensors(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
+        got, wanted = transferred(first, second, prompt(at, 90)), ask(first, prompt(at, 90))
         assert said(got) == said(wanted) and got.num_cached_tokens == 80
-    assert until(lambda: second.engine.stats().bytes_taken == first.engine.stats().bytes_given > 0)
+    assert until(lambda: counts(second).bytes_taken == counts(first).bytes_given > 0)
     with pytest.raises(ValueError, match="is another engine's that runs"):
         served("llama", kv_transfer_config=named)
     for wrong in ("../x", "a/b", "no-such-engine"):
@@ -142,19 +147,19 @@ def test_a_reset_of_either_cache_changes_nothing_and_other_weights_do(
     wanted = ask(second, prompt(7, 60))
     second.engine.reset_prefix_cache()
     first.engine.reset_prefix_cache()
-    assert intermediate_tensors(first, second, prompt(7, 60)).num_cached_tokens == 48
+    assert transferred(first, second, prompt(7, 60)).num_cached_tokens == 48
     other = make("llama", {**PLAIN, "max_position_embeddings": 512}, seed=5)
     second.reload_weights(str(other.folder))
     changed = ask(second, prompt(8, 60))
     second.engine.reset_prefix_cache()
-    got = intermediate_tensors(first, second, prompt(8, 60))
+    got = transferred(first, second, prompt(8, 60))
     assert got.num_cached_tokens == 0 and said(got) == said(changed)
     first.reload_weights(str(other.folder))
-    assert intermediate_tensors(first, second, prompt(8, 59)).num_cached_tokens == 48, "both have the others now"
+    assert transferred(first, second, prompt(8, 59)).num_cached_tokens == 48, "both have the others now"
     for client in llamas:
         client.reload_weights()
     second.engine.reset_prefix_cache()
-    assert said(intermediate_tensors(first, second, prompt(7, 60))) == said(wanted)
+    assert said(transferred(first, second, prompt(7, 60))) == said(wanted)
 
 
 @tpu.needs_jax
@@ -173,8 +178,8 @@ def test_other_devices_go_on_with_pages_of_the_cpu_and_the_cpu_with_theirs(devic
     for first, second, at in ((cpu, other, 1), (other, cpu, 2)):
         alone = ask(cpu, prompt(at, 40))
         cpu.engine.reset_prefix_cache()
-        got = intermediate_tensors(first, second, prompt(at, 40), logprobs=None)
-        assert got.num_cached_tokens == 32 and second.engine.stats().pages_failed == 0
+        got = transferred(first, second, prompt(at, 40), logprobs=None)
+        assert got.num_cached_tokens == 32 and second.engine.stats().kv_connector.pages_failed == 0
         assert got.outputs[0].token_ids == alone.outputs[0].token_ids
     for client in (cpu, other):
         client.close()
@@ -212,7 +217,7 @@ def test_pages_of_an_engine_that_is_not_listed_are_not_asked_for(
     caplog.clear()
     second = served("llama", kv_transfer_config={**keyed, "kv_connector_extra_config": extra})
     assert "any host" not in caplog.text
-    got, wanted = intermediate_tensors(first, second, prompt(3, 90)), ask(llamas[0], prompt(3, 90))
+    got, wanted = transferred(first, second, prompt(3, 90)), ask(llamas[0], prompt(3, 90))
     if policy == "recompute":
         assert said(got) == said(wanted) and got.num_cached_tokens == 0
         assert "kv_connector_extra_config.peers does not name it" in caplog.text
@@ -230,7 +235,7 @@ def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:
     brief = {**BOTH, "kv_connector_extra_config": {"lease_seconds": 0.001}}
     first, hasty = served("llama", kv_transfer_config=small), served("llama", kv_transfer_config=brief)
     told = [ask(first, prompt(at, LENGTH), LENDS, max_tokens=1).kv_transfer_params for at in range(9)]
-    assert None in told and told[0] is not None and first.engine.stats().loans_refused == told.count(None)
+    assert None in told and told[0] is not None and first.engine.stats().page_transfer.loans_refused == told.count(None)
     left = ask(hasty, prompt(0, LENGTH), LENDS, max_tokens=1).kv_transfer_params
     loans = hasty.engine.scheduler.kv_transfer.transfer.loans  # type: ignore[union-attr]
     assert loans is not None

@@ -65,7 +65,8 @@ def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(
         assert told is not None and told["tp_size"] == 2 == len(told["remote_ports"])
         got = ask(second, prompt(0, LENGTH), told)
         assert list(got.outputs[0].token_ids) == wanted(prompt(0, LENGTH))
-        assert got.num_cached_tokens == (LENGTH - 1) // 16 * 16 and second._client.engine.stats().pages_failed == 0
+        assert got.num_cached_tokens == (LENGTH - 1) // 16 * 16
+        assert second._client.engine.stats().kv_connector.pages_failed == 0
         if way == "shared memory":
             return
         told = ask(first, prompt(1, LENGTH), LENDS, 1).kv_transfer_params
@@ -91,10 +92,10 @@ def gone_on(first: LLM, second: LLM, number: int) -> list[int]:
     ids = prompt(number, LENGTH)
     told = ask(first, ids, LENDS, 1).kv_transfer_params
     assert told is not None and len(loans(first)) == 1
-    before = second._client.engine.stats()
+    before = second._client.engine.stats().kv_connector
     got = ask(second, ids, told)
     assert got.num_cached_tokens >= (LENGTH - 1) // 16 * 16
-    after = second._client.engine.stats()
+    after = second._client.engine.stats().kv_connector
     assert after.pages_failed == 0 and after.pages_loaded > before.pages_loaded
     assert until(lambda: loans(first).num_free == loans(first).capacity)  # every reader has said that it is done
     return list(got.outputs[0].token_ids)

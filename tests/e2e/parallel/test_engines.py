@@ -60,7 +60,7 @@ def test_two_engines_live_as_one() -> None:
         assert "2 engines: a process each" in " ".join(llm._client.prepared.reasons)
         assert [said(llm, GREEDY) for _ in range(2)] == [said(alone, GREEDY) for _ in range(2)]
         each = engines_of(llm).stats_of_each()
-        assert all(one is not None and one.num_generation_tokens > 0 for one in each), "both have worked"
+        assert all(one is not None and one.steps.num_generation_tokens > 0 for one in each), "both have worked"
         # drawn tokens are those of one engine too: a draw depends on the request's number, not on who draws
         drawn = SamplingParams(temperature=1.0, max_tokens=6, n=2, detokenize=False, presence_penalty=0.5, logprobs=2)
         assert said(llm, drawn) == said(alone, drawn)

@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.engine.data_parallel.balancing import AHEAD, KEPT, LoadBalancer
-from quintet.engine.observability.stats import STEP_BOUNDS, Stats, total
+from quintet.engine.observability.stats import STEP_BOUNDS, SchedulerStats, SpecDecodeStats, Stats, StepStats, total
 
 PAGE = 4
 
 
-def stats(running: int = 0, waiting: int = 0, **more: object) -> Stats:
-    return Stats(running, waiting, 0.5, 1, 2, 3, 4, 5, 6, 7, **more)  # type: ignore[arg-type]
+def stats(running: int = 0, waiting: int = 0, sizes: tuple[int, ...] = (), accepted: tuple[int, ...] = ()) -> Stats:
+    queues, steps = SchedulerStats(running, waiting, 0.5, 5, 6, 7), StepStats(1, 2, step_sizes=sizes)
+    return Stats(queues, steps, SpecDecodeStats(accepted_at=accepted), asleep=1)
 
 
 def test_requests_of_different_prompts_take_turns() -> None:
@@ -96,8 +97,9 @@ def test_loads_are_what_is_open(events: list[tuple[bool, int, int]], count: int)
 
 def test_numbers_of_several_are_added_up() -> None:
     sizes = tuple(range(len(STEP_BOUNDS) + 1))
-    both = total([stats(1, 2, step_sizes=sizes, accepted_at=(3, 1)), stats(4, 0, step_sizes=sizes, accepted_at=(2,))])
-    assert (both.num_running, both.num_waiting, both.num_steps, both.kv_usage) == (5, 2, 2, 0.5)
-    assert both.step_sizes == tuple(2 * each for each in sizes) and both.accepted_at == (5, 1)
+    both = total([stats(1, 2, sizes, (3, 1)), stats(4, 0, sizes, (2,))])
+    assert both.scheduler == SchedulerStats(5, 2, 0.5, 10, 12, 14) and both.asleep == 1
+    assert both.steps == StepStats(2, 4, step_sizes=tuple(2 * each for each in sizes))
+    assert both.spec_decode.accepted_at == (5, 1)
     assert total([stats(1)]) == stats(1)
-    assert total([]).num_running == 0
+    assert total([]) == Stats() and total([]).scheduler.num_running == 0

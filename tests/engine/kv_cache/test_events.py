@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from quintet.config import EngineConfig, KVEventsConfig
+from quintet.engine import startup
 from quintet.engine.kv_cache import events as kv_events
 from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, number
 from quintet.engine.kv_cache.page_pool import PagePool
@@ -105,6 +106,14 @@ class Kept:
         pass
 
 
+TOLD = {"enable_kv_cache_events": True, "publisher": "zmq"}
+
+
+def logging_to(kept: Kept) -> dict[str, Any]:
+    """What makes an engine's log, in the place of the function of startup."""
+    return {"journal_of": lambda *_: KVEventLog(kept, 4, "map")}  # type: ignore[arg-type]
+
+
 def cached(pool: PagePool) -> set[tuple[int, int]]:
     return {(number(digest), int.from_bytes(digest[16:], "little")) for digest in pool._page_of}
 
@@ -112,9 +121,9 @@ def cached(pool: PagePool) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("settings", [{}, {"num_pages": 17, "max_num_batched_tokens": 7}], ids=str)
 def test_who_listens_knows_what_is_cached(settings: dict[str, Any]) -> None:
     """After every traffic; with preemptions, failures, and steps that run ahead."""
-    served, kept = Served(**settings), Kept()
+    kept = Kept()
+    served = Served(replaced=logging_to(kept), kv_events_config=TOLD, **settings)
     pool = served.engine.scheduler.pool
-    pool.journal = KVEventLog(kept, 4, "map")  # type: ignore[arg-type]
     for seed in range(4):
         served.run(*traffic(seed))
         assert set(kept.mirror.pages) == cached(pool) and kept.mirror.pages
@@ -127,24 +136,24 @@ def test_who_listens_knows_what_is_cached(settings: dict[str, Any]) -> None:
 
 
 def test_pages_that_came_from_elsewhere_are_told_of() -> None:
-    ours, kept = Connected(Odd(1), num_pages=17), Kept()
+    kept = Kept()
+    ours = Connected(Odd(1), replaced=logging_to(kept), kv_events_config=TOLD, num_pages=17)
     pool = ours.engine.scheduler.pool
-    pool.journal = KVEventLog(kept, 4, "map")  # type: ignore[arg-type]
     for _ in range(2):
         ours.run(*beginnings(6))
         assert set(kept.mirror.pages) == cached(pool)
-    assert ours.engine.stats().pages_loaded > 0
+    assert ours.engine.stats().kv_connector.pages_loaded > 0
 
 
-def test_events_of_a_prompt_say_its_tokens_in_order() -> None:
-    client, batches = null_client(page_size=4), []
-    pool = client.engine.scheduler.pool
+def test_events_of_a_prompt_say_its_tokens_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
 
     class Listed(Kept):
         def send(self, batch: EventBatch) -> None:
             batches.append(msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=Batch))
 
-    pool.journal = KVEventLog(Listed(), 4, "map")  # type: ignore[arg-type]
+    monkeypatch.setattr(startup, "journal_of", logging_to(Listed())["journal_of"])
+    client = null_client(page_size=4, kv_events_config=TOLD)
     prompt = [(7 * i) % VOCAB for i in range(11)]
     before = time.time()
     complete(client, prompt, greedy(max_tokens=2))

@@ -112,4 +112,4 @@ def test_no_step_writes_a_state_that_it_reads(kind: str, tight: bool) -> None:
         assert not each.table.faults
     if kind not in ("no prefix cache", "whole prompts"):  # otherwise it says little
         assert sum(each.table.begun for each in runs) > 5 and sum(each.table.shared for each in runs) > 0
-    assert sum(each.engine.scheduler.num_preemptions for each in runs) > 0
+    assert sum(each.engine.scheduler.stats().num_preemptions for each in runs) > 0

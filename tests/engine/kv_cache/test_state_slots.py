@@ -107,7 +107,7 @@ def test_prompts_go_on_from_states_that_are_kept() -> None:
         while engine.busy:
             engine.step()
     assert contents.begun == 2 and not contents.faults
-    assert engine.engine.stats().prefix_hits == 2 * 40
+    assert engine.engine.stats().scheduler.prefix_hits == 2 * 40
 
 
 def test_the_plan_counts_states() -> None:
@@ -148,7 +148,7 @@ def test_behind_a_device_the_state_of_an_answer_is_kept_too() -> None:
         while engine.busy:
             said += [token for delta in engine.step() for token in delta.token_ids]
             engine.check_integrity()
-    assert engine.stats().prefix_hits == 12, "of 14 tokens"
+    assert engine.stats().scheduler.prefix_hits == 12, "of 14 tokens"
 
 
 @pytest.mark.parametrize("family", ["falcon_mamba", "mamba", "mamba2", "rwkv7"])

@@ -90,19 +90,19 @@ def test_random_traffic_says_what_it_says_without_a_store(kind: dict[str, int], 
         assert ours.run(*asks) == wanted, f"traffic {seed}"
         assert until(lambda: idle(connector))
         assert ours.run(*again(asks, wanted)) == theirs.run(*again(asks, wanted)), f"traffic {seed}, second turn"
-    counts = ours.kv_transfer.counts
-    assert counts.stored > 0 and (counts.loaded > 0) == (kind.get("loses") != 1)
-    assert (counts.failures > 0) == bool(kind.get("loses"))
+    counts = ours.counts
+    assert counts.pages_stored > 0 and (counts.pages_loaded > 0) == (kind.get("loses") != 1)
+    assert (counts.pages_failed > 0) == bool(kind.get("loses"))
 
 
 def test_a_second_engine_finds_what_the_first_has_kept(begun: Begun) -> None:
     shelf, asks = Shelf(), beginnings(3)
     first, second = Connected(begun(shelf)), Connected(begun(shelf))
     wanted = first.run(*asks)
-    first.kv_transfer.settle()
+    first.kv_transfer.after_compute(first.engine.scheduler, running=False)
     assert until(lambda: idle(first.kv_transfer.connector))  # type: ignore[arg-type]
     assert second.run(*asks) == wanted
-    assert second.kv_transfer.counts.loaded == 3 * 9, "of ten pages each, the last of which a token is computed of"
+    assert second.counts.pages_loaded == 3 * 9, "of ten pages each, the last of which a token is computed of"
 
 
 def test_what_is_behind_a_page_that_is_not_there_is_not_asked_for(begun: Begun) -> None:
@@ -196,4 +196,4 @@ def test_after_a_reset_nothing_of_before_is_found(begun: Begun) -> None:
     wanted = ours.run(*asks)
     assert until(lambda: idle(connector))
     ours.engine.reset_prefix_cache()
-    assert ours.run(*asks) == wanted and ours.kv_transfer.counts.loaded == 0
+    assert ours.run(*asks) == wanted and ours.counts.pages_loaded == 0

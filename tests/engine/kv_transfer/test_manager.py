@@ -3,16 +3,19 @@ without. The device is behind the host, so that who copies too early, or lets go
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, Rows
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.page_copier import PageCopier
+from quintet.engine.observability.stats import KVConnectorStats
+from quintet.engine.startup import EnginePlan
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, again, plain, traffic
 from tests.helpers.platforms.null_engine import VOCAB, CtrlC
 
@@ -86,15 +89,26 @@ class Connected(Served):
     """With a connector."""
 
     def __init__(
-        self, connector: KVConnector, overlap: bool = True, patience: float = 60.0, fails: bool = False, **settings: Any
+        self,
+        connector: KVConnector,
+        overlap: bool = True,
+        patience: float = 60.0,
+        fails: bool = False,
+        replaced: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
-        super().__init__(overlap, **settings)
-        scheduler, ranks = self.engine.scheduler, self.engine._runner._ranks
-        assert isinstance(ranks, WorkerGroup)
-        copies = PageCopier(ranks)
-        assert copies.words == WORDS
-        self.kv_transfer = KVTransferManager(connector, copies, scheduler.tables, b"a model", patience, fails)
-        scheduler.kv_transfer = self.kv_transfer
+
+        def make(prepared: EnginePlan, tables: KVCacheManager, _: Any) -> KVTransferManager:
+            copies = PageCopier(prepared.ranks)
+            assert copies.words == WORDS
+            self.kv_transfer = KVTransferManager(connector, copies, tables, b"a model", patience, fails)
+            return self.kv_transfer
+
+        super().__init__(overlap, replaced={"make_kv_transfer": make, **replaced}, **settings)
+
+    @property
+    def counts(self) -> KVConnectorStats:
+        return self.engine.stats().kv_connector
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -125,12 +139,12 @@ def test_random_traffic_says_what_it_says_without_a_connector(how: str, kind: st
         wanted = theirs.run(*asks)
         assert ours.run(*asks) == wanted, f"traffic {seed}"
         assert ours.run(*again(asks, wanted)) == theirs.run(*again(asks, wanted)), f"traffic {seed}, second turn"
-    counts = ours.kv_transfer.counts
-    assert counts.stored > 0
+    counts = ours.counts
+    assert counts.pages_stored > 0
     if "few pages" in how:
-        assert counts.loaded + counts.failures > 0, "nothing was asked for"
-        assert (counts.loaded > 0) == (kind != "all are lost")
-        assert (counts.failures > 0) == bool(KINDS[kind].get("loses"))
+        assert counts.pages_loaded + counts.pages_failed > 0, "nothing was asked for"
+        assert (counts.pages_loaded > 0) == (kind != "all are lost")
+        assert (counts.pages_failed > 0) == bool(KINDS[kind].get("loses"))
 
 
 def beginnings(count: int, length: int = 40) -> list[Ask]:
@@ -146,13 +160,14 @@ def filled(connector: KVConnector, **more: Any) -> tuple[Connected, list[Ask], d
 
 def test_what_was_driven_out_comes_back_and_is_not_computed() -> None:
     ours, asks, said = filled(Odd(1))
-    before = ours.engine.stats().num_prompt_tokens
+    before = ours.engine.stats().steps.num_prompt_tokens
     assert ours.run(*asks) == said
-    computed = ours.engine.stats().num_prompt_tokens - before
+    computed = ours.engine.stats().steps.num_prompt_tokens - before
     assert computed <= 6 * 4, "no more than the last page of each"
     stats = ours.engine.stats()
-    assert stats.external_hits >= 5 * 36 and stats.external_hits + stats.prefix_hits + computed == 6 * 40
-    assert stats.external_queries >= stats.external_hits
+    hits = stats.scheduler.external_hits
+    assert hits >= 5 * 36 and stats.scheduler.cached_tokens + computed == 6 * 40
+    assert stats.kv_connector.external_queries >= hits
 
 
 def test_others_go_past_one_that_waits_for_its_pages() -> None:
@@ -195,7 +210,7 @@ def test_what_does_not_come_in_time_is_not_waited_for(fails: bool) -> None:
     connector.delays, connector.rng = 10**9, random.Random(1)
     got = ours.run(*asks[:1])
     assert (got["0"].reason == "error") == fails and (fails or got == {"0": said["0"]})
-    assert connector.loads[-1].canceled and ours.kv_transfer.counts.failures > 0
+    assert connector.loads[-1].canceled and ours.counts.pages_failed > 0
 
 
 def test_nothing_of_before_is_found_after_a_reset() -> None:
@@ -273,7 +288,7 @@ def test_tenants_with_salts_of_their_own_find_nothing_of_each_other() -> None:
         ours.engine.add(_salted(prompt, salt))
         while ours.engine.busy:
             ours.engine.step()
-    assert ours.engine.stats().external_hits == ours.engine.stats().prefix_hits == 0
+    assert ours.engine.stats().scheduler.external_hits == ours.engine.stats().scheduler.prefix_hits == 0
     assert len(connector.pages) == 2 * (len(prompt) // 4)
 
 

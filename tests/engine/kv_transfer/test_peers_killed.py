@@ -102,9 +102,9 @@ def test_a_giver_that_is_killed_costs_computation_or_its_requests(
         killing(monkeypatch, kind, giver.kill, taker)
         two.taking.taker = taker
         got, wanted = two.second.run(*(_with(ask, told[ask.name]) for ask in asks)), Served(False).run(*asks)
-    counts = two.context.counts
-    assert counts.failures > 0 and two.context.held == [] and taker.counts()["failed"] == counts.failures
-    assert counts.loaded > 0 and counts.loaded + counts.failures == 4 * 9, "each page came once, or failed once"
+    loaded, failed = two.counts.pages_loaded, two.counts.pages_failed
+    assert failed > 0 and two.manager.held == [] and taker.counts()["failed"] == failed
+    assert loaded > 0 and loaded + failed == 4 * 9, "each page came once, or failed once"
     for name in wanted:
         assert (
             (got[name].reason == "error" and "could not be loaded" in (got[name].error or ""))

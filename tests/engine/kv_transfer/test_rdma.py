@@ -54,7 +54,7 @@ def test_random_traffic_says_what_one_engine_says(kind: str) -> None:
     for seed in range(2):
         asks = traffic(seed)
         assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
-    assert mover.begun > 0 and two.context.counts.loaded > 0
+    assert mover.begun > 0 and two.counts.pages_loaded > 0
     assert (two.taker.counts()["failed"] > 0) == (kind not in ("whole", "late"))
     _until(lambda: not mover.met)
     two.close()
@@ -66,7 +66,7 @@ def test_a_bad_connection_beside_a_library_costs_computation_alone(kind: str) ->
     moved(two, mover, mover)
     asks = beginnings(6)
     assert two.run(*asks) == Served(False).run(*asks)
-    assert (two.context.counts.failures > 0) == (kind == "cut")
+    assert (two.counts.pages_failed > 0) == (kind == "cut")
     two.close()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from quintet.distributed.connection import NONCE, TAG
-from quintet.engine.executor.model_runner import WorkerGroup
+from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_transfer.connector import NullConnector
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.p2p.consumer import Address, From, PageClient, Route
@@ -33,6 +33,8 @@ from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
 from quintet.engine.kv_transfer.p2p.transfers import Transfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer_params import Peer, handoff_of
+from quintet.engine.observability.stats import KVConnectorStats
+from quintet.engine.startup import EnginePlan
 from quintet.sampling_params import ParameterError, SamplingParams
 from tests.engine.kv_transfer.test_manager import WORDS, Odd, beginnings
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, plain, traffic
@@ -98,17 +100,20 @@ class Two:
     """An engine that begins and one that goes on."""
 
     def __init__(self, kind: str = "whole", seed: int = 0, fails: bool = False, overlap: bool = True, **settings: Any):
-        self.first, self.second = Served(overlap, **settings), Served(overlap, **settings)
         self.loans = SendBuffer(2**20, WORDS, 60.0)
         self.giver = PageServer(self.loans, lambda: FACTS, KEY, 0.5)
         self.net = Net(self.giver, tampering(kind, seed))
-        self.giving, _ = _connect(self.first, NullConnector(), fails)
+        self.first, self.giving, _ = _connected(NullConnector(), fails, overlap, **settings)
         self.giving.loans = self.loans
         self.places = Odd(seed)
         self.places.keeps = False  # type: ignore[misc]
-        self.taking, self.context = _connect(self.second, self.places, fails)
+        self.second, self.taking, self.manager = _connected(self.places, fails, overlap, **settings)
         self.taker = PageClient(Route(self.net.connect, lambda: FACTS, KEY, WORDS), self.places.changed)
         self.taking.taker, self.taking.close = self.taker, self.taker.close
+
+    @property
+    def counts(self) -> KVConnectorStats:
+        return self.second.engine.stats().kv_connector
 
     def run(self, *asks: Ask) -> dict[str, Said]:
         """Each prompt at the first engine, with one token of output; then at the second, with what the first said."""
@@ -120,17 +125,20 @@ class Two:
         return self.second.run(*handed)
 
     def close(self) -> None:
-        self.context.close()
+        self.manager.close()
 
 
-def _connect(served: Served, places: Any, fails: bool) -> tuple[Transfer, KVTransferManager]:
-    scheduler, ranks = served.engine.scheduler, served.engine._runner._ranks
-    assert isinstance(ranks, WorkerGroup)
-    copies = PageCopier(ranks)
-    transfer = Transfer(scheduler.tables, copies.read, 2)
-    transfer.engine, transfer.host, transfer.port = "one", "here", 1
-    scheduler.kv_transfer = KVTransferManager(places, copies, scheduler.tables, b"a model", 60.0, fails, transfer)
-    return transfer, scheduler.kv_transfer
+def _connected(places: Any, fails: bool, overlap: bool, **settings: Any) -> tuple[Served, Transfer, KVTransferManager]:
+    made = []
+
+    def make(prepared: EnginePlan, tables: KVCacheManager, _: Any) -> KVTransferManager:
+        copies = PageCopier(prepared.ranks)
+        transfer = Transfer(tables, copies.read, 2)
+        transfer.engine, transfer.host, transfer.port = "one", "here", 1
+        made.append((transfer, KVTransferManager(places, copies, tables, b"a model", 60.0, fails, transfer)))
+        return made[0][1]
+
+    return Served(overlap, replaced={"make_kv_transfer": make}, **settings), *made[0]
 
 
 def _told(served: Served, ask: Ask) -> dict[str, Any]:
@@ -165,7 +173,7 @@ def test_random_traffic_says_what_one_engine_says(how: str, kind: str, overlap: 
         asks = traffic(seed)
         assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
     counts = two.taker.counts()
-    assert two.giving.lent > 0 and two.context.counts.loaded > 0
+    assert two.giving.lent > 0 and two.counts.pages_loaded > 0
     assert (counts["failed"] > 0) == (kind not in ("whole", "late"))
     two.close()
 
@@ -174,7 +182,8 @@ def test_the_second_engine_computes_the_last_page_alone() -> None:
     two, asks = Two(), beginnings(6)
     assert two.run(*asks) == Served(False).run(*asks)
     stats = two.second.engine.stats()
-    assert stats.num_prompt_tokens == 6 * 4 and stats.external_hits == 6 * 36 and stats.pages_failed == 0
+    assert stats.steps.num_prompt_tokens == 6 * 4 and stats.scheduler.external_hits == 6 * 36
+    assert stats.kv_connector.pages_failed == 0
     _until(lambda: len(two.loans) == 0)
     assert two.loans.num_free == two.loans.capacity, "what was fetched makes room"
     two.close()

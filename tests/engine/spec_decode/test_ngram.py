@@ -17,8 +17,10 @@ from quintet.engine.sampling.logits_processors import (
     RowFunction,
     follow,
 )
+from quintet.engine.spec_decode import ngram
 from quintet.engine.spec_decode.ngram import propose
 from quintet.interface.platform import CacheLost
+from quintet.interface.types import Array
 from quintet.sampling_params import SamplingParams
 from tests.engine.test_overlap import ENGINES, Ask, Served, again, ahead, plain, traffic
 from tests.helpers.platforms.null_engine import CtrlC, drain, greedy, null_client
@@ -47,6 +49,20 @@ def test_a_proposal_is_what_followed_the_longest_end_when_it_first_stood_there()
     assert found > 500
 
 
+def test_no_text_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the scheduler, which asks whether there are drafts before it adds them."""
+    searched = []
+
+    def counted(ids: Array, *sizes: int) -> list[int]:
+        searched.append(tuple(ids.tolist()))
+        return propose(ids, *sizes)
+
+    monkeypatch.setattr(ngram, "propose", counted)
+    served = Served(speculative_config=GUESS)
+    served.run(*repeating([Ask("a", list(range(12)), plain(20))]))
+    assert len(set(searched)) == len(searched) > 5
+
+
 def repeating(asks: list[Ask]) -> list[Ask]:
     """The same with prompts of few different tokens; every other says few, so that guesses come true now and then."""
     said = []
@@ -71,9 +87,9 @@ def test_random_traffic_says_what_it_says_without_drafts(how: str, overlap: bool
         assert ours.run(*asks) == wanted, f"traffic {seed}"
         assert ours.run(*again(asks, wanted)) == theirs.run(*again(asks, wanted)), f"traffic {seed}, second turn"
     stats = ours.engine.stats()
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
-    assert stats.num_generation_tokens == theirs.engine.stats().num_generation_tokens
-    assert how != "plenty of pages" or stats.num_steps < theirs.engine.stats().num_steps
+    assert 0 < stats.spec_decode.num_accepted_tokens < stats.spec_decode.num_draft_tokens
+    assert stats.steps.num_generation_tokens == theirs.engine.stats().steps.num_generation_tokens
+    assert how != "plenty of pages" or stats.steps.num_steps < theirs.engine.stats().steps.num_steps
     assert not static or ours.work.calls <= ours.warm, "a program of a shape that was not compiled at the start"
 
 
@@ -84,9 +100,9 @@ def test_prefixes_of_what_was_guessed_right_are_found() -> None:
         served = Served(False, speculative_config=config)
         asks = repeating(traffic(3))
         said = served.run(*asks)
-        hits = served.engine.stats().prefix_hits
+        hits = served.engine.stats().scheduler.prefix_hits
         served.run(*again(asks, said))
-        found.append(served.engine.stats().prefix_hits - hits)
+        found.append(served.engine.stats().scheduler.prefix_hits - hits)
     assert found[0] == found[1] > 0
 
 
@@ -112,7 +128,7 @@ def test_after_ctrl_c_at_any_line_the_same_is_said() -> None:
     params = plain(10, frequency_penalty=0.6, allowed_token_ids=[1, 2, 3], min_tokens=4, temperature=0.8, seed=4)
     served, ask = Served(False, speculative_config=GUESS), Ask("a", [1, 2, 1, 2, 3, 1, 2], params, frozenset([3]))
     wanted = served.run(ask)
-    assert served.engine.stats().num_drafts > 0
+    assert served.engine.stats().spec_decode.num_drafts > 0
     for at in range(0, 100_000, 31):
         with CtrlC(at) as ctrl_c:
             served.run(ask)
@@ -187,7 +203,7 @@ def test_logits_processors_see_the_tokens_up_to_each_row(processors: list[type[L
     assert said[0] == said[1]
     assert said[0]["0"][1] == "length" and said[0]["4"][1] == ("length" if fails < 0 else "error")
     stats = client.engine.stats()
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert 0 < stats.spec_decode.num_accepted_tokens < stats.spec_decode.num_draft_tokens
 
 
 def vars_of(output: Any) -> tuple[Any, ...]:
@@ -201,10 +217,11 @@ def test_guesses_that_come_true_save_steps() -> None:
     (output,) = drain(client).values()
     assert list(output.outputs[0].token_ids) == [5, 5, 6] * 13 + [5]
     stats = client.engine.stats()
-    assert stats.num_steps <= 6 + 36 / 3 and stats.num_accepted_tokens == 40 - stats.num_steps
-    assert sum(stats.accepted_at) == stats.num_accepted_tokens
-    assert stats.num_drafts >= stats.accepted_at[0] >= stats.accepted_at[1] >= stats.accepted_at[2] > 0
-    assert len(stats.accepted_at) == GUESS["num_speculative_tokens"]
+    assert stats.steps.num_steps <= 6 + 36 / 3 and stats.spec_decode.num_accepted_tokens == 40 - stats.steps.num_steps
+    accepted = stats.spec_decode.accepted_at
+    assert sum(accepted) == stats.spec_decode.num_accepted_tokens
+    assert stats.spec_decode.num_drafts >= accepted[0] >= accepted[1] >= accepted[2] > 0
+    assert len(accepted) == GUESS["num_speculative_tokens"]
 
 
 def test_guesses_take_no_page_no_row_and_no_token_from_others() -> None:
@@ -214,13 +231,13 @@ def test_guesses_take_no_page_no_row_and_no_token_from_others() -> None:
         client.add(name, Prompt([1, 1, 1, 1, 1]), greedy(max_tokens=3))
     drain(client)
     stats = client.engine.stats()
-    assert stats.num_preemptions == 0 and stats.num_steps == 3
+    assert stats.scheduler.num_preemptions == 0 and stats.steps.num_steps == 3
     few = null_client(max_num_batched_tokens=4, max_num_seqs=4, speculative_config=GUESS)
     for name in "abcd":
         few.add(name, Prompt([1]), greedy(max_tokens=20, allowed_token_ids=[1]))
     while few.busy:
         few.step()
-        assert few.engine.stats().step_tokens <= 4
+        assert few.engine.stats().steps.step_tokens <= 4
 
 
 def test_nobody_says_more_than_was_asked_for() -> None:
@@ -238,23 +255,24 @@ def test_in_a_crowd_nothing_is_guessed() -> None:
     for name in "abc":
         client.add(name, Prompt([1, 1, 1]), params)
     drain(client)
-    assert client.engine.stats().num_drafts == 0
+    assert client.engine.stats().spec_decode.num_drafts == 0
     client.add("a", Prompt([1, 1, 1]), params)
     drain(client)
-    assert client.engine.stats().num_drafts > 0
+    assert client.engine.stats().spec_decode.num_drafts > 0
 
 
 def test_steps_go_ahead_while_nothing_can_be_guessed() -> None:
     """On a device behind the host: only who repeats its text waits for its tokens."""
     served = Served(True, speculative_config={**GUESS, "prompt_lookup_min": 3})
     served.run(Ask("a", list(range(20)), plain(9)))
-    assert set(ahead(served.work)[:-1]) == {1} and served.engine.stats().num_drafts == 0
+    assert set(ahead(served.work)[:-1]) == {1} and served.engine.stats().spec_decode.num_drafts == 0
     served.work.begin()
     served.run(Ask("b", [7, 7, 7, 7], plain(9, allowed_token_ids=[7])))
-    assert set(ahead(served.work)) == {0} and served.engine.stats().num_accepted_tokens >= 5
+    assert set(ahead(served.work)) == {0} and served.engine.stats().spec_decode.num_accepted_tokens >= 5
 
 
 def test_places_of_guesses_are_there_before_the_first() -> None:
     """A counter that begins at 0 is one whose first growth Prometheus sees."""
-    assert null_client(speculative_config=GUESS).engine.stats().accepted_at == (0,) * GUESS["num_speculative_tokens"]
-    assert null_client().engine.stats().accepted_at == ()
+    stats = null_client(speculative_config=GUESS).engine.stats()
+    assert stats.spec_decode.accepted_at == (0,) * GUESS["num_speculative_tokens"]
+    assert null_client().engine.stats().spec_decode.accepted_at == ()

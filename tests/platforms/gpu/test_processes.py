@@ -65,7 +65,7 @@ def test_two_processes_give_the_tokens_of_one_rank(client: Make, caplog: pytest.
     engine.wake_up()
     assert tokens(engine) == wanted
     ours = engine.engine.stats()
-    assert ours.num_steps and ours.num_running == 0
+    assert ours.steps.num_steps and ours.scheduler.num_running == 0
 
 
 def test_without_a_word_ranks_are_threads(client: Make) -> None:

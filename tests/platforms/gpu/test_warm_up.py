@@ -131,7 +131,7 @@ def test_a_platform_that_compiles_no_kernel_late_runs_no_prompt(monkeypatch: pyt
         raise AssertionError("a platform that has its kernels, or compiles them for fixed sizes")
 
     monkeypatch.setattr(start, "warm_up", never)
-    assert null_client().engine.stats().num_steps == 0
+    assert null_client().engine.stats().steps.num_steps == 0
 
 
 # ------------------------------------------------------------------------------------------ decode steps, by `serve`

@@ -4,15 +4,29 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from quintet.engine.observability.stats import Stats
+from quintet.engine.observability.stats import (
+    ExpertStats,
+    KVConnectorStats,
+    SchedulerStats,
+    SpecDecodeStats,
+    Stats,
+    StepStats,
+)  # fmt: skip
 from tests.server.fakes import FakeBackend
 
 STATS = Stats(
-    num_running=3, num_waiting=2, kv_usage=0.25, num_steps=70, step_tokens=9, num_prompt_tokens=100,
-    num_generation_tokens=50, num_preemptions=1, prefix_queries=140, prefix_hits=40, num_drafts=9, num_draft_tokens=20,
-    num_accepted_tokens=8, num_deferred=1, num_tokens=150, step_sizes=(60, *[0] * 6, 10, *[0] * 6),
-    accepted_at=(5, 3), external_queries=90, external_hits=16, pages_stored=7, pages_loaded=2, pages_failed=1,
-    expert_balancedness=0.75, expert_placements=4, experts_moved=11,
+    SchedulerStats(
+        num_running=3, num_waiting=2, kv_usage=0.25, num_preemptions=1, prefix_queries=140, prefix_hits=40,
+        external_hits=16,
+    ),
+    StepStats(
+        num_steps=70, step_tokens=9, num_tokens=150, num_prompt_tokens=100, num_generation_tokens=50,
+        step_sizes=(60, *[0] * 6, 10, *[0] * 6),
+    ),
+    SpecDecodeStats(num_drafts=9, num_draft_tokens=20, num_accepted_tokens=8, accepted_at=(5, 3)),
+    KVConnectorStats(external_queries=90, pages_stored=7, pages_loaded=2, pages_failed=1),
+    experts=ExpertStats(expert_balancedness=0.75, expert_placements=4, experts_moved=11),
+    num_deferred=1,
 )  # fmt: skip
 
 

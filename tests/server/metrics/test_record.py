@@ -14,7 +14,7 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.metrics.prometheus import scrape
-from tests.server.metrics.scrapes import TellingBackend, samples
+from tests.server.metrics.scrapes import STATS, TellingBackend, samples
 
 STREAM, WHOLE = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 
@@ -225,7 +225,7 @@ async def test_the_cache_is_described(service: AppState) -> None:
 
 async def test_an_idle_engine_has_no_tokens_in_its_step(service: AppState) -> None:
     assert isinstance(service.backend, TellingBackend)
-    service.backend.told = replace(service.backend.told, num_running=0)
+    service.backend.told = replace(STATS, scheduler=replace(STATS.scheduler, num_running=0))
     assert (await counts(service))["quintet:step_tokens"] == 0
 
 

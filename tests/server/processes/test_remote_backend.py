@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from quintet.chat.prompts import Prompt
-from quintet.engine.observability.stats import Stats
+from quintet.engine.observability.stats import SchedulerStats, Stats, StepStats
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import ModelInfo, Refused, SubmitRequest
@@ -57,7 +57,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 def told(running: int = 0, asleep: int = 0) -> Stats:
-    return Stats(running, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, asleep=asleep, step_sizes=(1, 2), accepted_at=())
+    return Stats(SchedulerStats(num_running=running), StepStats(step_sizes=(1, 2)), asleep=asleep)
 
 
 def pulse(made: float, stats: Stats | None = None) -> wire.Pulse:
@@ -316,5 +316,5 @@ async def test_numbers_of_two_engines_are_one_servers(both: Several) -> None:
     both.say(*[wire.Pulse(told(running=number + 1), 0.0, 2.0, number) for number in range(2)])
     await both.heard()
     stats = both.remote.stats()
-    assert stats is not None and stats.num_running == 3
-    assert [each.num_running for _, each in both.remote.engines()] == [1, 2]
+    assert stats is not None and stats.scheduler.num_running == 3
+    assert [each.scheduler.num_running for _, each in both.remote.engines()] == [1, 2]

@@ -93,7 +93,7 @@ def test_a_beginning_is_computed_once() -> None:
     entries = [Entry(float(10 * number), 48, 1, group=0, shared_length=32) for number in range(4)]
     found = played(entries)
     assert [each.cached for each in found.told] == [0, 32, 32, 32]
-    assert found.stats[0].prefix_hits == 96
+    assert found.stats[0].scheduler.prefix_hits == 96
     found = played(entries, enable_prefix_caching=False)
     assert [each.cached for each in found.told] == [0, 0, 0, 0]
 
@@ -140,8 +140,8 @@ def test_everybody_is_answered_once_and_time_only_passes(entries: list[Entry], s
         assert len(told.times) == entry.output_length
         assert entry.arrival <= told.scheduled < told.times[0] and list(told.times) == sorted(told.times)
         assert told.times[0] - told.scheduled >= 0.5  # no step is shorter
-    assert sum(each.num_generation_tokens for each in found.stats) == sum(each.output_length for each in entries)
-    computed = sum(each.num_prompt_tokens + each.prefix_hits for each in found.stats)
+    assert sum(each.steps.num_generation_tokens for each in found.stats) == sum(each.output_length for each in entries)
+    computed = sum(each.steps.num_prompt_tokens + each.scheduler.prefix_hits for each in found.stats)
     assert computed >= sum(each.input_length for each in entries)  # more where some was computed again
     assert max(found.worked) <= found.seconds + 1e-9
     again = played(entries, costs, engines)
@@ -177,7 +177,7 @@ def test_plans_are_those_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> No
         patched.setattr(Engine, "add", noted_add)
         patched.setattr(TimedSteps, "forward", noted_forward)
         found = played(entries, Costs(shape, ((1, 0.5), (24, 1.5))))
-    assert sum(each.preemptions for each in found.told) > 0 and found.stats[0].prefix_hits > 0
+    assert sum(each.preemptions for each in found.told) > 0 and found.stats[0].scheduler.prefix_hits > 0
     engine = null_client(max_model_len=96, num_pages=14, max_num_seqs=4, max_num_batched_tokens=24).engine
     schedule, plans = engine.scheduler.schedule, list[Any]()
 
@@ -193,4 +193,4 @@ def test_plans_are_those_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> No
         else:
             engine.step()
             assert plans[-1] == said, f"entry {number} of the log"
-    assert not engine.busy and len(plans) == found.stats[0].num_steps
+    assert not engine.busy and len(plans) == found.stats[0].steps.num_steps

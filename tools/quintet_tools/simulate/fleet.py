@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quintet.clients.request_traces import Entry
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel.balancing import LoadBalancer
-from quintet.engine.engine import Engine
+from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
@@ -54,7 +54,7 @@ class _Engine:
 
     def __init__(self, config: EngineConfig, costs: Costs, machine: "_Machine", number: int) -> None:
         self.steps = TimedSteps(costs, machine.count, number)
-        self.engine = Engine(scheduler_of(config, costs.shape), self.steps, costs.shape.overlap)
+        self.engine = Engine(EngineParts(scheduler_of(config, costs.shape), self.steps, costs.shape.overlap))
         self.machine = machine
         self.deltas: list[TokenDelta] = []
         self.stepping = False  # whether its next step has its place in time

@@ -19,14 +19,15 @@ def figures_of(played: Played, goodput: Mapping[str, float]) -> dict[str, Any]:
     figures = {name: value for name, value in figures.items() if name not in _OURS}
     stats, used = total(played.stats), [worked / played.seconds for worked in played.worked]
     waited = percentiles([(each.scheduled - each.entry.arrival) * 1e3 for each in played.told], (50, 90, 99))
+    queues = stats.scheduler
     if goodput:
         figures["goodput_share"] = sum(each.meets(goodput) for each in outcomes) / len(outcomes)
     return {
         **figures,
         **{f"{'median' if share == 'p50' else share}_queue_ms": value for share, value in waited.items()},
-        "preemptions": stats.num_preemptions,
-        "prefix_cache_hit_rate": stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0,
-        "steps": stats.num_steps,
+        "preemptions": queues.num_preemptions,
+        "prefix_cache_hit_rate": queues.prefix_hits / queues.prefix_queries if queues.prefix_queries else 0.0,
+        "steps": stats.steps.num_steps,
         "mean_utilization": sum(used) / len(used),
         "min_utilization": min(used),
         "max_utilization": max(used),

@@ -21,12 +21,19 @@ class TimedSteps(StepRunner):
     def __init__(self, costs: Costs, busy: Callable[[], int], seed: int = 0) -> None:
         """`busy`: how many engines of its machine compute, this one among them. `seed`: of how steps differ."""
         self.spans = Spans()
-        self.carries = costs.shape.overlap
         self.now = 0.0  # set by who asks for a step; then, when its results are there
         self.worked = 0.0  # seconds of all steps
         self.scheduled: dict[str, float] = {}  # when requests that have not ended were first computed
         self._costs, self._busy, self._draw = costs, busy, random.Random(seed)
         self._free = 0.0  # when the device has done what it was given
+
+    @property
+    def supports_overlap(self) -> bool:
+        return self._costs.shape.overlap
+
+    def agree(self, plan: StepPlan, result: StepResult | Exception) -> StepResult | Exception:
+        """Returns the result: it has no other ranks."""
+        return result
 
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the step behind those that run."""

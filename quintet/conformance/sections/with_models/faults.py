@@ -98,10 +98,10 @@ def _cancel(subject: Subject, seed: int) -> None:
     def between(number: int) -> None:
         if left and rng.random() < 0.3:
             name = left.pop(rng.randrange(len(left)))
-            before = served.stats
+            before = served.stats.scheduler
             served.abort(name)
             gone.add(name)
-            after = served.stats
+            after = served.stats.scheduler
             running = after.num_running + after.num_waiting
             require(running <= before.num_running + before.num_waiting, f"{name} was taken back, and is still there")
             require(after.kv_usage <= before.kv_usage, f"{name} was taken back, and more pages are held than before")
@@ -121,7 +121,7 @@ def _cancel_all(subject: Subject) -> None:
         if number == 4:
             for ask in wary.asks:
                 wary.served.abort(ask.name)
-            used = wary.served.stats.kv_usage
+            used = wary.served.stats.scheduler.kv_usage
             require(used == 0, f"no request is left, and {used:.0%} of the pages are held")
 
     wary.served.run(wary.asks, between)

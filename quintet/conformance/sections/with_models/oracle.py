@@ -128,7 +128,8 @@ class Oracle:
         answers = self._run(engine)
         # else a page holds any request, or layers keep states alone, and no request has to make room
         possible = self._page_size < SERVED and self._most_pages(FREE) > 0
-        require(engine.stats.num_preemptions > 0 or not possible, "no request was preempted, so this showed nothing")
+        preempted = engine.stats.scheduler.num_preemptions > 0
+        require(preempted or not possible, "no request was preempted, so this showed nothing")
         return answers
 
 

@@ -19,6 +19,7 @@ from quintet.engine.kv_transfer.p2p.consumer import From
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.kv_transfer_params import Peer, TransferParams, told
+from quintet.engine.observability.stats import PageTransferStats
 from quintet.engine.request import Request
 
 logger = logging.getLogger(__name__)
@@ -89,19 +90,19 @@ class Transfer:
         self.reweigh: Callable[[Any], None] = lambda weights: None  # called when the weights have changed
         self.lent = self.full = 0  # prompts with pages that wait or waited, and those that found no room
 
-    def counts(self) -> dict[str, Any]:
-        """Returns the counters, as fields of Stats."""
+    def stats(self) -> PageTransferStats:
+        """Returns the counters."""
         taken = {} if self.taker is None else self.taker.counts()
         given = {} if self.giver is None else self.giver.counts()
-        return {
-            "pages_taken": int(taken.get("pages", 0)),
-            "bytes_taken": int(taken.get("bytes", 0)),
-            "seconds_taken": taken.get("seconds", 0.0),
-            "pages_given": given.get("pages", 0),
-            "bytes_given": given.get("bytes", 0),
-            "peers_refused": given.get("refused", 0),
-            "loans_refused": self.full,
-        }
+        return PageTransferStats(
+            pages_taken=int(taken.get("pages", 0)),
+            bytes_taken=int(taken.get("bytes", 0)),
+            seconds_taken=taken.get("seconds", 0.0),
+            pages_given=given.get("pages", 0),
+            bytes_given=given.get("bytes", 0),
+            peers_refused=given.get("refused", 0),
+            loans_refused=self.full,
+        )
 
     # ---------------------------------------------------------------------------------------------------------- taking
 

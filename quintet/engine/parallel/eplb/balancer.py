@@ -3,18 +3,21 @@
 import logging
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from quintet.common.interrupts import Uninterrupted
 from quintet.config import EPLBConfig
-from quintet.engine.executor.model_runner import WorkerGroup
 from quintet.engine.executor.worker import Worker
+from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.observability.stats import ExpertStats, Stats
 from quintet.engine.parallel.eplb.placement import balanced, evenness
 from quintet.engine.parallel.eplb.transfer import Staged
 from quintet.engine.parallel.expert_parallel import mixtures
+from quintet.engine.scheduler import StepPlan
+from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.layers.moe.expert_placement import Placement
 from quintet.layers.moe.moe import Experts
@@ -31,16 +34,7 @@ class MoveFailed(RuntimeError):
     """Experts could not be moved to some rank, and so were moved to none."""
 
 
-@dataclass(frozen=True)
-class BalanceStats:
-    """Balance of the last window, and the moves so far."""
-
-    balancedness: float = 0.0  # mean over maximum of the ranks' loads, of all layers; 0: no window has ended
-    placements: int = 0  # times that experts moved
-    moved: int = 0  # experts that came to a rank
-
-
-class Balancer:
+class Balancer(StepHook):
     """Balancer of experts. It counts expert ids, which are the same on all ranks, and planned steps; it uses no
     clock."""
 
@@ -49,24 +43,33 @@ class Balancer:
         self._window = min(config.window_size, config.step_interval)
         self._steps = 0  # since experts were placed
         self._before: np.ndarray | None = None  # counts when the window began; None: it has not
-        self.balance = BalanceStats()
+        self._stats = ExpertStats()
 
     @property
-    def due(self) -> bool:
-        """Returns whether experts are placed before the next step."""
+    def waits_for_steps(self) -> bool:
+        """True if experts are placed before the next step."""
         return self._steps >= self._config.step_interval
 
-    def begin(self) -> None:
+    def before_step(self, fail: Fail) -> None:
+        if self.waits_for_steps:
+            self._place()
+
+    def before_launch(self, plan: StepPlan) -> None:
         """Counts a step that begins, on every rank."""
+        if not plan:
+            return
         self._steps += 1
         if self._before is None and self._steps > self._config.step_interval - self._window:
             self._before = self._counts()
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """Starts the window anew after a failed step, for which the counts of the ranks may differ."""
         self._before = None
 
-    def place(self) -> None:
+    def add_stats(self, stats: Stats) -> Stats:
+        return replace(stats, experts=self._stats)
+
+    def _place(self) -> None:
         """Moves experts to a better placement, while no step runs. A move that fails on one rank is done on none. A
         layer that has moved stays so: the results of the next step are the same."""
         before, self._before, self._steps = self._before, None, 0
@@ -85,8 +88,8 @@ class Balancer:
                 moved += self._move(index, wanted[index])
         except MoveFailed as error:
             logger.error("experts stay where they are: %s", error)
-        done = self.balance
-        self.balance = BalanceStats(was, done.placements + bool(moved), done.moved + moved)
+        done = self._stats
+        self._stats = ExpertStats(was, done.expert_placements + bool(moved), done.experts_moved + moved)
         if self._config.log_balancedness:
             text = "balancedness of the last %d steps: %.3f; %.3f with experts of %d of %d layers placed anew"
             logger.info(text, self._window, was, will, len(changes), len(layers))

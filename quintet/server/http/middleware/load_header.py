@@ -40,7 +40,8 @@ def report(form: str, stats: Stats) -> str | None:
 
     Source: xds.data.orca.v3.OrcaLoadReport, and Envoy's description of its forms.
     """
-    named = {"kv_cache_usage_perc": float(stats.kv_usage), "num_requests_waiting": float(stats.num_waiting)}
+    queues = stats.scheduler
+    named = {"kv_cache_usage_perc": float(queues.kv_usage), "num_requests_waiting": float(queues.num_waiting)}
     match form.strip().lower():
         case "text":
             return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items())

@@ -14,7 +14,7 @@ from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client
-from tests.server.metrics.scrapes import TellingBackend
+from tests.server.metrics.scrapes import STATS, TellingBackend
 
 ASK, TOLD = "endpoint-load-metrics-format", "endpoint-load-metrics"
 BODY = {"prompt": "a", "max_tokens": 2}
@@ -90,6 +90,6 @@ async def test_an_engine_that_has_told_nothing_is_not_reported() -> None:
 async def test_the_report_is_of_the_moment() -> None:
     backend = TellingBackend()
     async with client(backend) as http:
-        backend.told = replace(backend.told, num_waiting=7)
+        backend.told = replace(STATS, scheduler=replace(STATS.scheduler, num_waiting=7))
         response = await http.post("/v1/completions", json=BODY, headers={ASK: "TEXT"})
     assert "num_requests_waiting=7.0" in response.headers[TOLD]
