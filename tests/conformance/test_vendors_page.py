@@ -132,7 +132,7 @@ def test_the_mixer_does_what_the_page_says(shown: dict[str, Any]) -> None:
 
 def test_the_estimate_names_steps_that_fit(shown: dict[str, Any]) -> None:
     most = ShapeBucket(64, 3, 64, (8,))
-    assert [each.tokens for each in shown["estimate"](None, nn.Module(), [], MaxShape(most, 8, 9)).variants] == [1, 2]
+    assert [each.tokens for each in shown["estimate"](None, nn.Module(), [], MaxShape(most, 8, 9)).buckets] == [1, 2]
 
 
 def test_what_a_probe_returns_is_what_the_contract_takes(tmp_path: Path) -> None:
