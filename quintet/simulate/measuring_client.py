@@ -17,10 +17,10 @@ from quintet.clients import errors
 from quintet.clients.http_client import Address, ConnectionLost, HttpClient
 from quintet.clients.latency import Stream
 from quintet.clients.load_generator import PATHS, Source
+from quintet.common.socket_folder import PrivateFolder
 from quintet.common.subprocess_python import running
 from quintet.config import EngineConfig
 from quintet.engine.parallel.multiproc import plain_fields
-from quintet.server.socket_folder import PrivateFolder
 from quintet.simulate.cost_model import Sample, Work
 
 COMPANY = "quintet.simulate.measured_server"

@@ -25,8 +25,8 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
+from quintet.common.socket_folder import sweep
 from quintet.conformance.checkpoints.tiny import variant
-from quintet.server.socket_folder import sweep
 from tests.helpers.engines import answers, engine
 from tests.helpers.processes import gone
 from tests.helpers.serving import Server, until, words_of

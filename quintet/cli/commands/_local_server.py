@@ -19,10 +19,10 @@ from quintet.cli.commands import _engine as engine
 from quintet.clients.errors import ServerError
 from quintet.clients.remote_engine import connect
 from quintet.clients.server_address import Target
+from quintet.common.socket_folder import PrivateFolder
 from quintet.common.subprocess_python import running
 from quintet.config import EngineConfig
 from quintet.config.schema.typed_flags import as_typed
-from quintet.server.socket_folder import PrivateFolder
 
 SERVE = (*running("quintet.cli.main"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
