@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -60,7 +60,6 @@ class Child:
                 running(module), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=inherit,
                 start_new_session=True,
             )  # fmt: skip
-        self.stdout = self._process.stdout
         weakref.finalize(self, _let_go, self._process).atexit = True  # a stopped child ends without close(), too
         if orders is not None:
             main = threading.current_thread() is threading.main_thread()
@@ -69,6 +68,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        """Returns the end of its standard output, if that is a pipe."""
+        assert self._process.stdout is not None
+        return self._process.stdout
 
     @property
     def exit(self) -> Exit | None:
@@ -121,8 +126,8 @@ class Child:
                 self.kill()
                 self._process.wait()
         self.let_go()
-        if self.stdout is not None:
-            self.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 def close_all(children: Collection[Child]) -> None:
@@ -177,16 +182,22 @@ def read_orders(kind: type[T]) -> T:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:  # what comes after the line stays there
         parent, in_main_thread, orders = msgspec.json.decode(pipe.readline(), type=tuple[int, bool, kind])  # type: ignore[valid-type]
     if in_main_thread:
-        end_with_parent(parent, signal.SIGKILL)
+        ending_with_parent(parent, signal.SIGKILL)()
     return orders
 
 
-def end_with_parent(parent: int, by: signal.Signals) -> None:
-    """On Linux, has the system send this process a signal when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, int(by), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before that
-            os._exit(PARENT_GONE)
+def ending_with_parent(parent: int, by: signal.Signals) -> Callable[[], None]:
+    """Returns a call that, on Linux, has the system send the calling process a signal when the thread that started it
+    ends. It may be made between fork and exec."""
+    libc = ctypes.CDLL(None)
+
+    def call() -> None:
+        if sys.platform == "linux":
+            libc.prctl(_DEATH_SIGNAL, int(by), 0, 0, 0)
+            if os.getppid() != parent:  # it ended before that
+                os._exit(PARENT_GONE)
+
+    return call
 
 
 def follow_parent(told: Callable[[str], object] = lambda why: None) -> None:
