@@ -145,11 +145,10 @@ class Engines:
     def compute(self) -> None:
         """Takes in what engines have sent; waits for a moment if that is nothing."""
         self._listen(0.0 if self._deltas else _TURN)
-        if self._ids and (hung := self.clients.hung(self._timeout)) is not None:
+        if self._ids and (hung := self.clients.hung(self._timeout, self._lost)) is not None:
             engine, why = hung
-            if engine not in self._lost:
-                self.children[engine].kill()
-                self._lose(engine, f"{why} and was ended")
+            self.children[engine].kill()
+            self._lose(engine, f"{why} and was ended")
 
     def reset_prefix_cache(self) -> None:
         self._jointly(ResetPrefixCache())

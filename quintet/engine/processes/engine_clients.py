@@ -1,6 +1,6 @@
 """Clients of engine processes: liveness, statistics, and the choice of an engine for a request."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,10 +70,12 @@ class EngineClients:
         """Counts silence; to be called every so many seconds."""
         self._quiet = [None if each is None else each + seconds for each in self._quiet]
 
-    def hung(self, silence: float) -> tuple[int, str] | None:
+    def hung(self, silence: float, ended: Container[int] = ()) -> tuple[int, str] | None:
         """Returns an engine that counts as hung, and why: so many seconds without a sign of life, or a step that takes
-        too long. None if there is none."""
+        too long. None if there is none, besides those that have `ended`."""
         for engine, (quiet, pulse) in enumerate(zip(self._quiet, self._pulses, strict=True)):
+            if engine in ended:
+                continue
             if (quiet or 0.0) > silence:
                 return engine, f"{self.name(engine)} has given no sign of life for {quiet:.0f} s"
             if pulse.stepping > self._step_timeout:

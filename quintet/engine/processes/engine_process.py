@@ -63,7 +63,8 @@ def main() -> int:
     except Exception as error:
         shutdown.wait()
         logger.exception("the engine broke")
-        wire.Failure.of(error, isinstance(error, DeviceLost)).leave(folder, orders.number)
+        known = isinstance(error, DeviceLost)
+        wire.Failure(type(error).__name__, str(error), known).leave(folder, orders.number)
         return 1
     return 0
 

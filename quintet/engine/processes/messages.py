@@ -46,14 +46,15 @@ class EngineOrders(msgspec.Struct):
 class Failure(msgspec.Struct):
     """The error that has ended an engine, or its start; its process leaves it in a file."""
 
-    kind: str  # the name of the exception
+    kind: str  # the name of the exception, of one that the user can fix as in FIXABLE
     why: str
-    known: bool  # whether the text is ours
+    known: bool = True  # whether the text is ours
 
     @classmethod
-    def of(cls, error: BaseException, known: bool = True) -> "Failure":
-        kind = next((name for name, each in FIXABLE.items() if isinstance(error, each)), type(error).__name__)
-        return cls(kind, str(error) or type(error).__name__, known)
+    def of(cls, error: Exception) -> "Failure":
+        """`error`: one that the user can fix."""
+        kind = next(name for name, each in FIXABLE.items() if isinstance(error, each))
+        return cls(kind, str(error) or type(error).__name__)
 
     def for_callers(self) -> str:
         """Returns our own message, or only the kind of a foreign error; the log has the rest."""
