@@ -4,8 +4,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -26,7 +27,6 @@ from quintet.server.backend import Deliver, EngineDead, Refused, SubmitRequest
 from quintet.server.metrics.api_processes import Peers
 from quintet.server.processes.grammar_checks import Shapes
 from quintet.server.processes.messages import FromPeer, decode_to_worker
-from quintet.server.processes.remote_profiler import RemoteTraces
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class RemoteBackend:
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
-        self.traces = RemoteTraces(self._order)
+        self.traces = _Traces(self._order)
         self.dead: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
@@ -255,3 +255,17 @@ class RemoteBackend:
                 deliver(output)
         if processed.aborts:
             self._engines.tell_all(wire.Abort(self._worker, processed.aborts))
+
+
+class _Traces:
+    """A backend's `traces`."""
+
+    def __init__(self, order: Callable[[wire.Work], Coroutine[Any, Any, wire.Answer]]) -> None:
+        """`order` returns what the engine answers."""
+        self._order = order
+
+    async def start(self) -> None:
+        await self._order(wire.StartProfile())
+
+    async def stop(self) -> tuple[str, int, str]:
+        return (await self._order(wire.StopProfile())).trace
