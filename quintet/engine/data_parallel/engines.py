@@ -226,7 +226,7 @@ class Engines:
             for engine, how in ended:
                 failure = wire.Failure.left(self._folder.path, engine)
                 why = "" if failure is None else f" ({failure.kind}: {failure.why})"
-                self._lose(engine, f"{self.clients.name(engine)} has ended: {how}{why}")
+                self._lose(engine, f"{wire.engine_name(engine, self.clients.count)} has ended: {how}{why}")
 
     def _hear(self, message: wire.FromEngine) -> None:
         self.clients.hear(message)

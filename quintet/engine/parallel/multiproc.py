@@ -45,7 +45,8 @@ class Processes:
         self._leads = config.node_rank == 0  # on this machine rank 0 gathers the others
         self._codes, self._first = list[int](), threading.Event()  # exit codes of those that have ended
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
-        fields, ended = plain_fields(config, _asked(config)), weakref.WeakMethod(self._ended)
+        fields = plain_fields(config, _asked(config))
+        ended: weakref.WeakMethod[Callable[[int, Exit], None]] = weakref.WeakMethod(self._ended)
         self._children: list[Child] = []
         try:
             for place, rank in enumerate(self._ranks):

@@ -77,18 +77,18 @@ class EngineClients:
             if engine in ended:
                 continue
             if (quiet or 0.0) > silence:
-                return engine, f"{self.name(engine)} has given no sign of life for {quiet:.0f} s"
+                return engine, f"{self._name(engine)} has given no sign of life for {quiet:.0f} s"
             if pulse.stepping > self._step_timeout:
-                return engine, f"{self.name(engine)} has been in one step for {pulse.stepping:.0f} s"
+                return engine, f"{self._name(engine)} has been in one step for {pulse.stepping:.0f} s"
         return None
 
-    def name(self, engine: int) -> str:
+    def _name(self, engine: int) -> str:
         return wire.engine_name(engine, self.count)
 
     def loading(self) -> str:
         """Returns a message that names an engine which is loading, if all live."""
         waited = next((engine for engine in range(self.count) if engine not in self._served), 0)
-        return f"{self.name(waited)} is loading the model"
+        return f"{self._name(waited)} is loading the model"
 
     def stats(self) -> Stats | None:
         """Returns the statistics of all engines together; None while one is loading."""
