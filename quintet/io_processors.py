@@ -26,8 +26,9 @@ Output = PoolingRequestOutput[PoolingOutput]
 
 
 class IOProcessor(ABC, Generic[Given, Made]):
-    """One for each process that serves. `config` is what is known of the model (quintet.server.backend.ModelInfo);
-    `renderer.get_tokenizer()` its tokenizer as transformers' own object."""
+    """One for each process that serves. `config` is what is known of the model
+    (quintet.engine.processes.model_info.ModelInfo); `renderer.get_tokenizer()` its tokenizer as transformers' own
+    object."""
 
     def __init__(self, config: Any, renderer: Any = None) -> None:
         self.vllm_config, self.renderer = config, renderer

@@ -193,7 +193,9 @@ void Team::wait_until(Word& word, int whose, bool patient, const Holds& holds) {
     const double limit = exchanged_ < 2 ? std::max(seconds_, kStart) : seconds_;
     double waited = 0;
     for (;;) {
-        check_stopped();
+        const std::string why = stopped();
+        if (holds()) return;  // what has come counts, though its rank has ended since
+        if (!why.empty()) throw RankLost(why);
         const Clock::time_point began = Clock::now();
         memory_->sleepers.fetch_add(1);  // before the look: who writes after it sees a sleeper
         const uint32_t seen = word.load();
@@ -205,7 +207,6 @@ void Team::wait_until(Word& word, int whose, bool patient, const Holds& holds) {
         if (!patient && waited > limit) {
             const std::string within = std::to_string(static_cast<long>(limit));
             stop("rank " + std::to_string(whose) + " of " + std::to_string(size_) + " did not come within " + within + " s");
-            check_stopped();
         }
     }
 }

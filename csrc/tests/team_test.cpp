@@ -1,9 +1,12 @@
 // What ranks compute together and tell each other, as threads with a mapping of the shared memory each, as processes have it.
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -112,6 +115,35 @@ bool parts(cpu::Team& team) {
     }
 }
 
+// Whether that thread of this process sleeps.
+bool sleeps(pid_t thread) {
+    std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
+    std::string line;
+    std::getline(stat, line);
+    const size_t name_end = line.rfind(')');
+    return name_end != std::string::npos && line.compare(name_end, 3, ") S") == 0;
+}
+
+// Rank 1 brings its note when rank 0 sleeps, and ends at once: rank 0 gets that note, and only then hears of the end.
+void ends_behind_its_note() {
+    std::atomic<pid_t> waiting{0};
+    on_ranks(2, "a note counts, though its rank has ended since", [&waiting](cpu::Team& team) {
+        team.exchange("");
+        if (team.rank() == 0) {
+            waiting = static_cast<pid_t>(syscall(SYS_gettid));
+        } else {
+            while (waiting == 0 || !sleeps(waiting)) std::this_thread::yield();
+        }
+        try {
+            team.exchange("");
+        } catch (const cpu::RankLost&) {
+            return false;
+        }
+        if (team.rank() == 1) team.stop("rank 1 has ended");
+        return true;
+    });
+}
+
 }  // namespace
 
 int team_failures() {
@@ -132,5 +164,6 @@ int team_failures() {
         on_ranks(size, "letters and notes arrive whole and in order", talks);
         on_ranks(size, "who leaves a step is not waited for, nor who ends", parts);
     }
+    for (int turn = 0; turn < 20; ++turn) ends_behind_its_note();
     return failures;
 }

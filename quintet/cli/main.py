@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.common.interrupts import repeated_interrupts
 from quintet.common.subprocess_python import leave_working_directory
 from quintet.common.tools_package import MISSING, MODULE, has_tools
 
@@ -53,8 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)  # the interpreter's last look for garbage would walk all of torch, for 0.1 s
     try:
-        name = _name(words)
-        return _usage(words) if name is None else _run(name, words[len(name.split()) :])
+        with repeated_interrupts():
+            name = _name(words)
+            return _usage(words) if name is None else _run(name, words[len(name.split()) :])
     except KeyboardInterrupt:
         return EXIT_INTERRUPT
     except BrokenPipeError:  # the reader of our output has gone

@@ -64,7 +64,7 @@ class EngineClient:
             prepared.config.structured_outputs_config,
         )
         if several:
-            self.engine: Engine | Engines = Engines(shared_out(config, prepared.config), prepared.config.page_size)
+            self.engine: Engine | Engines = Engines(shared_out(config, prepared.config))
             prepared = self.prepared = self.engine.within(prepared)
         else:
             self.engine = launch(prepared, progress, self.grammars)

@@ -1,14 +1,12 @@
 """Interface between the HTTP server and the engine: readiness, the served model, and outputs of requests."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import ReasoningMarkers
-from quintet.config import ReasoningConfig, StructuredOutputsConfig
 from quintet.engine.observability.stats import Stats
-from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -24,37 +22,6 @@ class SubmitRequest(NamedTuple):
     request_id: str
     prompt: Prompt
     deliver: Deliver
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The model that an engine runs, as its start settled it. Plain data: it crosses processes."""
-
-    model: str  # path or hub id
-    tokenizer: str | None  # its folder
-    vocab_size: int
-    max_model_len: int  # tokens of prompt and output together
-    max_logprobs: int
-    eos_ids: list[int]  # of the generation config; the tokenizer may add its own
-    seed: int  # of requests that bring none
-    num_pages: int  # of the KV cache, those that can hold tokens
-    page_size: int
-    processors: list[str] = field(default_factory=list)  # logits processors, by dotted name
-    defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
-    created: int = 0  # Unix time in seconds
-    embeds_width: int = 0  # numbers of an embedding that a prompt may have in the place of a token; 0: none may
-    by_priority: bool = False  # whether a request's priority counts
-    stream_interval: int = 1  # tokens from one output of a stream to the next
-    family: str = ""  # of the model: its model_type
-    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
-    reasoning: ReasoningConfig = field(default_factory=ReasoningConfig)
-    cache_dtype: str = "auto"  # of the KV cache
-    prefix_caching: bool = True
-    pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
-    labels: list[str] = field(default_factory=list)  # of its classes, where it has some
-    transfers: str | None = None  # kv_role, where pages go to other engines or come from them
-    step_tokens: int = 2048  # that a step of the engine takes at most
-    kv_tokens: int = 0  # that the KV cache holds of requests of max_model_len
 
 
 class EngineDead(RuntimeError):

@@ -6,7 +6,7 @@ import select
 import subprocess
 import threading
 
-from quintet.common.subprocess_python import running
+from quintet.common.processes import Child
 
 PROCESSES = 2  # that try grammars at a time; each takes 30 MB
 PATIENCE = 30.0  # seconds for one grammar, of which it may take trial_process.SECONDS of a processor
@@ -51,31 +51,22 @@ class _Process:
 
     def __init__(self) -> None:
         # its stderr has only panics, and its exit shows them and a kill
-        self._child = subprocess.Popen(
-            running("quintet.structured_output.compile_worker"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        self._child = Child(
+            "quintet.structured_output.compile_worker", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
 
     def why_not(self, text: str) -> str | None:
         """None: it did not live to say."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        data = text.encode()
-        try:
-            self._child.stdin.write(len(data).to_bytes(4, "big") + data)
-            self._child.stdin.flush()
-        except BrokenPipeError:
+        data, answers = text.encode(), self._child.stdout
+        if not self._child.tell(len(data).to_bytes(4, "big") + data):
             return None
         waiting = select.poll()  # select() knows no file beyond the 1024th
-        waiting.register(self._child.stdout, select.POLLIN)
+        waiting.register(answers, select.POLLIN)
         if not waiting.poll(PATIENCE * 1000):
             return None
-        head = self._child.stdout.read(4)
-        return self._child.stdout.read(int.from_bytes(head, "big")).decode() if len(head) == 4 else None
+        head = answers.read(4)
+        return answers.read(int.from_bytes(head, "big")).decode() if len(head) == 4 else None
 
     def end(self) -> None:
         self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self._child.close()

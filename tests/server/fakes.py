@@ -17,11 +17,12 @@ from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import SchedulerStats, Stats
 from quintet.engine.output_processor import OutputProcessor
 from quintet.engine.pooling.input_processor import PoolingBounds
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, ModelInfo, Refused, SubmitRequest
+from quintet.server.backend import Deliver, EngineDead, Refused, SubmitRequest
 from quintet.server.processes.grammar_checks import Shapes
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 

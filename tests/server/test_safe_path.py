@@ -43,10 +43,10 @@ def test_a_command_and_its_server_run_nothing_of_the_working_directory(planted: 
     assert not (planted / "ran").exists(), (planted / "ran").read_text()
 
 
-@pytest.mark.parametrize("module", ["engine_process", "api_process"])
+@pytest.mark.parametrize("module", ["engine.processes.engine_process", "server.processes.api_process"])
 def test_a_child_runs_nothing_of_the_working_directory(planted: Path, module: str) -> None:
     """It ends for want of orders, with all its modules imported."""
-    words = running(f"quintet.server.processes.{module}")
+    words = running(f"quintet.{module}")
     done = subprocess.run(words, cwd=planted, input="", capture_output=True, text=True, timeout=240)
     assert "DecodeError" in done.stderr and not (planted / "ran").exists()
 

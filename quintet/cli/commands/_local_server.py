@@ -9,9 +9,8 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from quintet.cli.commands import _engine as engine
 from quintet.clients.errors import ServerError
 from quintet.clients.remote_engine import connect
 from quintet.clients.server_address import Target
+from quintet.common.processes import end, ending_with_parent
+from quintet.common.socket_folder import PrivateFolder
 from quintet.common.subprocess_python import running
 from quintet.config import EngineConfig
 from quintet.config.schema.typed_flags import as_typed
-from quintet.server.socket_folder import PrivateFolder
 
 SERVE = (*running("quintet.cli.main"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
@@ -50,7 +50,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_bound(),
+                preexec_fn=ending_with_parent(os.getpid(), signal.SIGTERM),
             ) as process,
         ):
             try:
@@ -59,7 +59,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
                 if process.poll() is not None:  # what is left unanswered has its reason here
                     engine.say(f"the server ended with code {process.returncode}; its log:\n{_last_words(log)}")
             finally:
-                _stop(process)
+                end(process, _STOP_SECONDS)
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
@@ -109,28 +109,3 @@ def _refusal(log: Path) -> str | None:
 def _last_words(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-_LAST_WORDS:]) or "(nothing)"
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _bound() -> Callable[[], object] | None:
-    """Returns the child's first call: on Linux it asks for SIGTERM when this process dies, however it dies."""
-    if not sys.platform.startswith("linux"):
-        return None
-    import ctypes
-
-    libc, set_death_signal, parent = ctypes.CDLL(None), 1, os.getpid()
-
-    def bind() -> None:
-        libc.prctl(set_death_signal, int(signal.SIGTERM))
-        if os.getppid() != parent:  # the parent died before the request took effect
-            os._exit(1)
-
-    return bind

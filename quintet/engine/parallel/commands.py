@@ -1,7 +1,8 @@
 """Messages of rank 0 to the other ranks: all calls of its engine, numbered, so that all ranks have the same state."""
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,16 +59,13 @@ class CommandBatch(msgspec.Struct, array_like=True):
 
 
 class Command(msgspec.Struct):
-    """Start orders of a rank's process, which reads them on standard input as a line of JSON. End of file: the parent
-    died."""
+    """Start orders of a rank's process."""
 
     rank: int
     size: int
     endpoint: str  # where all ranks meet
     threads: int  # for torch
     engine: dict[str, Any]  # EngineConfig's fields
-    leader: int  # id of the process that starts this one
-    in_main_thread: bool  # whether the thread that started this process ends with its own
     aloud: bool = False  # whether it prints why it ends: where rank 0 is on another machine
 
 
@@ -83,12 +81,19 @@ def added(admitted: CoreRequest) -> msgspec.Raw:
     """Returns a new request for an inbox. ValueError if it has a value that cannot be sent to other processes."""
     params = copy.copy(admitted.params)
     params.structured_outputs = None  # `admitted.grammar` has it
-    try:
+    with sent(admitted.request_id):
         return msgspec.Raw(_encode(Add(replace(admitted, params=params))))
+
+
+@contextlib.contextmanager
+def sent(request_id: str) -> Iterator[None]:
+    """Context in which a request is encoded; ValueError if it has a value that cannot be sent."""
+    try:
+        yield
     except (TypeError, OverflowError) as error:
         raise ValueError(
-            f"request {admitted.request_id!r} cannot be given to other processes ({error}); its parameters must be "
-            "plain data where tensor_parallel_size or data_parallel_size is more than 1"
+            f"request {request_id!r} cannot be given to other processes ({error}); its parameters must be plain data "
+            "where tensor_parallel_size or data_parallel_size is more than 1"
         ) from None
 
 

@@ -1,24 +1,19 @@
 """Process of a rank other than rank 0: the same engine, with the same calls in the same order."""
 
-import ctypes
 import logging
-import os
-import select
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import torch
 
+from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.leader import together
-from quintet.engine.parallel.multiproc import CLOSED, PARENT_GONE, REFUSED
+from quintet.engine.parallel.multiproc import CLOSED
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Channel, DeviceLost, Recording
@@ -29,16 +24,13 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 COMPILING = 600.0  # seconds for grammars that rank 0 has compiled: every rank must get the same result
-_LOOK = 1.0  # seconds between two looks at who the parent is
 
 
 def main() -> int:
     """Follows rank 0 until that is gone, or a rank is."""
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as pipe:
-        orders = msgspec.json.decode(pipe.readline(), type=inbox.Command)
-    end_with_leader(orders.leader, orders.in_main_thread)
+    orders = read_orders(inbox.Command)
+    follow_parent()
     level = logging.WARNING if orders.aloud else logging.ERROR  # rank 0 logs the same, if it is on this machine
     logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
@@ -73,23 +65,6 @@ def follow(config: EngineConfig, rank_info: RankInfo, say: Callable[[str], objec
         channel.abort(f"rank {rank_info.rank} of {rank_info.size} broke: {type(error).__name__}: {error}")
         return REFUSED
     return 1
-
-
-def end_with_leader(leader: int, in_main_thread: bool) -> None:
-    """Ends this process with the one that started it: the end of a pipe is seen whatever killed the other side, and in
-    the midst of a step. If the thread that started it lives as long as its process, the system ends it too, even if it
-    is stopped."""
-    if in_main_thread and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    threading.Thread(target=_follow, args=(leader,), name="quintet-leader", daemon=True).start()
-
-
-def _follow(leader: int) -> None:
-    while os.getppid() == leader:
-        ready, _, _ = select.select([sys.stdin.fileno()], [], [], _LOOK)
-        if ready and not os.read(sys.stdin.fileno(), 4096):
-            break
-    os._exit(PARENT_GONE)
 
 
 def grammars_of(prepared: EnginePlan, seconds: float = SECONDS) -> Grammars:
@@ -152,11 +127,13 @@ class Follower:
             logger.debug("%s", error)
 
 
-def carried_out(engine: Engine, prepared: EnginePlan, order: inbox.Joint) -> int:
-    """Carries out an order of rank 0 -> bytes that the engine freed."""
+def carried_out(engine: Engine, prepared: EnginePlan, order: inbox.Joint | inbox.ResetPrefixCache) -> int:
+    """Carries out an order of rank 0, or of a client -> bytes that the engine freed."""
     if isinstance(order, inbox.Sleep):
         return engine.sleep(order.level)
-    if isinstance(order, inbox.WakeUp):
+    if isinstance(order, inbox.ResetPrefixCache):
+        engine.reset_prefix_cache()
+    elif isinstance(order, inbox.WakeUp):
         engine.wake_up()
     elif isinstance(order, inbox.SaveSharded):
         save_shards(prepared, Path(order.folder))

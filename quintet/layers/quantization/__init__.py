@@ -6,7 +6,7 @@ from quintet.interface.weights import PLAIN, ShardRange, WeightFormat, WeightRea
 from quintet.layers.quantization.checkpoint_config import Quantized
 from quintet.layers.quantization.online import ONLINE, OnlineQuantization, RoundedWeights, fitting
 
-__all__ = ["ONLINE", "Forms", "fitting"]
+__all__ = ["ONLINE", "QuantizationPlan", "fitting"]
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import ModelInfo, SubmitRequest
+from quintet.server.backend import SubmitRequest
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.middleware.base import wire_of

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quintet import __version__
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
-from quintet.server.backend import ModelInfo
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError

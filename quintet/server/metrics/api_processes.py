@@ -10,7 +10,8 @@ from pathlib import Path
 import zmq
 
 from quintet.common.metric_types import Row
-from quintet.server.processes import messages as wire
+from quintet.engine.processes.messages import encode, push, worker_address
+from quintet.server.processes.messages import Alive, AskRows, FromPeer, TellRows
 
 PATIENCE = 1.0  # seconds that a scrape waits for other processes
 _UNSENT = 1000  # queued messages for a process that does not read; more are dropped
@@ -48,7 +49,7 @@ class Peers:
         question = self._questions[number] = _Question(set(range(num_workers)) - {self._worker})
         try:
             for worker in list(question.missing):
-                self._send(worker, wire.AskRows(self._worker, number))
+                self._send(worker, AskRows(self._worker, number))
             if question.missing:
                 await asyncio.wait_for(question.done.wait(), patience)
         except asyncio.TimeoutError:
@@ -74,13 +75,13 @@ class Peers:
         """Removes a process that has ended."""
         self._quiet.pop(pid, None)
 
-    def take(self, message: wire.FromPeer) -> None:
+    def take(self, message: FromPeer) -> None:
         """Handles a request for rows, a heartbeat, or an answer; late answers are ignored."""
-        if isinstance(message, wire.Alive):
+        if isinstance(message, Alive):
             self._quiet[message.pid] = 0.0
-        elif isinstance(message, wire.AskRows):
+        elif isinstance(message, AskRows):
             self._say_alive()  # first: a process that answers and then hangs is detected
-            self._send(message.worker, wire.TellRows(self._worker, message.number, self.rows()))
+            self._send(message.worker, TellRows(self._worker, message.number, self.rows()))
         elif message.number in self._questions:
             self._questions[message.number].take(message.worker, message.rows)
 
@@ -90,14 +91,12 @@ class Peers:
 
     def _say_alive(self) -> None:
         if self._worker:
-            self._send(0, wire.Alive(os.getpid()))
+            self._send(0, Alive(os.getpid()))
 
-    def _send(self, worker: int, message: wire.FromPeer) -> None:
+    def _send(self, worker: int, message: FromPeer) -> None:
         if worker not in self._outboxes:
-            outbox = self._outboxes[worker] = self._context.socket(zmq.PUSH)
-            outbox.sndhwm, outbox.linger = _UNSENT, 0
-            outbox.connect(wire.worker_address(self._folder, worker))
+            self._outboxes[worker] = push(self._context, worker_address(self._folder, worker), _UNSENT)
         try:
-            self._outboxes[worker].send(wire.encode(message), zmq.NOBLOCK)
+            self._outboxes[worker].send(encode(message), zmq.NOBLOCK)
         except zmq.Again:
             pass  # it does not read, so it will not answer

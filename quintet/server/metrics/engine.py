@@ -8,7 +8,8 @@ import msgspec
 from quintet.common.metric_types import Row
 from quintet.engine.observability.metrics import COUNTERS, GAUGES
 from quintet.engine.observability.stats import Stats
-from quintet.server.backend import Backend, ModelInfo
+from quintet.engine.processes.model_info import ModelInfo
+from quintet.server.backend import Backend
 
 # metric -> its number in Stats
 _PATHS = {**GAUGES, **{f"{name}_total": path for name, path in COUNTERS.items()}}

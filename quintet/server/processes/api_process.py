@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from quintet.config import EngineConfig
-from quintet.engine.data_parallel import here
+from quintet.common.logging_setup import install_for_server
+from quintet.common.processes import follow_parent, read_orders
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
-from quintet.server.processes.child import follow_parent, read_orders
+from quintet.server.processes.messages import ApiOrders
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.server.tls import Certificates
 from quintet.server.uvicorn_server import Server, run_loop
@@ -148,14 +148,14 @@ class ApiServer:
 
 def main() -> int:
     """Runs an API process besides the first; the parent watches the engine."""
-    orders = read_orders()
-    listener = socket.socket(fileno=orders.listen)
-    profiles = orders.engine["profiler_config"]["profiler"] is not None
-    count = len(here(EngineConfig(**orders.engine)))
+    orders = read_orders(ApiOrders)
+    install_for_server(orders.server)
+    listener, folder = socket.socket(fileno=orders.listen), Path(orders.folder)
     try:
         server = ApiServer(
-            ServerConfig(**orders.server), Path(orders.folder), orders.worker, profiles=profiles, num_engines=count
-        )
+            ServerConfig(**orders.server), folder, orders.worker, profiles=orders.profiles,
+            num_engines=orders.num_engines,
+        )  # fmt: skip
     except ValueError as error:  # what the first process could use, and this one cannot
         print(f"quintet serve: error: {error}", file=sys.stderr, flush=True)
         return 1

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import zmq
 import zmq.asyncio
 
@@ -16,15 +16,17 @@ from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import Stats
 from quintet.engine.output_processor import OutputProcessor, Processed
+from quintet.engine.parallel.commands import ResetPrefixCache, Sleep, WakeUp
+from quintet.engine.processes import messages as wire
+from quintet.engine.processes.engine_clients import EngineClients
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.logits_processors import load_processors
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, ModelInfo, Refused, SubmitRequest
+from quintet.server.backend import Deliver, EngineDead, Refused, SubmitRequest
 from quintet.server.metrics.api_processes import Peers
-from quintet.server.processes import messages as wire
-from quintet.server.processes.engine_clients import Engines
 from quintet.server.processes.grammar_checks import Shapes
-from quintet.server.processes.remote_profiler import RemoteTraces
+from quintet.server.processes.messages import FromPeer, decode_to_worker
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ class RemoteBackend:
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
         self._inbox.bind(wire.worker_address(folder, worker))
-        self._engines = Engines(zmq.Context(context), folder, num_engines, step_timeout)
+        self._engines = EngineClients(zmq.Context(context), folder, num_engines, step_timeout)
         self.engines = self._engines.each
         self.peers = Peers(zmq.Context(context), folder, worker)
         self._served: ModelInfo | None = None
@@ -54,7 +56,7 @@ class RemoteBackend:
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
-        self.traces = RemoteTraces(worker, self._numbers, self._order)
+        self.traces = _Traces(self._order)
         self.dead: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
@@ -86,11 +88,10 @@ class RemoteBackend:
         return self._tokenizer
 
     def hung(self, silence: float = SILENCE) -> str | None:
-        """Returns why an engine counts as hung: so many seconds without a sign of life, or a step that takes too long.
-
-        Before the first sign of life it never does: importing may take as long as it likes from a slow disk.
-        """
-        return self._engines.hung(silence)
+        """Returns why an engine counts as hung, or None. Before the first sign of life it never does: importing may
+        take as long as it likes from a slow disk."""
+        hung = self._engines.hung(silence)
+        return hung and hung[1]
 
     def trouble(self) -> str | None:
         if self.dead is not None:
@@ -138,12 +139,12 @@ class RemoteBackend:
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
-        await self._order(wire.ResetPrefixCache(self._worker, next(self._numbers)))
+        await self._order(ResetPrefixCache())
 
     async def sleep(self, level: int) -> None:
         stats = self.stats()
         try:
-            await self._order(wire.Sleep(self._worker, next(self._numbers), level))
+            await self._order(Sleep(level))
         except Refused:
             if self._engines.count > 1 and stats is not None and not stats.asleep:
                 await self.wake_up()  # those that sleep: all do, or none
@@ -151,17 +152,17 @@ class RemoteBackend:
         self._engines.forget()
 
     async def wake_up(self) -> None:
-        await self._order(wire.WakeUp(self._worker, next(self._numbers)))
+        await self._order(WakeUp())
 
-    async def _order(self, order: wire.Order) -> wire.Answer:
+    async def _order(self, work: wire.Work) -> wire.Answer:
         """Returns when all engines have done it; Refused says why one has not."""
         self._ready()
         loop = asyncio.get_running_loop()
-        numbers = [order.number, *itertools.islice(self._numbers, self._engines.count - 1)]
+        numbers = list(itertools.islice(self._numbers, self._engines.count))
         answers = [self._answers.setdefault(number, loop.create_future()) for number in numbers]
         try:
             for engine, number in enumerate(numbers):  # raises where no answer would come
-                self._engines.send(engine, wire.encode(msgspec.structs.replace(order, number=number)))
+                self._engines.send(engine, wire.encode(wire.Order(self._worker, number, work)))
             told = await asyncio.gather(*answers)
         finally:
             for number in numbers:
@@ -190,8 +191,8 @@ class RemoteBackend:
 
     async def _read(self) -> None:
         while True:
-            message = wire.decode_to_worker(await self._inbox.recv())
-            if isinstance(message, wire.FromPeer):  # no sign of life of the engine
+            message = decode_to_worker(await self._inbox.recv())
+            if isinstance(message, FromPeer):  # no sign of life of the engine
                 self.peers.take(message)
                 continue
             self._engines.hear(message)
@@ -254,3 +255,17 @@ class RemoteBackend:
                 deliver(output)
         if processed.aborts:
             self._engines.tell_all(wire.Abort(self._worker, processed.aborts))
+
+
+class _Traces:
+    """A backend's `traces`."""
+
+    def __init__(self, order: Callable[[wire.Work], Coroutine[Any, Any, wire.Answer]]) -> None:
+        """`order` returns what the engine answers."""
+        self._order = order
+
+    async def start(self) -> None:
+        await self._order(wire.StartProfile())
+
+    async def stop(self) -> tuple[str, int, str]:
+        return (await self._order(wire.StopProfile())).trace

@@ -5,24 +5,24 @@ import dataclasses
 import logging
 import signal
 import socket
+import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from quintet.common.processes import ENDING, REFUSED, Child, Exit, close_all
+from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import NameTranslation
 from quintet.engine.data_parallel import each_engine
+from quintet.engine.processes.messages import EngineOrders, Failure, engine_name
 from quintet.server.config import ServerConfig
-from quintet.server.processes.child import ENDING, REFUSED
-from quintet.server.processes.children import API, ENGINE, Child, Exit, inheritable
-from quintet.server.processes.messages import Orders, engine_name, last_words
-from quintet.server.socket_folder import PrivateFolder
+from quintet.server.processes.messages import ApiOrders
 
 logger = logging.getLogger(__name__)
 
+ENGINE, API = "quintet.engine.processes.engine_process", "quintet.server.processes.api_process"
 _LOOK = 0.5  # seconds between two looks at the engine's pulse
 _LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
 _HASTE = 3.0  # seconds that they have when all end at once: of these, callers get one
@@ -41,23 +41,15 @@ class Supervisor:
         wording: NameTranslation | None = None,
     ) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # until run() can clear up behind what is begun here
-        self._settings, self._listener = server, listener
+        self._settings, self._listener, self._wording = server, listener, wording or NameTranslation()
         self._profiles = engine.profiler_config.profiler is not None
         self._folder = PrivateFolder()  # of the sockets between the processes
-        self._orders = Orders(
-            folder=str(self._folder.path),
-            worker=-1,
-            num_workers=server.api_workers,
-            log_level=server.log_level,
-            engine=_plain(engine),
-            server={each.name: getattr(server, each.name) for each in dataclasses.fields(server)},
-            wording=wording or NameTranslation(),
-        )
+        self._server_fields = _plain(server)
         self._failed: str | None = None  # why the server ends
         self._engines: list[Child] = []  # one, as a rule
         try:
             for number, config in enumerate(each_engine(engine)):
-                self._engines.append(Child(ENGINE, _for_engine(self._orders, number, config)))
+                self._engines.append(Child(ENGINE, self._engine_orders(number, config)))
         except OSError:
             self._end_engines()
             self._clear_up()
@@ -69,6 +61,12 @@ class Supervisor:
         self._told = False  # to end, while nothing else listens to that
         self._serving = self._ending = False
         self._refused = False  # the engine has printed why it does not start
+
+    def _engine_orders(self, number: int, config: EngineConfig) -> EngineOrders:
+        return EngineOrders(
+            str(self._folder.path), number, self._settings.api_workers, _plain(config), self._server_fields,
+            progress=sys.stderr.isatty(), warm_grammars=True,
+        )  # fmt: skip
 
     def run(self) -> int:
         """Serves until it is stopped, and returns 0; or until the engine is gone, and returns 1."""
@@ -109,7 +107,7 @@ class Supervisor:
         forced, self._told = self._api.forced, False
         drain = self._settings.drain_timeout if self._failed is None else 0.0
         end = self._loop.time() + (_HASTE if forced else _LAST_WORDS + drain)
-        while self._loop.time() < end and any(child.lives for child in self._others.values()):
+        while self._loop.time() < end and any(child.exit is None for child in self._others.values()):
             if self._told and not forced:
                 forced, end = True, min(end, self._loop.time() + _HASTE)
                 self._stop_others()
@@ -163,16 +161,14 @@ class Supervisor:
     def _engine_ended(self, number: int, how: Exit) -> None:
         """Ends the server: the other engines would serve with part of the machine, a restarted server gets all of
         it."""
-        if not self._ending:
-            self._refused = self._refused or how.code == REFUSED
-            self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}{self._last_words(number)}")
-
-    def _last_words(self, number: int) -> str:
-        """Returns what broke an engine, in brackets, if it could write that."""
-        try:
-            return f" ({last_words(self._folder.path, number).read_text(errors='replace')})"
-        except OSError:
-            return ""
+        if self._ending:
+            return
+        failure = Failure.left(self._folder.path, number)
+        if failure is not None and how.code == REFUSED and not self._refused:
+            self._refused = True
+            print(f"quintet serve: error: {self._wording(failure.why)}", file=sys.stderr, flush=True)
+        why = "" if failure is None else f" ({failure.for_callers()})"
+        self._fail(f"{engine_name(number, len(self._engines))} has ended: {how}{why}")
 
     def _fail(self, why: str) -> None:
         if self._failed is None:
@@ -183,9 +179,12 @@ class Supervisor:
     def _start(self, worker: int) -> None:
         if self._ending or self._failed is not None or self._api.service.draining:
             return  # a process that gets no order to end would keep the server
-        listener = inheritable(self._listener.fileno())
+        listener = self._listener.fileno()
+        orders = ApiOrders(
+            str(self._folder.path), worker, len(self._engines), self._profiles, self._server_fields, listener
+        )
         try:
-            child = Child(API, _for_worker(self._orders, worker, listener))
+            child = Child(API, orders, (listener,))
             self._others[worker] = child
             child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
         except (OSError, RuntimeError) as error:  # nothing to spare for a process, or for the thread that watches it
@@ -229,10 +228,7 @@ class Supervisor:
         """Ends every process, and leaves nothing in the file system."""
         for each in ENDING:
             signal.signal(each, self._hurry)
-        for child in self._others.values():
-            child.let_go()
-        for child in self._others.values():
-            child.close()
+        close_all(self._others.values())
         self._end_engines()
         self._clear_up()
 
@@ -253,15 +249,5 @@ class Supervisor:
             Path(self._settings.uds).unlink(missing_ok=True)
 
 
-def _plain(engine: EngineConfig) -> dict[str, Any]:
-    return {each.name: getattr(engine, each.name) for each in dataclasses.fields(engine)}
-
-
-def _for_engine(orders: Orders, number: int, engine: EngineConfig) -> Orders:
-    """The same, for one of the engines."""
-    return msgspec.structs.replace(orders, number=number, engine=_plain(engine))
-
-
-def _for_worker(orders: Orders, worker: int, listener: int) -> Orders:
-    """The same, for one API process. Keys in them go through a pipe, which no other process can read."""
-    return msgspec.structs.replace(orders, worker=worker, listen=listener)
+def _plain(config: EngineConfig | ServerConfig) -> dict[str, Any]:
+    return {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}

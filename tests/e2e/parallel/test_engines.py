@@ -59,8 +59,8 @@ def test_two_engines_live_as_one() -> None:
     with engine(tiny) as alone, several(tiny) as llm:
         assert "2 engines: a process each" in " ".join(llm._client.prepared.reasons)
         assert [said(llm, GREEDY) for _ in range(2)] == [said(alone, GREEDY) for _ in range(2)]
-        each = engines_of(llm).stats_of_each()
-        assert all(one is not None and one.steps.num_generation_tokens > 0 for one in each), "both have worked"
+        each = engines_of(llm).clients.each()
+        assert len(each) == 2 and all(stats.steps.num_generation_tokens > 0 for _, stats in each), "both have worked"
         # drawn tokens are those of one engine too: a draw depends on the request's number, not on who draws
         drawn = SamplingParams(temperature=1.0, max_tokens=6, n=2, detokenize=False, presence_penalty=0.5, logprobs=2)
         assert said(llm, drawn) == said(alone, drawn)
@@ -83,7 +83,7 @@ def test_two_engines_live_as_one() -> None:
             llm.save_sharded_state("nowhere")
         with pytest.raises(ValueError, match="traces are off"):
             llm.start_profile()
-        processes = family(engines_of(llm).children.pids)
+        processes = family([each.pid for each in engines_of(llm).children])
         assert len(processes) == 2 and not gone(*processes)
     assert until(lambda: gone(*processes), 10)
 
@@ -94,12 +94,13 @@ def test_each_of_two_engines_may_have_two_ranks() -> None:
     pytest.importorskip("quintet._cpu", reason="ranks on the CPU meet by the compiled extension")
     with engine(tiny) as alone, several(tiny, tensor_parallel_size=2) as llm:
         assert said(llm, GREEDY) == said(alone, GREEDY)
-        processes = family(engines_of(llm).children.pids)
+        processes = family([each.pid for each in engines_of(llm).children])
         assert len(processes) == 4
         os.kill(processes[1], signal.SIGKILL)  # a rank of engine 0, which ends with it
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         errors = [each.outputs[0].error for each in outputs if each.outputs[0].error]
-        assert errors and all("engine 0 of 2 broke: " in str(each) and "rank 1 of 2" in str(each) for each in errors)
+        assert errors and all("engine 0 of 2 has ended: it exited with code 1 (" in str(each) for each in errors)
+        assert all("rank 1 of 2" in str(each) for each in errors)
     assert until(lambda: gone(*processes), 10)
 
 
@@ -165,7 +166,7 @@ def test_an_engine_that_dies_ends_what_it_had_and_no_more_is_taken() -> None:
     tiny = variant("llama", "plain")
     llm = several(tiny)
     engines = engines_of(llm)
-    processes = family(engines.children.pids)
+    processes = family([each.pid for each in engines.children])
     long = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
     os.kill(processes[1], signal.SIGSTOP)  # so that it has some when it dies
     threading.Timer(0.5, os.kill, (processes[1], signal.SIGKILL)).start()
@@ -184,12 +185,12 @@ def test_an_engine_that_dies_ends_what_it_had_and_no_more_is_taken() -> None:
 def test_one_that_stands_still_is_named_after_the_time_limit() -> None:
     tiny = variant("llama", "plain")
     llm = several(tiny, distributed_timeout_seconds=2)
-    processes = engines_of(llm).children.pids
+    processes = [each.pid for each in engines_of(llm).children]
     answers(llm)
     os.kill(processes[0], signal.SIGSTOP)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     errors = {each.outputs[0].error for each in outputs}
-    assert errors == {None, "engine 0 of 2 gave no sign of life for 2 s and was ended"}
+    assert errors == {None, "engine 0 of 2 has given no sign of life for 2 s and was ended"}
     llm.close()
     assert until(lambda: gone(*processes), 10)
 
@@ -283,7 +284,7 @@ def test_a_machine_has_its_own_of_many_engines() -> None:
     assert "2 engines: a process each" in str(explain(asked))
     tiny = variant("llama", "plain")
     with engine(tiny) as alone, engine(tiny, **many, data_parallel_hybrid_lb=True) as llm:
-        assert isinstance(llm._client.engine, Engines) and llm._client.engine.size == 2
+        assert isinstance(llm._client.engine, Engines) and len(llm._client.engine.children) == 2
         assert answers(llm) == answers(alone)
 
 
@@ -292,7 +293,7 @@ import sys
 from quintet import LLM, SamplingParams
 llm = LLM(sys.argv[1], device="cpu", skip_tokenizer_init=True, data_parallel_size=2, use_tqdm=False,
           kv_cache_memory_bytes="16M", max_model_len=64)
-print("ready", *llm._client.engine.children.pids, flush=True)
+print("ready", *(each.pid for each in llm._client.engine.children), flush=True)
 greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
 while True:
     try:
@@ -357,7 +358,7 @@ def test_a_server_of_two_engines_answers_counts_and_ends_with_one() -> None:
         assert [each["index"] for each in choices] == list(range(8))
         assert httpx.post(server.url + "/reset_prefix_cache", timeout=60).status_code == 200
         _metrics(server)
-        engines = [each for each in server.children() if "quintet.server.processes.engine_process" in words_of(each)]
+        engines = [each for each in server.children() if "quintet.engine.processes.engine_process" in words_of(each)]
         assert len(engines) == 2
         statuses: list[Any] = []
         long = {**ASKED, "max_tokens": 200}
@@ -407,7 +408,7 @@ def test_a_server_of_which_one_is_killed_at_any_moment_leaves_nothing(victim: in
         long = {**ASKED, "max_tokens": 100}
         threads = [threading.Thread(target=_ask, args=(server.url, long, statuses)) for _ in range(4)]
         children = server.children()
-        engines = [each for each in children if "quintet.server.processes.engine_process" in words_of(each)]
+        engines = [each for each in children if "quintet.engine.processes.engine_process" in words_of(each)]
         for each in threads:
             each.start()
         time.sleep(draw.random() * 0.4)

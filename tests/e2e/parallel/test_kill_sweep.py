@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from quintet import LLM, SamplingParams
-from quintet.server.socket_folder import sweep
+from quintet.common.socket_folder import sweep
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.engines import answers, engine
 from tests.helpers.processes import gone

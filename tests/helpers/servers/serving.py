@@ -84,7 +84,8 @@ class Server:
 
     def those(self, module: str) -> list[psutil.Process]:
         """The children that run that module, such as "engine_process" or "api_process"."""
-        return [each for each in self.children() if f"quintet.server.processes.{module}" in words_of(each)]
+        wanted = {f"quintet.{package}.processes.{module}" for package in ("engine", "server")}
+        return [each for each in self.children() if not wanted.isdisjoint(words_of(each))]
 
     def find(self, module: str) -> psutil.Process:
         """The first of them."""

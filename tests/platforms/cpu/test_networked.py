@@ -5,12 +5,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
 import torch
 
+from quintet.common.processes import Exit
 from quintet.config import EngineConfig
 from quintet.distributed import connection as wire
 from quintet.distributed import messages as letters
@@ -300,11 +302,11 @@ def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: py
 def test_machine_0_alone_calls_a_meeting_off(monkeypatch: pytest.MonkeyPatch, node_rank: int, tells: bool) -> None:
     """Another machine's ranks may be started again while rank 0 waits, and theirs may be rank 1."""
     said = list[tuple[str, str]]()
-    monkeypatch.setattr(processes, "ChildProcesses", lambda *_: None)
+    monkeypatch.setattr(processes, "Child", lambda *_, **__: SimpleNamespace(follow=lambda _: None))
     monkeypatch.setattr(processes, "called_off", lambda endpoint, why, done: said.append((endpoint, why)))
     config = EngineConfig(model="x", nnodes=2, node_rank=node_rank, tensor_parallel_size=2)
     others = processes.Processes(config, 2, range(1, 2), "tcp://127.0.0.1:1")
-    others._ended(0, 9)
+    others._ended(0, Exit(9))
     assert said == [("tcp://127.0.0.1:1", "rank 1 of 2 has ended: it exited with code 9")] * tells
 
 

@@ -10,8 +10,9 @@ import zmq
 import zmq.asyncio
 
 from quintet.common.metric_types import Row, add_up
+from quintet.engine.processes.messages import encode, worker_address
 from quintet.server.metrics.api_processes import Peers
-from quintet.server.processes import messages as wire
+from quintet.server.processes.messages import FromPeer, TellRows, decode_to_worker
 from quintet.server.processes.remote_backend import RemoteBackend
 from tests.helpers.platforms.null_engine import until
 
@@ -21,15 +22,15 @@ class Process:
 
     def __init__(self, context: "zmq.asyncio.Context", folder: Path, worker: int) -> None:
         self.inbox = context.socket(zmq.PULL)
-        self.inbox.bind(wire.worker_address(folder, worker))
+        self.inbox.bind(worker_address(folder, worker))
         self.peers = Peers(zmq.Context(context), folder, worker)
         self.peers.rows = lambda: [Row("a", ("x",), [10.0**worker, 1.0])]
         self.reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
         while True:
-            message = wire.decode_to_worker(await self.inbox.recv())
-            assert isinstance(message, wire.FromPeer)
+            message = decode_to_worker(await self.inbox.recv())
+            assert isinstance(message, FromPeer)
             self.peers.take(message)
 
     def close(self) -> None:
@@ -130,4 +131,4 @@ async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
 
 def test_rows_cross_the_wire_unchanged() -> None:
     rows = [Row("quintet:http_requests_total", ("/v1/é", "GET", "200"), [3.0]), Row("h", (), [0.0, 2.0, 0.25])]
-    assert wire.decode_to_worker(wire.encode(wire.TellRows(1, 7, rows))) == wire.TellRows(1, 7, rows)
+    assert decode_to_worker(encode(TellRows(1, 7, rows))) == TellRows(1, 7, rows)

@@ -13,12 +13,14 @@ import zmq
 
 from quintet.chat.prompts import Prompt
 from quintet.engine.observability.stats import SchedulerStats, Stats, StepStats
+from quintet.engine.parallel.commands import Sleep, WakeUp
+from quintet.engine.processes import messages as wire
+from quintet.engine.processes.engine_process import served
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import ModelInfo, Refused, SubmitRequest
-from quintet.server.processes import messages as wire
+from quintet.server.backend import Refused, SubmitRequest
 from quintet.server.processes import remote_backend as remotes
-from quintet.server.processes.engine_process import served
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.checkpoints.tokenizers import byte_level
@@ -301,11 +303,11 @@ async def test_the_silent_one_of_two_is_named(both: Several) -> None:
 async def test_sleep_that_one_refuses_wakes_the_other(both: Several) -> None:
     sleeping = asyncio.get_running_loop().create_task(both.remote.sleep(1))
     orders = [await both.asked(number) for number in range(2)]
-    assert all(isinstance(each, wire.Sleep) for each in orders)
+    assert all(isinstance(each, wire.Order) and isinstance(each.work, Sleep) for each in orders)
     both.say(wire.Answer(orders[1].number, "it has requests", engine=1), wire.Answer(orders[0].number))  # type: ignore[union-attr]
     for number in range(2):
         order = await both.asked(number)
-        assert isinstance(order, wire.WakeUp)
+        assert isinstance(order, wire.Order) and isinstance(order.work, WakeUp)
         both.say(wire.Answer(order.number, engine=number))
     with pytest.raises(Refused, match="it has requests"):
         await sleeping

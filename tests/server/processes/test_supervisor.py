@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import zmq
 
+from quintet.common.processes import ENDING, Exit
 from quintet.config import EngineConfig
 from quintet.server.config import ServerConfig
 from quintet.server.metrics.api_processes import Peers
-from quintet.server.processes import messages as wire
 from quintet.server.processes import supervisor as supervisors
-from quintet.server.processes.child import ENDING
-from quintet.server.processes.children import Exit
+from quintet.server.processes.messages import Alive
 from quintet.server.processes.supervisor import Supervisor
 from tests.helpers.platforms.null_engine import until
 
@@ -72,7 +71,7 @@ async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_starte
     service, remote = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, forget=left.append)
     server._api = SimpleNamespace(service=service, remote=remote)  # type: ignore[assignment]
     silent = server._others[1] = child()
-    peers.take(wire.Alive(silent.pid))
+    peers.take(Alive(silent.pid))
     for quiet, ended in ((30, False), (1, True)):
         peers.turn(quiet)
         server._end_silent()

@@ -5,10 +5,10 @@ import os
 import signal
 import sys
 import threading
-
-import msgspec
+from typing import Any
 
 from quintet.common.logging_setup import install_for_server
+from quintet.common.processes import read_orders
 from quintet.config import EngineConfig
 from quintet.server.config import ServerConfig
 from quintet.server.listen import listen
@@ -17,7 +17,7 @@ from quintet.server.processes.supervisor import Supervisor
 
 def main() -> int:
     """Serves until standard input ends, as it does with who started this."""
-    orders = msgspec.json.decode(sys.stdin.buffer.readline())
+    orders = read_orders(dict[str, Any])
     settings = ServerConfig(uds=orders["uds"], access_log=False, log_level="warning")
     install_for_server(dataclasses.asdict(settings))
     supervisor = Supervisor(EngineConfig(**orders["engine"]), settings, listen(settings))

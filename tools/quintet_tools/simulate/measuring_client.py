@@ -11,16 +11,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 
-import msgspec
-
 from quintet.clients import errors
 from quintet.clients.http_client import Address, HttpClient
 from quintet.clients.latency import Stream
 from quintet.clients.load_generator import PATHS, Source
-from quintet.common.subprocess_python import running
+from quintet.common.processes import Child
+from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
 from quintet.engine.parallel.multiproc import plain_fields
-from quintet.server.socket_folder import PrivateFolder
 from quintet_tools.simulate.cost_model import Sample, Work
 
 COMPANY = "quintet_tools.simulate.measured_server"
@@ -38,24 +36,16 @@ class Server:
         self._folder = PrivateFolder()
         self.where = str(self._folder.path / "http")
         orders = {"uds": self.where, "engine": plain_fields(config, "bench simulate --measure")}
-        self._process = subprocess.Popen(running(COMPANY), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(orders) + b"\n")
-        self._process.stdin.flush()
+        self._child = Child(COMPANY, orders, stdout=subprocess.DEVNULL)
 
     def check(self) -> None:
         """ValueError if it is gone; the reason is on standard error."""
-        if self._process.poll() is not None:
+        if self._child.exit is not None:
             raise ValueError("the server that was to be measured did not start, or has ended; it says why above")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(ENDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.let_go()
+        self._child.close(ENDS)
         self._folder.remove()
 
 

@@ -7,7 +7,7 @@ import zipfile
 from typing import Any
 
 from quintet.chat.prompts import Prompt, check_enabled, embedded
-from quintet.server.backend import ModelInfo
+from quintet.engine.processes.model_info import ModelInfo
 
 _SLACK = 1 << 16  # bytes of a file besides its tensor data
 _FORMS = "base64 of safetensors with one tensor, or of what torch.save writes of one"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from quintet.server.socket_folder import PrivateFolder, sweep
+from quintet.common.socket_folder import PrivateFolder, sweep
 
 HOLDS = """
 import sys
-from quintet.server.socket_folder import PrivateFolder
+from quintet.common.socket_folder import PrivateFolder
 folder = PrivateFolder()
 (folder.path / "socket").touch()
 print(folder.path, flush=True)

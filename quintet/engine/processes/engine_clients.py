@@ -1,6 +1,6 @@
-"""Clients of the engines of one server: liveness, statistics, and the choice of an engine for a request."""
+"""Clients of engine processes: liveness, statistics, and the choice of an engine for a request."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,19 +8,19 @@ import zmq
 
 from quintet.engine.data_parallel.balancing import LoadBalancer
 from quintet.engine.observability.stats import Stats, total
+from quintet.engine.processes import messages as wire
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
-from quintet.server.backend import ModelInfo
-from quintet.server.processes import messages as wire
 
 
-class Engines:
-    """Used in one event loop."""
+class EngineClients:
+    """The engines of one server or LLM. One thread at a time."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, count: int, step_timeout: float
     ) -> None:
         self.count, self._step_timeout = count, step_timeout
-        self._outboxes = [_push(context, wire.engine_address(folder, each)) for each in range(count)]
+        self._outboxes = [wire.push(context, wire.engine_address(folder, each)) for each in range(count)]
         self._pulses = [wire.Pulse(None, 0.0, 0.0)] * count
         # Seconds since each one's latest sign of life, counted in turns of the loop: while this process stands still
         # they wait in its inbox. None before the first: Python and torch are not there.
@@ -70,19 +70,25 @@ class Engines:
         """Counts silence; to be called every so many seconds."""
         self._quiet = [None if each is None else each + seconds for each in self._quiet]
 
-    def hung(self, silence: float) -> str | None:
-        """Returns why an engine counts as hung, or None; see Remote.hung."""
+    def hung(self, silence: float, ended: Container[int] = ()) -> tuple[int, str] | None:
+        """Returns an engine that counts as hung, and why: so many seconds without a sign of life, or a step that takes
+        too long. None if there is none, besides those that have `ended`."""
         for engine, (quiet, pulse) in enumerate(zip(self._quiet, self._pulses, strict=True)):
+            if engine in ended:
+                continue
             if (quiet or 0.0) > silence:
-                return f"{wire.engine_name(engine, self.count)} has given no sign of life for {quiet:.0f} s"
+                return engine, f"{self._name(engine)} has given no sign of life for {quiet:.0f} s"
             if pulse.stepping > self._step_timeout:
-                return f"{wire.engine_name(engine, self.count)} has been in one step for {pulse.stepping:.0f} s"
+                return engine, f"{self._name(engine)} has been in one step for {pulse.stepping:.0f} s"
         return None
+
+    def _name(self, engine: int) -> str:
+        return wire.engine_name(engine, self.count)
 
     def loading(self) -> str:
         """Returns a message that names an engine which is loading, if all live."""
         waited = next((engine for engine in range(self.count) if engine not in self._served), 0)
-        return f"{wire.engine_name(waited, self.count)} is loading the model"
+        return f"{self._name(waited)} is loading the model"
 
     def stats(self) -> Stats | None:
         """Returns the statistics of all engines together; None while one is loading."""
@@ -101,13 +107,19 @@ class Engines:
         self, admitted: Sequence[Sequence[CoreRequest]], names: Sequence[str]
     ) -> dict[int, list[Sequence[CoreRequest]]]:
         """Chooses an engine for each prompt of a call; prompts count for their engine until close_request()."""
-        assert self._router is not None, "nothing is submitted before all are loaded"
         found: dict[int, list[Sequence[CoreRequest]]] = {}
         for name, each in zip(names, admitted, strict=True):
-            first = each[0]
-            engine = self._router.choose(name, first.prompt_ids, first.salt + first.embeds, len(each))
-            found.setdefault(engine, []).append(each)
+            found.setdefault(self.choose(name, each[0], len(each)), []).append(each)
         return found
+
+    def choose(self, name: str, request: CoreRequest, weight: int = 1) -> int:
+        """Chooses an engine for a request of so many completions, which counts for it until close_request()."""
+        assert self._router is not None, "nothing is submitted before all are loaded"
+        return self._router.choose(name, request.prompt_ids, request.salt + request.embeds, weight)
+
+    def engine_of(self, name: str) -> int | None:
+        """Returns the engine of a request that has not ended."""
+        return None if self._router is None else self._router.engine_of(name)
 
     def close_request(self, name: str) -> None:
         """Notes that a request has ended, in any way."""
@@ -118,11 +130,3 @@ class Engines:
         """Notes that the prefix caches of the engines were emptied."""
         if self._router is not None:
             self._router.forget()
-
-
-def _push(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.Socket[bytes]":
-    """Sending never waits."""
-    outbox = context.socket(zmq.PUSH)
-    outbox.sndhwm, outbox.linger = 0, 0
-    outbox.connect(address)
-    return outbox

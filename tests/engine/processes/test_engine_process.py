@@ -10,8 +10,9 @@ import pytest
 import zmq
 
 from quintet.chat.prompts import Prompt
-from quintet.server.processes import messages as wire
-from quintet.server.processes.engine_process import Core, Pulse, Shutdown, served
+from quintet.engine.parallel.commands import Sleep, WakeUp
+from quintet.engine.processes import messages as wire
+from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, served
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
 
 
@@ -25,7 +26,8 @@ class Wired:
             inbox.bind(wire.worker_address(folder, worker))
         engine, pulse = self.client.engine, Pulse(self.context, folder, range(2))
         pulse.engine = engine
-        self.core = Core(self.context, folder, engine, served(self.client.prepared), pulse)
+        prepared = self.client.prepared
+        self.core = Core(self.context, folder, engine, prepared, served(prepared), pulse)
 
     def obey(self, *messages: wire.ToEngine) -> None:
         for each in messages:
@@ -33,7 +35,7 @@ class Wired:
 
     def told(self, worker: int = 0) -> Any:
         assert self._inboxes[worker].poll(60_000)
-        return wire.decode_to_worker(self._inboxes[worker].recv())
+        return wire.decode_from_engine(self._inboxes[worker].recv())
 
     def submit(self, name: str) -> wire.Submit:
         return wire.Submit.of(0, [self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0)])
@@ -47,16 +49,19 @@ def engine(tmp_path: Path) -> Iterator[Wired]:
 
 
 def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(engine: Wired) -> None:
-    engine.obey(wire.Sleep(0, 5, 1))
-    assert engine.told().stats.asleep == 1 and engine.told() == wire.Answer(5)
-    engine.obey(wire.Sleep(0, 6, 2))
-    assert engine.told() == wire.Answer(6, "the engine sleeps at level 1; wake it up before it sleeps at level 2")
+    engine.obey(wire.Order(0, 5, Sleep(1)))
+    assert engine.told().stats.asleep == 1
+    slept = engine.told()
+    assert slept == wire.Answer(5, freed=slept.freed) and slept.freed > 0
+    engine.obey(wire.Order(0, 6, Sleep(2)))
+    why = "the engine sleeps at level 1; wake it up before it sleeps at level 2"
+    assert engine.told() == wire.Answer(6, why, "ValueError")
     engine.obey(engine.submit("late"))
     (delta,) = engine.told().deltas
     assert (delta.request_id, delta.finish_reason) == ("late", "error") and "the engine is asleep" in delta.error
-    engine.obey(wire.WakeUp(0, 7))
+    engine.obey(wire.Order(0, 7, WakeUp()))
     assert engine.told().stats.asleep == 0 and engine.told() == wire.Answer(7)
-    engine.obey(engine.submit("late"), wire.Sleep(0, 8, 1))
+    engine.obey(engine.submit("late"), wire.Order(0, 8, Sleep(1)))
     assert "the engine has 1 requests" in engine.told().refused
 
 

@@ -1,4 +1,4 @@
-"""The engine's process: takes requests off the wire, steps, and sends each API process its deltas."""
+"""Process of an engine: takes requests of its clients, steps, and sends each client its deltas."""
 
 import contextlib
 import gc
@@ -12,68 +12,70 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import torch
 import zmq
 
-from quintet.common.logging_setup import speak_as
+from quintet.common.logging_setup import install_for_server, speak_as
+from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
+from quintet.engine.parallel.commands import ResetPrefixCache
+from quintet.engine.parallel.follower import carried_out, grammars_of
+from quintet.engine.processes import messages as wire
+from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import DeviceLost
 from quintet.outputs import TokenDelta
-from quintet.server.backend import ModelInfo
-from quintet.server.processes import messages as wire
-from quintet.server.processes.child import REFUSED, follow_parent, read_orders
-from quintet.structured_output.grammar import Grammars
-from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-SAID = 500  # characters of what broke an engine
+UNREAD = 16  # signs of life that wait for a client
 IDLE = 1000  # milliseconds that an idle engine waits for a message before it looks around
 
 
 def main() -> int:
     """Runs until it is killed or its parent dies. REFUSED: the engine did not start, 1: it broke."""
-    orders, farewell = read_orders(), Shutdown()
-    follow_parent(farewell)
-    folder, workers = Path(orders.folder), range(orders.num_workers)
-    context = zmq.Context(io_threads=1)
-    config = EngineConfig(**orders.engine)
-    if config.data_parallel_size > 1:
-        speak_as(f"engine {orders.number}")
-    pulse = Pulse(context, folder, workers, orders.number)
+    orders, shutdown = read_orders(wire.EngineOrders), Shutdown()
+    follow_parent(shutdown)
+    _log(orders)
+    if orders.threads:
+        torch.set_num_threads(orders.threads)
+    folder, context = Path(orders.folder), zmq.Context(io_threads=1)
+    pulse = Pulse(context, folder, range(orders.num_workers), orders.number, orders.stats_each_step)
     pulse.start()
     try:
-        prepared = prepare(config)
-        serves = served(prepared)
-        grammars = _grammars(serves)
-        engine = launch(prepared, progress=sys.stderr.isatty(), grammars=grammars)
-        farewell.ranks = prepared.ranks
-    except (ValueError, OSError, MemoryError) as error:  # what the user can mend
-        said = orders.wording(str(error) or type(error).__name__)
-        print(f"quintet serve: error: {said}", file=sys.stderr, flush=True)
+        prepared = prepare(EngineConfig(**orders.engine))
+        serves, grammars = served(prepared), grammars_of(prepared)
+        engine = launch(prepared, progress=orders.progress, grammars=grammars)
+        shutdown.ranks = prepared.ranks
+    except tuple(wire.FIXABLE.values()) as error:
+        wire.Failure.of(error).leave(folder, orders.number)
         return REFUSED
     gc.collect()
     gc.freeze()  # the model and all modules stay: later collections need not walk them in the midst of a step
     try:
-        core = Core(context, folder, engine, serves, pulse)
-        if importlib.util.find_spec("llguidance") is not None:
+        core = Core(context, folder, engine, prepared, serves, pulse)
+        if orders.warm_grammars and importlib.util.find_spec("llguidance") is not None:
             core.then = grammars.warm
         core.run()
     except Exception as error:
-        farewell.wait()
+        shutdown.wait()
         logger.exception("the engine broke")
-        with contextlib.suppress(OSError):
-            wire.last_words(folder, orders.number).write_text(_for_callers(error), errors="replace")
+        known = isinstance(error, DeviceLost)
+        wire.Failure(type(error).__name__, str(error), known).leave(folder, orders.number)
         return 1
     return 0
 
 
-def _for_callers(error: Exception) -> str:
-    """Returns the error for callers: our own message, or only the kind of a foreign error; the log has the rest."""
-    return " ".join(str(error).split())[:SAID] if isinstance(error, DeviceLost) else type(error).__name__
+def _log(orders: wire.EngineOrders) -> None:
+    name = f"engine {orders.number}"
+    if orders.log is None:
+        return logging.basicConfig(level=logging.ERROR, format=f"{name}: %(name)s: %(message)s")
+    install_for_server(orders.log)
+    if orders.engine["data_parallel_size"] > 1:
+        speak_as(name)
 
 
 class Shutdown:
@@ -139,34 +141,24 @@ def _labels(prepared: EnginePlan) -> list[str]:
     return [str(named.get(place, f"LABEL_{place}")) for place in range(len(named))]
 
 
-def _grammars(serves: ModelInfo) -> Grammars:
-    """Returns the compiler of grammars that API processes have tried."""
-
-    def tokenizer() -> Tokenizer | None:
-        return None if serves.tokenizer is None else load_tokenizer(serves.tokenizer)
-
-    return Grammars(tokenizer, serves.vocab_size, serves.eos_ids, serves.structured_outputs, tried=True)
-
-
-def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """Never blocks: what waits for a process that is slow is bounded by the requests that it may have."""
-    socket = context.socket(zmq.PUSH)
-    socket.sndhwm, socket.linger = 0, 0
-    socket.connect(address)
-    return socket
-
-
 class Core:
     """Owns the engine and the wire, in one thread."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, engine: Engine, serves: ModelInfo, pulse: "Pulse"
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        engine: Engine,
+        prepared: EnginePlan,
+        serves: ModelInfo,
+        pulse: "Pulse",
     ) -> None:
-        self._engine, self._served, self._pulse, self._number = engine, serves, pulse, pulse.number
+        self._engine, self._prepared, self._served = engine, prepared, serves
+        self._pulse, self._number = pulse, pulse.number
         self._inbox = context.socket(zmq.PULL)
         self._inbox.rcvhwm = 0
         self._inbox.bind(wire.engine_address(folder, self._number))
-        self._outboxes = [_push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
+        self._outboxes = [wire.push(context, wire.worker_address(folder, worker)) for worker in pulse.workers]
         self._owners: dict[str, int] = {}  # engine request -> API process
         self._met: set[int] = set()  # API processes that know what is served
         # Done in a thread when all of them do. A vocabulary of 150k tokens takes 1.5 s that hold Python's lock: while
@@ -187,6 +179,8 @@ class Core:
         deltas = self._engine.step()
         self._pulse.step_began = 0.0
         if deltas:
+            if self._pulse.each_step:
+                self._send_pulse()
             self._send(deltas)
 
     def _receive(self) -> None:
@@ -222,30 +216,29 @@ class Core:
             self.then = None
 
     def _do(self, order: wire.Order) -> wire.Answer:
-        """Carries out an order; an error that the user can fix becomes the answer. All API processes get the sleep
-        state before the answer is sent."""
+        """Carries out an order; an error that the user can fix becomes the answer. All clients get the sleep state
+        before the answer is sent."""
         try:
-            if isinstance(order, wire.Sleep):
-                self._engine.sleep(order.level)
-            elif isinstance(order, wire.WakeUp):
-                self._engine.wake_up()
-            elif isinstance(order, wire.StartProfile | wire.StopProfile):
+            if isinstance(order.work, wire.StartProfile | wire.StopProfile):
                 return self._trace(order)
-            else:
-                self._engine.reset_prefix_cache()
-                return wire.Answer(order.number)
-        except (ValueError, NotImplementedError, OSError, MemoryError) as error:
+            freed = carried_out(self._engine, self._prepared, order.work)
+        except tuple(wire.FIXABLE.values()) as error:
             logger.warning("refused: %s", error)
-            return wire.Answer(order.number, str(error) or type(error).__name__)
+            failure = wire.Failure.of(error)
+            return wire.Answer(order.number, failure.why, failure.kind)
+        if not isinstance(order.work, ResetPrefixCache):
+            self._send_pulse()
+        return wire.Answer(order.number, freed=freed)
+
+    def _send_pulse(self) -> None:
         frame = wire.encode(self._pulse.message())
         for outbox in self._outboxes:
             outbox.send(frame)
-        return wire.Answer(order.number)
 
-    def _trace(self, order: wire.StartProfile | wire.StopProfile) -> wire.Answer:
+    def _trace(self, order: wire.Order) -> wire.Answer:
         """Starts or stops a trace. A failure in the profiler, torch's perhaps, costs the trace and no request."""
         try:
-            if isinstance(order, wire.StartProfile):
+            if isinstance(order.work, wire.StartProfile):
                 self._engine.profiler.start()
                 return wire.Answer(order.number)
             path, steps, ended = self._engine.profiler.stop()
@@ -290,22 +283,32 @@ class Core:
 class Pulse(threading.Thread):
     """Heartbeat of the engine: sends every API process its statistics. A stopped process sends none."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], folder: Path, workers: range, number: int = 0) -> None:
-        """`number`: of the engine."""
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        folder: Path,
+        workers: range,
+        number: int = 0,
+        each_step: bool = False,
+    ) -> None:
+        """`number`: of the engine; `each_step`: statistics are also sent with the deltas of each step."""
         super().__init__(name="quintet-pulse", daemon=True)
-        self.workers, self.number = workers, number
+        self.workers, self.number, self.each_step = workers, number, each_step
         self.engine: Engine | None = None  # once it is loaded
         self.step_began = 0.0  # time.monotonic(); 0 between steps
         self._context, self._folder = context, folder
         self._seen, self._turns = 0.0, 0  # the step that ran at the last beat; beats since, in it
 
     def run(self) -> None:
-        outboxes = [_push(self._context, wire.worker_address(self._folder, worker)) for worker in self.workers]
+        outboxes = [
+            wire.push(self._context, wire.worker_address(self._folder, worker), UNREAD) for worker in self.workers
+        ]
         while True:
             self._count()
             frame = wire.encode(self.message())
             for outbox in outboxes:
-                outbox.send(frame)
+                with contextlib.suppress(zmq.Again):  # a client that does not read, such as an idle LLM
+                    outbox.send(frame, zmq.NOBLOCK)
             time.sleep(wire.BEAT)
 
     def _count(self) -> None:
