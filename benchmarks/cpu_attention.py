@@ -20,7 +20,7 @@ from torch import Tensor
 from quintet import _cpu
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op
-from quintet.ops.attention import page_shape, stored
+from quintet.ops.attention import page_shape, to_cache_rows
 from quintet.platforms.cpu.ops import attention as native_attention
 from quintet.platforms.cpu.ops import torch_attention as attention
 
@@ -71,7 +71,7 @@ def caches(case: Case, beyond: int) -> list[Tensor]:
     """Layers' caches of more than `beyond` bytes together."""
     pages = case.requests * -(-(case.cached + case.new) // PAGE) + 1
     layers = 2 + beyond // case.bytes()
-    one = stored(torch.randn(pages, 2, KV_HEADS, PAGE, DIM), case.spec.cache_dtype)
+    one = to_cache_rows(torch.randn(pages, 2, KV_HEADS, PAGE, DIM), case.spec.cache_dtype)
     return [one.clone() for _ in range(layers)]
 
 

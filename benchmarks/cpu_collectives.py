@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from quintet.common.subprocess_python import running
+from quintet.common.subprocess_python import python_command
 from quintet.interface.types import RankInfo
-from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
+from quintet.platforms.cpu.shared_memory import SharedFiles, SharedMemory, connect_ranks
 from quintet.platforms.host import nameless_file
 
 SIZES = (1 << 10, 8 << 10, 64 << 10, 1 << 20, 16 << 20)  # bytes
@@ -49,7 +49,7 @@ def start(arguments: argparse.Namespace) -> None:
         shared = ["--descriptor", str(file.fileno()), "--store", os.path.join(folder, "store")]
         ranks = [
             subprocess.Popen(
-                [*running("benchmarks.cpu_collectives"), *sys.argv[1:], *shared, "--rank", str(rank)],
+                [*python_command("benchmarks.cpu_collectives"), *sys.argv[1:], *shared, "--rank", str(rank)],
                 pass_fds=(file.fileno(),),
             )
             for rank in range(arguments.ranks)
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """By one rank; all do the same at the same time."""
     torch.set_num_threads(1)
     place = RankInfo(arguments.rank, arguments.ranks, f"shared://{arguments.descriptor}")
-    comm, gloo = joined(place, Groups(), 60.0), gloo_of(arguments)
+    comm, gloo = connect_ranks(place, SharedFiles(), 60.0), gloo_of(arguments)
     assert isinstance(comm, SharedMemory)
     found = []
     for size in SIZES:

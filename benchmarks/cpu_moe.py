@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from quintet.interface.weights import PLAIN, Matrix, WeightFormat
 from quintet.ops import Op
-from quintet.ops.moe import one_of
+from quintet.ops.moe import expert_matrix
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops import quantized
 from quintet.platforms.cpu.ops.moe import pack_experts
@@ -115,8 +115,8 @@ class Layer:
         op, (gate_up, down) = Op.registry["linear"], self._packed
         product = op.kinds.get(fmt.kind, op).providers["native"]
         for expert, tokens in draw.rows:
-            wide = product(x[: len(tokens)], one_of(gate_up, expert), None, (2 * INNER,))
-            product(wide[:, :INNER], one_of(down, expert), None, (HIDDEN,))
+            wide = product(x[: len(tokens)], expert_matrix(gate_up, expert), None, (2 * INNER,))
+            product(wide[:, :INNER], expert_matrix(down, expert), None, (HIDDEN,))
 
     def torch(self, x: Tensor, draw: Draw) -> None:
         gate_up, down = self._plain

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.cpu_small import alternate
 from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops import Op
-from quintet.ops.states import Moves, Scan
+from quintet.ops.states import ScanInputs, ScanWeights
 from quintet.platforms.cpu.ops import states as native_states
 
 Call = tuple[str, str, tuple[Any, ...]]  # of which model, op, arguments
@@ -34,17 +34,17 @@ def selective(channels: int, width: int, requests: int, tokens: int) -> tuple[An
     total = requests * tokens
     rates = torch.log(torch.arange(1, width + 1).float()).repeat(channels, 1)
     into, out = (torch.randn(total, 1, width).bfloat16() for _ in range(2))
-    moves = Moves(torch.randn(total, channels, 1).bfloat16(), torch.randn(total, channels).bfloat16(), into, out)
+    moves = ScanInputs(torch.randn(total, channels, 1).bfloat16(), torch.randn(total, channels).bfloat16(), into, out)
     state = torch.zeros(2 * requests + 1, channels, width)
-    return moves, Scan(rates, torch.zeros(channels), torch.ones(channels)), state, context(requests, tokens)
+    return moves, ScanWeights(rates, torch.zeros(channels), torch.ones(channels)), state, context(requests, tokens)
 
 
 def space(heads: int, dim: int, width: int, requests: int, tokens: int) -> tuple[Any, ...]:
     total = requests * tokens
     into, out = (torch.randn(total, 1, width).bfloat16() for _ in range(2))
-    moves = Moves(torch.randn(total, heads, dim).bfloat16(), torch.randn(total, heads).bfloat16(), into, out)
+    moves = ScanInputs(torch.randn(total, heads, dim).bfloat16(), torch.randn(total, heads).bfloat16(), into, out)
     state = torch.zeros(2 * requests + 1, heads, dim, width)
-    return moves, Scan(*(torch.zeros(heads) for _ in range(3))), state, context(requests, tokens), 0.0
+    return moves, ScanWeights(*(torch.zeros(heads) for _ in range(3))), state, context(requests, tokens), 0.0
 
 
 def calls(requests: int, tokens: int) -> Iterator[Call]:

@@ -15,7 +15,7 @@ from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.engine.request import CoreRequest, Request
-from quintet.structured_output.grammar import Grammars
+from quintet.structured_output.grammar import GrammarCompiler
 from quintet.tokenizers.tokenizer import load_tokenizer
 
 BATCHES = (1, 16, 64, 256)
@@ -76,7 +76,7 @@ def measure_masks(batch: int = 64) -> StepCost:
     rng = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(with_tokenizer(small(Path(folder), LARGE)))
-    grammars = Grammars(lambda: tokenizer, LARGE, [2])
+    grammars = GrammarCompiler(lambda: tokenizer, LARGE, [2])
     params = SamplingParams(structured_outputs=SHAPE)
     requests = [Request(CoreRequest(str(row), [0], params, (0, row), STEPS)) for row in range(batch)]
     matchers = [grammars.matcher(StructuredOutputsParams(**SHAPE)) for _ in requests]
@@ -87,13 +87,13 @@ def measure_masks(batch: int = 64) -> StepCost:
         for request, matcher, words in zip(requests, matchers, bits, strict=True):
             if not matcher.ready:
                 matcher.wait()
-            if why := matcher.follow(request):
+            if why := matcher.advance(request):
                 raise RuntimeError(why)
             matcher.fill(words)
         times.append((time.perf_counter() - start) * 1e6)
         for request, words in zip(requests, bits, strict=True):
             kept = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            request.take(int(rng.choice(kept)))
+            request.append_sampled(int(rng.choice(kept)))
     grammars.close()
     times = times[WARM_UP:]
     median = statistics.median(times)

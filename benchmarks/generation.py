@@ -55,7 +55,7 @@ def measure(model: str, dtype: str, decode_tokens: int, batch_tokens: int) -> di
     prompts = [prompt(20 + i, length) for i in range(16)]
     batch_first = generate(llm, prompts, 1)
     batch = generate(llm, prompts, 1 + batch_tokens) - batch_first
-    worker = llm._client.prepared.ranks.workers[0]
+    worker = llm._client.engine_plan.ranks.workers[0]
     layers = num_bytes(worker.model.model.layers, worker.platform)  # type: ignore[arg-type]
     return {
         "model": model,

@@ -146,7 +146,7 @@ def prepared(shape: str, device: str, quantization: str | None = None) -> Engine
         model=folder, device=device, dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **limits
     )
     made = prepare(config)
-    made.ranks.workers[0].load(None, made.plan.num_pages, made.buckets, True)
+    made.ranks.workers[0].load(None, made.memory_plan.num_pages, made.buckets, True)
     return made
 
 
@@ -178,7 +178,7 @@ def steps(
 
 def padded(made: EnginePlan, host: HostBatch) -> HostBatch:
     """The step in the size that the engine captures it in; as it is where no size holds it."""
-    return host if made.fixed else CaptureSizes(made.buckets).pad(host)
+    return host if made.fixed_shapes else CaptureSizes(made.buckets).pad(host)
 
 
 def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tuple[float, float]:
@@ -188,7 +188,7 @@ def stepped(worker: Worker, host: HostBatch, wait: Callable[[], object]) -> tupl
 
 def fits(made: EnginePlan, host: HostBatch) -> bool:
     return (
-        int(host.groups[0].block_table.max()) < made.plan.num_pages
+        int(host.groups[0].block_table.max()) < made.memory_plan.num_pages
         and len(host.query_start_loc) <= made.config.max_num_seqs + 1
     )
 

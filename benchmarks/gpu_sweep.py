@@ -37,7 +37,7 @@ from quintet.platforms.gpu.ops import attention as triton_attention
 from quintet.platforms.gpu.ops import quantized as triton_quantized
 from quintet.platforms.gpu.ops import torch_linear as torch_products
 from quintet.platforms.gpu.ops.probe import device_here
-from quintet.platforms.gpu.weight_layout import laid, pack
+from quintet.platforms.gpu.weight_layout import pack, pack_matrix
 from scripts.on_gpu.jobs import note
 
 LAYERS = {"llama-3.1-8b": (32, 8, 128), "llama-3.2-1b": (32, 8, 64), "mqa": (48, 1, 128)}  # heads, KV heads, dim
@@ -108,7 +108,7 @@ def trying(table: Mapping[str, Any]) -> Iterator[None]:
 
     def use(table_of: Any) -> None:
         chips.table_of = table_of
-        chips.cut_for.cache_clear()
+        chips.chip_limits_for.cache_clear()
         triton_attention.limits.cache_clear()
 
     use(lambda chip, folder=None: found)
@@ -165,7 +165,7 @@ def attended(layer: tuple[int, int, int], requests: int, new: int, behind: int, 
 
 
 def attention_questions(place: Place) -> Iterator[Question]:
-    from quintet.platforms.gpu.kernels.attention_layer import Layer
+    from quintet.platforms.gpu.kernels.attention_layer import AttentionLayer
 
     layers = {"tiny": (4, 2, 16)} if place.small else LAYERS
     contexts = ((2, 70),) if place.small else CONTEXTS
@@ -174,7 +174,9 @@ def attention_questions(place: Place) -> Iterator[Question]:
         decodes = [attended(layer, requests, 1, context - 1, place) for requests, context in contexts]
         if not number:
             yield Question("split", "", SPLITS, decodes)
-        name = str(Layer(heads, kv_heads, dim, 16, "bf16", wide=not triton_attention.limits(place.device).bf16))
+        name = str(
+            AttentionLayer(heads, kv_heads, dim, 16, "bf16", wide=not triton_attention.limits(place.device).bf16)
+        )
         named = [dict(zip(("slots", "warps", "stages"), each, strict=True)) for each in DECODE]
         yield Question("decode", name, named, decodes)
         del decodes
@@ -206,7 +208,7 @@ def matrix(fmt: WeightFormat, outputs: int, inputs: int, place: Place) -> Matrix
     else:
         found = quantize(weight, fmt)
         assert found.scales is not None, "what is quantized has scales"
-        made = laid({"weight": found.values, "scales": found.scales}, fmt)
+        made = pack_matrix({"weight": found.values, "scales": found.scales}, fmt)
     return Matrix(made["weight"], made["scales"], format=fmt)
 
 
@@ -274,7 +276,7 @@ def tune(place: Place, only: Sequence[str] = ()) -> dict[str, Any]:
     from quintet.platforms.gpu.kernels import chips
 
     sections = only or SECTIONS
-    table = {name: value for name, value in asdict(chips.cut_for(place.device).table).items() if value}
+    table = {name: value for name, value in asdict(chips.chip_limits_for(place.device).table).items() if value}
     table["chip"] = _name(place.device)
     if "attention" in sections:
         for question in attention_questions(place):
@@ -333,7 +335,7 @@ def main() -> int:
     place = Place(device, tell, clocked, device.type == "cpu", time.monotonic() + args.seconds)
     table = tune(place, args.only)
     folder = args.results.parent if args.results else Path()
-    path = args.table or chips.place_of(table["chip"], folder)
+    path = args.table or chips.table_path(table["chip"], folder)
     path.write_text(json.dumps(table, indent=1) + "\n")
     tell(kind="table", table=table)
     print(f"{path}: {json.dumps(table)}")

@@ -105,8 +105,8 @@ def measured(ways: Ways, rounds: int) -> dict[str, Any]:
     assert len(tokens) == 1, "the ways say different tokens"
     medians = {kind: statistics.median(took) for kind, took in seconds.items()}
     return {
-        "page_mib": ways.kv_transfer.copies.nbytes / 2**20,
-        "prompt_gib": ways.kv_transfer.copies.nbytes * (ways.tokens // 16) / GIB,
+        "page_mib": ways.kv_transfer.page_copier.nbytes / 2**20,
+        "prompt_gib": ways.kv_transfer.page_copier.nbytes * (ways.tokens // 16) / GIB,
         "seconds": {kind: [round(each, 4) for each in took] for kind, took in seconds.items()},
         "times_as_fast": {kind: round(medians["computed"] / each, 1) for kind, each in medians.items()},
     }
@@ -126,7 +126,7 @@ def main() -> None:
         ways = Ways(given.model, given.tokens, Path(folder) / "pages", given.device)
         ways.fill()
         found = measured(ways, given.rounds)
-        detail = ways.llm._client.prepared.capabilities.detail
+        detail = ways.llm._client.engine_plan.capabilities.detail
         ways.llm.close()
     result = {"model": given.model, "tokens": given.tokens, "device": detail, "threads": threads(), **found}
     print(json.dumps(result, indent=2))

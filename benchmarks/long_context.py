@@ -53,14 +53,14 @@ def open_quintet(job: Job, length: int) -> Opened:
         job.checkpoint, dtype="bfloat16", device="cpu", quantization=scheme, max_model_len=length,
         skip_tokenizer_init=True, use_tqdm=False, **pages,
     )  # fmt: skip
-    worker = llm._client.prepared.ranks.workers[0]
+    worker = llm._client.engine_plan.ranks.workers[0]
     params = SamplingParams(temperature=0, max_tokens=SPARE, ignore_eos=True, detokenize=False)
 
     def tokens(prompt: list[int]) -> Tokens:
         for output in llm.stream([prompt], params):
             yield from output.outputs[0].token_ids
 
-    return tokens, lambda: pages["num_pages"] * worker.arrangement.page_bytes / MIB
+    return tokens, lambda: pages["num_pages"] * worker.kv_cache_layout.page_bytes / MIB
 
 
 def _pages(checkpoint: str, length: int) -> int:
@@ -74,7 +74,7 @@ def _pages(checkpoint: str, length: int) -> int:
     size = EngineConfig().page_size
     sizes = ModelSizes(torch.bfloat16, size, length)
     worker = Worker(choose("null").platform(), load_model_config(Path(checkpoint)), sizes)
-    return worker.arrangement.pages(length, size, EngineConfig().max_num_batched_tokens) + 1
+    return worker.kv_cache_layout.max_pages(length, size, EngineConfig().max_num_batched_tokens) + 1
 
 
 def open_llama(job: Job, length: int) -> Opened:

@@ -30,7 +30,7 @@ from quintet.engine.request import CoreRequest
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Capabilities, Device, State, Step
 from quintet.interface.types import Batch, Outputs, ShapeBucket
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 from quintet.platforms.null.platform import Null, NullDevice
@@ -67,7 +67,7 @@ def until(moment: float) -> None:
         pass
 
 
-def fake(clock: Clock, overlap: bool) -> Chosen:
+def fake(clock: Clock, overlap: bool) -> SelectedPlatform:
     """The null platform on that clock."""
 
     class TimedDevice(NullDevice):
@@ -97,7 +97,7 @@ def fake(clock: Clock, overlap: bool) -> Chosen:
 
     probed = Null.probe()
     assert isinstance(probed, Capabilities)
-    return Chosen(Timed, Capabilities(devices=1, dtypes=probed.dtypes, overlap=overlap), "for a measurement")
+    return SelectedPlatform(Timed, Capabilities(devices=1, dtypes=probed.dtypes, overlap=overlap), "for a measurement")
 
 
 class Waiting(ModelRunner):
@@ -111,7 +111,7 @@ class Waiting(ModelRunner):
 class LookingBack(ModelRunner):
     """Starts a step's model while the one before runs, and samples after that has finished: penalties and the like."""
 
-    def looks_back(self, forward: Forward) -> bool:
+    def needs_previous_tokens(self, forward: Forward) -> bool:
         return True
 
 

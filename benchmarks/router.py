@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from quintet.clients.http_client import Address, HttpClient, run
+from quintet.clients.http_client import HttpClient, ServerAddress, run
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
 
@@ -118,7 +118,7 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
     found: dict[str, list[float]] = {"direct": [], "routed": []}
     for _ in range(3):
         for name, port in zip(found, ports, strict=True):
-            connections = HttpClient(Address("127.0.0.1", port))
+            connections = HttpClient(ServerAddress("127.0.0.1", port))
             ask, start = asking(connections, TALK, first=False), time.perf_counter()
             end = start + seconds
 
@@ -140,7 +140,7 @@ async def rates(ports: tuple[int, int], seconds: float, at_once: int) -> dict[st
 async def clients(port: int, rounds: int) -> dict[str, float]:
     """Milliseconds of one exchange by each library that a router could send with; the median."""
     body, found = json.dumps(TALK).encode(), dict[str, float]()
-    upstream = HttpClient(Address("127.0.0.1", port))
+    upstream = HttpClient(ServerAddress("127.0.0.1", port))
     async with httpx.AsyncClient() as client:
 
         async def by_httpx() -> None:
@@ -166,7 +166,7 @@ async def clients(port: int, rounds: int) -> dict[str, float]:
 
 
 async def measure(ports: tuple[int, int], rounds: int) -> dict[str, Any]:
-    direct, routed = (HttpClient(Address("127.0.0.1", port)) for port in ports)
+    direct, routed = (HttpClient(ServerAddress("127.0.0.1", port)) for port in ports)
     works = {"whole answer": (TALK, False), "first byte of a stream": (TALK, True), "prompt of 126 KB": (LONG, False)}
     found = []
     for name, (fields, first) in works.items():

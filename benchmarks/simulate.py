@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks.checkpoints import HERE, checkpoint, with_tokenizer
 from benchmarks.serving import QUINTET, server
-from quintet.clients.load_generator import arrivals
-from quintet.clients.request_traces import Entry, write_trace
+from quintet.clients.load_generator import arrival_times
+from quintet.clients.request_traces import TraceEntry, write_trace
 from quintet.platforms.cpu.cpu_info import describe
 
 FOLDER = HERE / "simulate"
@@ -35,10 +35,10 @@ FIGURES = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "
 def trace(rate: float) -> Path:
     """Prompts of 64 to 256 tokens, half of which share 48 with others; answers of 16 to 48; a Poisson process."""
     draw, entries = random.Random(7), []
-    for number, at in enumerate(arrivals(REQUESTS, rate, 7)):
+    for number, at in enumerate(arrival_times(REQUESTS, rate, 7)):
         lengths = draw.randrange(64, 257), draw.randrange(16, 49)
         group = draw.randrange(GROUPS) if number % 2 else None
-        entries.append(Entry(at, *lengths, group=group, shared_length=0 if group is None else SHARED))
+        entries.append(TraceEntry(at, *lengths, group=group, shared_length=0 if group is None else SHARED))
     file = FOLDER / "trace.jsonl"
     write_trace(str(file), entries)
     return file

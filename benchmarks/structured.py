@@ -32,8 +32,8 @@ from quintet.engine import step_output as answers
 from quintet.engine.request import CoreRequest, Request
 from quintet.platforms.cpu.cpu_info import describe
 from quintet.platforms.host import threads
-from quintet.server.processes.grammar_checks import Shapes
-from quintet.structured_output.grammar import Grammars, fill_all
+from quintet.server.processes.grammar_checks import GrammarChecks
+from quintet.structured_output.grammar import GrammarCompiler, fill_all
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
@@ -80,8 +80,8 @@ class Delay:
 
 
 def masks(tokenizer: Tokenizer, rows: int, pick: Callable[[int, Any], int], document: str) -> Masks:
-    grammars = Grammars(lambda: tokenizer, LARGE, [EOS])
-    text = grammars.admit(StructuredOutputsParams(**SHAPE))
+    grammars = GrammarCompiler(lambda: tokenizer, LARGE, [EOS])
+    text = grammars.compile_and_wait(StructuredOutputsParams(**SHAPE))
     requests = [Request(CoreRequest(str(row), [0], SamplingParams(), (0, row), 1000)) for row in range(rows)]
     matchers = [grammars.matcher(text) for _ in requests]
     bits = np.zeros((rows, -(-LARGE // 32)), np.int32)
@@ -90,14 +90,14 @@ def masks(tokenizer: Tokenizer, rows: int, pick: Callable[[int, Any], int], docu
         states: list[tuple[Any, int]] = []
         start = time.perf_counter()
         for row, (request, matcher, words) in enumerate(zip(requests, matchers, bits, strict=True)):
-            if why := matcher.follow(request):
+            if why := matcher.advance(request):
                 raise RuntimeError(why)
             if (state := matcher.fill(words)) is not None:
                 states.append((state, row))
         fill_all(states, bits)
         times.append((time.perf_counter() - start) * 1e6 / rows)
         for request, words in zip(requests, bits, strict=True):
-            request.take(pick(place, words))
+            request.append_sampled(pick(place, words))
     grammars.close()
     return Masks(document, rows, round(statistics.median(times[20:]), 1), round(statistics.mean(times[20:]), 1))
 
@@ -138,7 +138,10 @@ def batch(folder: Path, model: str) -> Batch:
 
 
 async def delay(tokenizer: Tokenizer) -> Delay:
-    shapes, grammars = Shapes(StructuredOutputsConfig()), Grammars(lambda: tokenizer, LARGE, [EOS], tried=True)
+    shapes, grammars = (
+        GrammarChecks(StructuredOutputsConfig()),
+        GrammarCompiler(lambda: tokenizer, LARGE, [EOS], is_checked=True),
+    )
     grammars.warm()
 
     def schema(number: int) -> dict[str, Any]:

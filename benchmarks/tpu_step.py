@@ -66,12 +66,12 @@ def measure(model: str, dtype: str) -> dict[str, Any]:
 
 def loaded(prepared: EnginePlan) -> None:
     """With its weights and its cache, and every step compiled."""
-    prepared.ranks.workers[0].load(prepared.folder, prepared.plan.num_pages, prepared.fixed, False)
+    prepared.ranks.workers[0].load(prepared.folder, prepared.memory_plan.num_pages, prepared.fixed_shapes, False)
 
 
 def cost(prepared: dict[str, EnginePlan], name: str, requests: int, new: int) -> StepCost:
     """Both platforms on the same batch, in turn."""
-    groups = len(prepared["tpu"].ranks.workers[0].arrangement.groups)
+    groups = len(prepared["tpu"].ranks.workers[0].kv_cache_layout.groups)
     host = batch(requests, new, 0 if new > 1 else CONTEXT, groups)
     times: dict[str, list[float]] = {device: [] for device in prepared}
     bucket = len(host.token_ids)
@@ -79,7 +79,7 @@ def cost(prepared: dict[str, EnginePlan], name: str, requests: int, new: int) ->
         for device, each in prepared.items():
             worker = each.ranks.workers[0]
             start = time.perf_counter()
-            padded = pad(host, each.fixed) if each.fixed else host
+            padded = pad(host, each.fixed_shapes) if each.fixed_shapes else host
             worker.device.to_host(worker.run(padded).logits)()
             times[device].append((time.perf_counter() - start) * 1e3)
             bucket = max(bucket, len(padded.token_ids))

@@ -33,10 +33,10 @@ MODELS: dict[str, Any] = {
 def held(config: Any, tokens: int) -> dict[str, float]:
     """MiB that a request of so many tokens holds at most, before and now."""
     worker = Worker(choose("null").platform(), config, ModelSizes(torch.bfloat16, PAGE, tokens))
-    arrangement = worker.arrangement
+    arrangement = worker.kv_cache_layout
     layer = sum(layout.nbytes for layout in worker.layouts) / len(worker.layouts)
     whole = -(-tokens // PAGE) * layer * config.num_hidden_layers
-    now = arrangement.pages(tokens, PAGE, STEP) * arrangement.page_bytes
+    now = arrangement.max_pages(tokens, PAGE, STEP) * arrangement.page_bytes
     return {
         "groups": len(arrangement.groups),
         "whole_mib": round(whole / MIB, 1),

@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.imports import without_collection
+from quintet.common.imports import without_garbage_collection
 
 __version__ = "0.1.0"
 
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 def _home(module: str) -> ModuleType:
     if module in sys.modules:
         return sys.modules[module]
-    with without_collection():
+    with without_garbage_collection():
         return importlib.import_module(module)
 
 

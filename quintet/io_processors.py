@@ -13,7 +13,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from quintet.pooling_params import PoolingParams
 
@@ -73,7 +73,9 @@ def find(name: str) -> type:
         elif ":" in name:
             kind = _imported(name)
         else:
-            known = unknown("IO processor", name, points) if points else f"no IO processor {name!r} is installed"
+            known = (
+                unknown_name_error("IO processor", name, points) if points else f"no IO processor {name!r} is installed"
+            )
             raise ValueError(f"{known}; install the package that brings it, or name a class as package.module:Class")
     except (ImportError, AttributeError) as error:
         raise ValueError(

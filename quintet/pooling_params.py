@@ -20,7 +20,7 @@ def _task(value: Any) -> str | None:
         return None
     named = {"encode": "token_embed", "embedding": "embed"}.get(value, value) if isinstance(value, str) else value
     if named not in TASKS:
-        raise ValueError(f"must be one of {', '.join(TASKS)}, not {values.show(value)}")
+        raise ValueError(f"must be one of {', '.join(TASKS)}, not {values.shorten(value)}")
     return str(named)
 
 
@@ -48,7 +48,7 @@ class PoolingParams(Checked):
         None, values.optional(values.token_id), "of each token's numbers, give those at this token alone"
     )
     returned_token_ids: list[int] | None = param(
-        None, values.optional(values.several(values.token_id, MAX_RETURNED)), "of each row, give these columns alone"
+        None, values.optional(values.list_of(values.token_id, MAX_RETURNED)), "of each row, give these columns alone"
     )
     skip_reading_prefix_cache: bool = param(False, values.flag, "compute what others have computed, too")
 

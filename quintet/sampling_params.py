@@ -46,7 +46,7 @@ def _constraint(value: Any) -> "StructuredOutputsParams":
         value.__post_init__()
         return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {values.show(value)}")
+        raise ValueError(f"must be a StructuredOutputsParams or a dict of its fields, not {values.shorten(value)}")
     try:
         return StructuredOutputsParams(**value)
     except ValueError as error:
@@ -59,7 +59,7 @@ def _repetition(value: Any) -> "RepetitionDetectionParams":
         value.__post_init__()
         return value
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a RepetitionDetectionParams or a dict of its fields, not {values.show(value)}")
+        raise ValueError(f"must be a RepetitionDetectionParams or a dict of its fields, not {values.shorten(value)}")
     try:
         return RepetitionDetectionParams(**value)
     except ValueError as error:
@@ -68,7 +68,7 @@ def _repetition(value: Any) -> "RepetitionDetectionParams":
 
 def _kind(value: Any) -> RequestOutputKind:
     if not isinstance(value, RequestOutputKind):
-        raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {values.show(value)}")
+        raise ValueError(f"must be a RequestOutputKind (CUMULATIVE, DELTA or FINAL_ONLY), not {values.shorten(value)}")
     return value
 
 
@@ -198,7 +198,7 @@ class SamplingParams(Checked):
         None, values.optional(values.seed), "of the random numbers; None and -1: unlike any other request"
     )
     stop: Any = param(None, values.strings, "text that ends the output; one string or several, kept as list[str]")
-    stop_token_ids: list[int] = param(None, values.several(values.token_id, MAX_STOP_IDS), "tokens that end the output")
+    stop_token_ids: list[int] = param(None, values.list_of(values.token_id, MAX_STOP_IDS), "tokens that end the output")
     bad_words: list[str] = param(None, values.strings, "text whose last token is not drawn after the tokens before it")
     ignore_eos: bool = param(False, values.flag, "go on after the end-of-text token")
     max_tokens: int | None = param(
@@ -211,13 +211,13 @@ class SamplingParams(Checked):
     prompt_logprobs: int | None = param(None, values.logprobs, "the same for each position of the prompt")
     logprob_token_ids: list[int] | None = param(
         None,
-        values.optional(values.named),
+        values.optional(values.token_ids),
         "tokens whose log-probabilities are reported at each position, instead of those of the likeliest",
     )
     detokenize: bool = param(True, values.flag, "give text, not only token ids")
     skip_special_tokens: bool = param(True, values.flag, "leave special tokens out of the text")
     keep_special_tokens: list[int] = param(
-        None, values.several(values.token_id, MAX_STOP_IDS), "special tokens that stay in it where others are left out"
+        None, values.list_of(values.token_id, MAX_STOP_IDS), "special tokens that stay in it where others are left out"
     )
     spaces_between_special_tokens: bool = param(
         True, values.flag, "keep the spaces that a tokenizer writes between special tokens, where these show"
@@ -234,11 +234,15 @@ class SamplingParams(Checked):
         values.optional(values.integer(-1, values.INT32)),
         "keep this many last tokens of the prompt; -1: what the model takes",
     )
-    truncation_side: str = param("left", values.side, "where that cuts: left; or right, which keeps the first tokens")
+    truncation_side: str = param(
+        "left", values.truncation_side, "where that cuts: left; or right, which keeps the first tokens"
+    )
     logit_bias: dict[int, float] | None = param(
         None, values.optional(values.biases), "token id -> what is added to its logit"
     )
-    allowed_token_ids: list[int] | None = param(None, values.optional(values.allowed), "draw from these tokens only")
+    allowed_token_ids: list[int] | None = param(
+        None, values.optional(values.allowed_token_ids), "draw from these tokens only"
+    )
     thinking_token_budget: int | None = param(
         None,
         values.budget,
@@ -253,7 +257,7 @@ class SamplingParams(Checked):
         "end an output that goes in circles: its max_pattern_size, min_pattern_size and min_count",
     )
     extra_args: dict[str, Any] | None = param(
-        None, values.optional(values.extra), "for logits processors; not read otherwise"
+        None, values.optional(values.extra_args), "for logits processors; not read otherwise"
     )
 
     def __post_init__(self) -> None:

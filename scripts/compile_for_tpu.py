@@ -22,13 +22,13 @@ from torch import nn
 
 from quintet.config import EngineConfig
 from quintet.engine.executor.shape_buckets import plan_buckets
-from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
+from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.interface.platform import SingleRank
 from quintet.interface.types import AttentionSpec, ShapeBucket, StateSpec
-from quintet.layers.build import BuildContext, Layer, settle
+from quintet.layers.build import BuildContext, Layer, finalize
 from quintet.layers.layer_state import LayerMixer
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.platforms.tpu import PLATFORM, attention, providers  # noqa: F401  registers the providers
@@ -68,16 +68,16 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Progr
     ops = bind(PLATFORM.op_priority)
     build = BuildContext(ops, mixing, SingleRank(), sizes.dtype, sizes.page_size, sizes.max_model_len)
     model = model_class(hf_config)(hf_config, build).eval()
-    settle(model)
-    arrangement = arrange(mixings)
+    finalize(model)
+    arrangement = group_layers(mixings)
     weights = {}
-    for each in declared(model):
+    for each in declared_weights(model):
         for name, place in placements(each.weight, device.mesh).items():
             weights[f"{each.path}.{name}"] = place.shape
     for path, layer in model.named_modules():
         for name, tensor in layer.constants().items() if isinstance(layer, Layer) else ():
             weights[f"{path}.{name}"] = jax.ShapeDtypeStruct(
-                tuple(tensor.shape), dtype_of(tensor.dtype), sharding=device.everywhere
+                tuple(tensor.shape), dtype_of(tensor.dtype), sharding=device.replicated
             )
     for name in weights:
         path, _, attribute = name.rpartition(".")
@@ -85,7 +85,7 @@ def program(hf_config: Any, devices: Sequence[Any], sizes: Sizes) -> tuple[Progr
     state = tuple(device.described(layout, sizes.pages) for layout in arrangement.layouts)
     state += tuple(device.described(layout, sizes.slots) for layout in arrangement.states)
     planner = next((each.mixer for each in mixings if isinstance(each.mixer, attention.RaggedAttention)), None)
-    return Program(model, weights, state, planner, device.everywhere, bool(arrangement.states)), arrangement
+    return Program(model, weights, state, planner, device.replicated, bool(arrangement.states)), arrangement
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
     devices = topology(args.topology)[: args.devices]
     with attention.for_described_tpu():
         described, arrangement = program(hf_config, devices, sizes)
-        pages = arrangement.widths(sizes.max_model_len // sizes.page_size)
+        pages = arrangement.table_widths(sizes.max_model_len // sizes.page_size)
         for bucket in plan_buckets(ShapeBucket(max(args.tokens), args.max_num_seqs, args.max_num_seqs, pages)):
             if bucket.tokens in args.tokens:
                 print(json.dumps(compiled(described, bucket)))

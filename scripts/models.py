@@ -24,13 +24,13 @@ from quintet.layers import blocks
 from quintet.layers.attention.attention import SelfAttention, SharedKVAttention
 from quintet.layers.attention.relative_bias import RelativeAttention
 from quintet.layers.build import BuildContext, RequestedOutputs
-from quintet.layers.embedding import PositionEmbedding, Sinusoids
+from quintet.layers.embedding import PositionEmbedding, SinusoidalPositionEmbedding
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
 from quintet.models import built_in, families, model_class
 from quintet.ops import bind
-from quintet.quantize.targets import Unmixed
+from quintet.quantize.targets import UnusedMixer
 from quintet_tools.checkpoints import encoders
 from quintet_tools.checkpoints.custom_encoders import PUBLISHED_ENCODERS
 from quintet_tools.checkpoints.custom_families import PUBLISHED, Published
@@ -180,7 +180,7 @@ def facts(config: Any) -> list[str]:
 
     def mixing(spec: Any) -> LayerMixer:
         specs.append(spec)
-        return LayerMixer(Unmixed())
+        return LayerMixer(UnusedMixer())
 
     hidden = config.model_type in ENCODERS
     wanted = RequestedOutputs(logits=not hidden, hidden_states=hidden)
@@ -206,7 +206,9 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
     attends = [part for part in parts if isinstance(part, SelfAttention)]
     rotaries = [part for part in parts if isinstance(part, Rotary)]
     tables = [part for part in parts if isinstance(part, PositionEmbedding)]
-    found = ["sinusoids" if isinstance(each, Sinusoids) else "learned positions" for each in tables[:1]]
+    found = [
+        "sinusoids" if isinstance(each, SinusoidalPositionEmbedding) else "learned positions" for each in tables[:1]
+    ]
     if any(rotary._neighbours for rotary in rotaries):
         found.append("neighbours turned")
     if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):

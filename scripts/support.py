@@ -15,7 +15,7 @@ REPORTS = ROOT / "conformance" / "reports"
 SHOWN = [name for name in BUILT_IN if name != "null"]  # which is for tests, and computes nothing
 
 
-def reports(folder: Path = REPORTS) -> dict[str, report.Report | None]:
+def reports(folder: Path = REPORTS) -> dict[str, report.ConformanceReport | None]:
     """Platform -> its report, or None. ValueError for one that is incomplete, or of another platform than its name."""
     stray = {path.stem for path in folder.glob("*.json")} - set(SHOWN)
     if stray:
@@ -23,7 +23,7 @@ def reports(folder: Path = REPORTS) -> dict[str, report.Report | None]:
     return {name: _read(folder / f"{name}.json") if (folder / f"{name}.json").exists() else None for name in SHOWN}
 
 
-def _read(path: Path) -> report.Report:
+def _read(path: Path) -> report.ConformanceReport:
     found = report.read(path)
     if found.platform != path.stem or found.distribution != report.OUR_NAME:
         raise ValueError(f"{path} is of {found.platform} by {found.distribution}; name it after its platform")

@@ -26,7 +26,7 @@ def made(folders: Iterable[Path]) -> dict[str, Any]:
 
 def _made(folder: Path) -> dict[str, Any]:
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    loaded = tokenizer.Tokenizer.of(AutoTokenizer.from_pretrained(folder))
+    loaded = tokenizer.Tokenizer.from_transformers(AutoTokenizer.from_pretrained(folder))
     both = {
         model_config.digest(raw["model_type"], raw): model_config.freeze(AutoConfig.from_pretrained(folder)),
         readings.digest("tokenizer", tokenizer.contents(folder)): tokenizer.freeze(loaded, folder),

@@ -12,7 +12,7 @@ from dataclasses import Field, InitVar
 from pathlib import Path
 from typing import Any
 
-from quintet.config import EngineConfig, settings
+from quintet.config import EngineConfig, setting_fields
 
 FILE = Path(__file__).resolve().parent.parent / "quintet" / "api" / "arguments.pyi"
 HEAD = '''"""Made by scripts/typed_arguments.py of the settings in quintet/config; change those, and run it."""
@@ -37,16 +37,16 @@ def stub() -> str:
 def _imports() -> str:
     """Of the configurations that are a setting's value."""
     homes: dict[str, list[str]] = {}
-    for each in settings(EngineConfig):
+    for each in setting_fields(EngineConfig):
         if "nested" in each.metadata:
             homes.setdefault(each.metadata["nested"].__module__, []).append(each.metadata["nested"].__name__)
     return "\n" + "".join(f"from {home} import {', '.join(sorted(names))}\n" for home, names in sorted(homes.items()))
 
 
 def _class(name: str, bar: bool) -> str:
-    (model,) = (each for each in settings(EngineConfig) if each.name == "model")
+    (model,) = (each for each in setting_fields(EngineConfig) if each.name == "model")
     lines = ["self", f"model: {_taken(model)} | None = None", "*", f"use_tqdm: bool = {bar}"]
-    for each in settings(EngineConfig):
+    for each in setting_fields(EngineConfig):
         if each is not model:
             lines.append(f"{each.name}: {_taken(each)} = {_default(each)}")
             lines += [f"{alias}: {_taken(each)} = ..." for alias in each.metadata["aliases"]]

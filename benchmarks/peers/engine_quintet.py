@@ -12,7 +12,7 @@ from benchmarks.peers.protocol import MAX_LEN, MAX_TOKENS, SEQUENCES, Emit, Job
 from quintet import LLM, SamplingParams
 from quintet.engine.executor.worker import Worker
 from quintet.interface.types import MaxShape, ShapeBucket
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 
 
 class Quintet:
@@ -37,7 +37,7 @@ class Quintet:
         self.facts = {
             "versions": {"quintet": quintet.__version__, "torch": torch.__version__},
             "settings": settings,
-            "weight_bytes": _read_bytes(self._llm._client.prepared.ranks.workers[0]),
+            "weight_bytes": _read_bytes(self._llm._client.engine_plan.ranks.workers[0]),
             "kv_element_bytes": 2,
         }
 
@@ -54,7 +54,7 @@ class Quintet:
 
 def _read_bytes(worker: Worker) -> int:
     """Returns the bytes of all weights but the embedding (a token reads one row); a tied head is read whole."""
-    weights = [each.weight for each in declared(worker.model) if each.weight.use != "embedding"]
+    weights = [each.weight for each in declared_weights(worker.model) if each.weight.use != "embedding"]
     return worker.platform.estimate(worker.model, weights, MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
 
 

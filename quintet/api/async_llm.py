@@ -15,9 +15,9 @@ from quintet.api.base import EngineHandle
 from quintet.api.chat_call import AnswerParser, ChatCall
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
-from quintet.config.schema.docs import takes
-from quintet.config.schema.unsupported import no_attribute, without_lacking
-from quintet.engine.observability.profiler import Trace
+from quintet.config.schema.docs import accepts_fields_of
+from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
+from quintet.engine.observability.profiler import SavedTrace
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import PoolingOutput, PoolingRequestOutput, answered
 from quintet.pooling_params import PoolingParams
@@ -55,7 +55,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
 
     if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
 
-        @takes(EngineConfig)
+        @accepts_fields_of(EngineConfig)
         def __init__(self, model=None, *, use_tqdm: bool = False, **kwargs):
             """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
             self._open(model, use_tqdm, kwargs)
@@ -69,7 +69,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         self._thread = threading.Thread(target=self._loop, name="quintet-engine", daemon=True)
         self._thread.start()
 
-    @without_lacking
+    @refuses_unsupported
     async def generate(
         self,
         prompt: PromptType,
@@ -89,7 +89,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
             async for output in outputs:
                 yield output
 
-    @without_lacking
+    @refuses_unsupported
     async def chat(
         self,
         messages: Any,
@@ -100,7 +100,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one conversation; `template` as in LLM.chat."""
-        self._client.admission.need_text()
+        self._client.input_processor.check_generates()
         if self._client.tokenizer is None:
             raise ValueError("this AsyncLLM was started with skip_tokenizer_init=True; start it without for chats")
         config = self._client.config.structured_outputs_config
@@ -113,7 +113,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
             async for output in outputs:
                 yield parser.take(output, delta)
 
-    @without_lacking
+    @refuses_unsupported
     async def encode(
         self,
         prompt: PromptType,
@@ -126,7 +126,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         parsed = self._client.parse(prompt)
         if len(parsed) != 1:
             raise ValueError(f"encode() takes one text, not {len(parsed)}; call it once for each")
-        params = self._client.admission.pooling_bounds.params(pooling_params)
+        params = self._client.input_processor.pooling_bounds.resolve_params(pooling_params)
         async with aclosing(self._follow(parsed[0], params, request_id, priority)) as outputs:
             async for output in outputs:
                 yield answered(output, PoolingOutput)
@@ -165,7 +165,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
 
     async def stop_profile(self) -> str:
         """Ends it -> its file, as LLM.stop_profile."""
-        traces: list[Trace] = []
+        traces: list[SavedTrace] = []
         await self._call(lambda: traces.append(self._client.engine.profiler.stop()))
         return str(traces[0].path)
 

@@ -43,11 +43,11 @@ class EngineHandle:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Returns the sampling parameters of the model's generation config; a fresh copy."""
-        return self._client.admission.default_params()
+        return self._client.input_processor.default_params()
 
     def get_metrics(self) -> list[Metric]:
         """Returns the metrics of steps and requests, as vLLM's objects: Counter, Gauge, Histogram and Vector."""
-        return metrics_of(self._client.engine.stats(), self._client.counts, self.config.model)
+        return metrics_of(self._client.engine.stats(), self._client.request_stats, self.config.model)
 
     def get_stats(self) -> dict[str, float]:
         """The same numbers by our names: see quintet.engine.observability.stats.Stats."""

@@ -39,13 +39,13 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
     if prompt.embeds:
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
     start = len(prompt.token_ids)
-    eos = frozenset() if params.ignore_eos else client.admission.eos_ids
+    eos = frozenset() if params.ignore_eos else client.input_processor.eos_ids
     fmt = None if params.structured_outputs is None else _Form(client, params, start)
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], list[BeamSearchSequence]()
-    if fmt is not None and not fmt.allowed(beams[0]):  # nothing is what the output must be
+    if fmt is not None and not fmt.allowed_token_ids(beams[0]):  # nothing is what the output must be
         beams[0].finish_reason = "stop"
         beams, ended = [], beams
-    room = max(1, client.admission.bounds.max_model_len - start)  # admission says what is wrong with less
+    room = max(1, client.input_processor.limits.max_model_len - start)  # admission says what is wrong with less
     for _ in range(min(params.max_tokens, room)):
         if not beams:
             break
@@ -58,7 +58,7 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
                 if token_id in eos:
                     candidate.finish_reason, candidate.stop_reason = "stop", token_id
                     ended.append(candidate)
-                elif fmt is not None and not fmt.allowed(candidate):
+                elif fmt is not None and not fmt.allowed_token_ids(candidate):
                     candidate.finish_reason = "stop"
                     ended.append(candidate)
                 else:
@@ -74,7 +74,11 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
 
 def _check(client: EngineClient, params: BeamSearchParams) -> None:
     """Against the engine: the scores are its logprobs."""
-    mode, most, number = client.config.logprobs_mode, client.admission.bounds.max_logprobs, _number(client, params)
+    mode, most, number = (
+        client.config.logprobs_mode,
+        client.input_processor.limits.max_logprobs,
+        _number(client, params),
+    )
     if not mode.endswith("logprobs"):
         raise ValueError(f"beam search adds log-probabilities, and logprobs_mode={mode!r} gives none; leave it out")
     if most != -1 and number > most:
@@ -111,12 +115,12 @@ class _Form:
 
     def __init__(self, client: EngineClient, params: BeamSearchParams, start: int) -> None:
         assert params.structured_outputs is not None
-        self._matcher = client.grammars.matcher(client.grammars.admit(params.structured_outputs))
+        self._matcher = client.grammars.matcher(client.grammars.compile_and_wait(params.structured_outputs))
         if why := self._matcher.wait():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
-        self._start, self._never = start, client.admission.eos_ids if params.ignore_eos else frozenset()
+        self._start, self._never = start, client.input_processor.eos_ids if params.ignore_eos else frozenset()
 
-    def allowed(self, beam: BeamSearchSequence) -> list[int]:
+    def allowed_token_ids(self, beam: BeamSearchSequence) -> list[int]:
         """Returns the token ids that may follow; [] where the output is complete."""
         ids = self._matcher.allowed_after(beam.tokens[self._start :])
         return [] if ids is None else [token_id for token_id in ids.tolist() if token_id not in self._never]
@@ -134,7 +138,7 @@ def _expand(
 
     def add() -> None:
         for request_id, beam in zip(ids, beams, strict=True):
-            own = one if fmt is None else replace(one, allowed_token_ids=fmt.allowed(beam))
+            own = one if fmt is None else replace(one, allowed_token_ids=fmt.allowed_token_ids(beam))
             client.add(request_id, Prompt(beam.tokens, None, prompt.cache_salt), own)
 
     try:

@@ -53,7 +53,7 @@ class ChatCall:
         call = replace(call, reasoning_parser=call.reasoning_parser or config.reasoning_parser)
         self._model = ChatModel(
             tokenizer=tokenizer,
-            parsers=Parsers.of(call, tokenizer, own, family),
+            parsers=Parsers.select(call, tokenizer, own, family),
             grammars=GrammarWriter(config),
         )
         tool_choice = read_tools(template.tools, call.tool_choice)
@@ -94,7 +94,7 @@ def _checked(params: SamplingParams) -> SamplingParams:
     return params
 
 
-def completed(work: Coroutine[Any, Any, T]) -> T:
+def run_without_loop(work: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine that waits for nothing, without an event loop."""
     try:
         work.send(None)
@@ -123,7 +123,7 @@ class AnswerParser:
     def _fill(self, completion: CompletionOutput, new: str, delta: bool) -> None:
         speech, heard = self._heard.setdefault(completion.index, (OutputParser(self._format), MessageBuilder()))
         ended = completion.finish_reason is not None
-        completion.events = speech.hear(new, ended)
+        completion.events = speech.feed(new, ended)
         reasoning, content = (len(heard.reasoning), len(heard.content)) if delta else (0, 0)
         heard.take(completion.events)
         completion.reasoning, completion.content = heard.reasoning[reasoning:], heard.content[content:]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from quintet.config import EngineConfig
 from quintet.engine.executor.shape_buckets import describe
 from quintet.engine.startup import prepare
-from quintet.ops import Choice
-from quintet.platforms import Found, discover
+from quintet.ops import ProviderChoice
+from quintet.platforms import PlatformCandidate, discover
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Explanation:
     platform: str
     detail: str
     reasons: tuple[str, ...]
-    rejected: tuple[Found, ...]  # platforms that are not available
-    ops: tuple[Choice, ...]
+    rejected: tuple[PlatformCandidate, ...]  # platforms that are not available
+    ops: tuple[ProviderChoice, ...]
     memory: str
     compiled: str  # empty where shapes are free
 
@@ -47,9 +47,9 @@ def explain(config: EngineConfig) -> Explanation:
         family=prepared.hf_config.model_type,
         platform=prepared.platform.name,
         detail=prepared.capabilities.detail,
-        reasons=(*prepared.reasons, *filter(None, [prepared.doubts])),
+        reasons=(*prepared.reasons, *filter(None, [prepared.unproven_features])),
         rejected=tuple(unavailable),
         ops=prepared.ranks.workers[0].ops.choices,
-        memory=str(prepared.plan),
-        compiled=describe(prepared.fixed) if prepared.fixed else "",
+        memory=str(prepared.memory_plan),
+        compiled=describe(prepared.fixed_shapes) if prepared.fixed_shapes else "",
     )

@@ -10,21 +10,21 @@ from tqdm import tqdm
 from quintet.api import beam_search as beam
 from quintet.api.arguments import LLMArguments
 from quintet.api.base import SteppedHandle
-from quintet.api.chat_call import AnswerParser, ChatCall, completed
+from quintet.api.chat_call import AnswerParser, ChatCall, run_without_loop
 from quintet.api.llm_engine import LLMEngine
-from quintet.api.pooling import Encoding
+from quintet.api.pooling import PoolingMethods
 from quintet.chat.prepare import PreparedChat
 from quintet.chat.prompts import Prompt, PromptType
 from quintet.config import EngineConfig
-from quintet.config.schema.docs import takes
-from quintet.config.schema.unsupported import no_attribute, without_lacking
+from quintet.config.schema.docs import accepts_fields_of
+from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(LLMArguments, Encoding, SteppedHandle):
+class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     """A model, ready to generate. Keyword arguments are EngineConfig's fields. Any thread may call it at any time.
 
     llm = LLM("bundled")
@@ -34,7 +34,7 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
 
     if not TYPE_CHECKING:  # a checker shall see each setting by name: see arguments.pyi
 
-        @takes(EngineConfig)
+        @accepts_fields_of(EngineConfig)
         def __init__(self, model=None, *, use_tqdm: bool = True, **kwargs):
             """Raises ValueError or OSError that says what is wrong with an argument, the model or the device."""
             self._open(model, use_tqdm, kwargs)
@@ -44,7 +44,7 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         """The same engine as vLLM's examples step it."""
         return LLMEngine.within(self)
 
-    @without_lacking
+    @refuses_unsupported
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
@@ -63,7 +63,7 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         parsed = self._client.parse(prompts)
         return self._run(parsed, sampling_params, use_tqdm, priority)
 
-    @without_lacking
+    @refuses_unsupported
     def chat(
         self, messages: Any, sampling_params: Params = None, *, use_tqdm: bool = True, **template: Any
     ) -> list[RequestOutput]:
@@ -79,7 +79,7 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         outputs = self._run([each.prompt for each in chats], [each.params for each in chats], use_tqdm, None)
         return [AnswerParser(chat.output_format).take(output) for chat, output in zip(chats, outputs, strict=True)]
 
-    @without_lacking
+    @refuses_unsupported
     def stream(
         self, prompts: PromptType | Sequence[PromptType], sampling_params: Params = None
     ) -> Iterator[RequestOutput]:
@@ -90,14 +90,14 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         parsed = self._client.parse(prompts)
         return self._stream(parsed, sampling_params)
 
-    @without_lacking
+    @refuses_unsupported
     def stream_chat(self, messages: Any, sampling_params: Params = None, **template: Any) -> Iterator[RequestOutput]:
         """chat() as it comes: each completion's `events` are what is new of its thoughts, words and calls."""
         chats = self._prepare(messages, sampling_params, template)
         parsers = [AnswerParser(each.output_format) for each in chats]
         return self._stream([each.prompt for each in chats], [each.params for each in chats], parsers)
 
-    @without_lacking
+    @refuses_unsupported
     def beam_search(
         self, prompts: PromptType | Sequence[PromptType], params: BeamSearchParams
     ) -> list[beam.BeamSearchOutput]:
@@ -126,10 +126,10 @@ class LLM(LLMArguments, Encoding, SteppedHandle):
         return self._client.tokenizer
 
     def _prepare(self, messages: Any, params: Params, options: dict[str, Any]) -> list[PreparedChat]:
-        self._client.admission.need_text()
+        self._client.input_processor.check_generates()
         config = self._client.config.structured_outputs_config
         call = ChatCall(self._tokenizer(), self._client.family, messages, options, config)
-        return completed(call.prepare(self._params(params, len(call))))
+        return run_without_loop(call.prepare(self._params(params, len(call))))
 
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from quintet.api.base import SteppedHandle
 from quintet.chat.prompts import PromptType
 from quintet.config import EngineConfig
-from quintet.config.schema.unsupported import no_attribute, without_lacking
+from quintet.config.schema.unsupported import no_attribute, refuses_unsupported
 from quintet.outputs import RequestOutput
 from quintet.sampling_params import SamplingParams
 
@@ -37,7 +37,7 @@ class LLMEngine(SteppedHandle):
         engine._client, engine._shared, engine._open_ids = llm._client, llm._shared, set()
         return engine
 
-    @without_lacking
+    @refuses_unsupported
     def add_request(
         self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, *, priority: int = 0
     ) -> str:

@@ -7,10 +7,10 @@ from tqdm import tqdm
 
 from quintet.api.thread_sharing import SharedClient
 from quintet.chat.prompts import Prompt, PromptType
-from quintet.config.schema.unsupported import without_lacking
+from quintet.config.schema.unsupported import refuses_unsupported
 from quintet.engine.client import EngineClient
 from quintet.engine.pooling.input_processor import PoolingBounds
-from quintet.engine.pooling.scoring import Cuts, Pair, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.scoring import PairLimits, PairPrompt, PairTemplate, cosine, max_sim, pairs
 from quintet.outputs import RequestOutput
 from quintet.pooling_outputs import (
     ClassificationOutput,
@@ -30,7 +30,7 @@ Prompts = PromptType | Sequence[PromptType]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
-class Encoding:
+class PoolingMethods:
     """Methods of LLM for pooling models. Each call takes one prompt or a list, and answers in its order.
 
     If any prompt or parameter is wrong, ValueError says which, and nothing is run. A text that fails later raises
@@ -40,7 +40,7 @@ class Encoding:
     _client: EngineClient
     _shared: SharedClient
 
-    @without_lacking
+    @refuses_unsupported
     def encode(
         self,
         prompts: Prompts,
@@ -55,7 +55,7 @@ class Encoding:
         params = self._pooling(prompts, pooling_params, pooling_task, truncate_prompt_tokens)
         return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm, priority)]
 
-    @without_lacking
+    @refuses_unsupported
     def embed(
         self,
         prompts: Prompts,
@@ -71,7 +71,7 @@ class Encoding:
         named = _prompted(prompts, self._bounds, prompt_name)
         return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm)]
 
-    @without_lacking
+    @refuses_unsupported
     def classify(
         self,
         prompts: Prompts,
@@ -84,7 +84,7 @@ class Encoding:
         params = self._pooling(prompts, pooling_params, "classify", truncate_prompt_tokens)
         return [answered(each, ClassificationOutput) for each in self._encode(prompts, params, use_tqdm)]
 
-    @without_lacking
+    @refuses_unsupported
     def reward(
         self,
         prompts: Prompts,
@@ -97,7 +97,7 @@ class Encoding:
         params = self._pooling(prompts, pooling_params, "reward", truncate_prompt_tokens)
         return [answered(each, PoolingOutput) for each in self._encode(prompts, params, use_tqdm)]
 
-    @without_lacking
+    @refuses_unsupported
     def score(
         self,
         data_1: str | Sequence[str],
@@ -117,24 +117,28 @@ class Encoding:
         """
         texts = pairs(*([each] if isinstance(each, str) else list(each) for each in (data_1, data_2)))
         task = next((each for each in ("score", "embed", "token_embed") if each in self._bounds.tasks), "score")
-        params = self._bounds.params(pooling_params, task)
+        params = self._bounds.resolve_params(pooling_params, task)
         if truncate_prompt_tokens is not None:
             params.truncate_prompt_tokens = truncate_prompt_tokens
-            params = self._bounds.params(params)
+            params = self._bounds.resolve_params(params)
         if task == "score":
             if self._client.tokenizer is None:
                 raise ValueError("this LLM was started with skip_tokenizer_init=True; start it without to score texts")
-            template = PairTemplate(self._client.tokenizer, score_template, self._bounds.separated, self._bounds.lower)
+            template = PairTemplate(
+                self._client.tokenizer, score_template, self._bounds.has_separator, self._bounds.lowercase
+            )
             return self._crossed([template.prompt(*pair, self._cuts(params)) for pair in texts], params, use_tqdm)
         if score_template is not None:
             raise ValueError("score_template joins two texts, which this model embeds one by one; leave it out")
         return self._compared(texts, params, use_tqdm)
 
-    def _cuts(self, params: PoolingParams) -> Cuts:
+    def _cuts(self, params: PoolingParams) -> PairLimits:
         keep = params.truncate_prompt_tokens
-        return Cuts(pair=self._bounds.max_model_len if keep == -1 else keep)
+        return PairLimits(pair=self._bounds.max_model_len if keep == -1 else keep)
 
-    def _crossed(self, joined: Sequence[Pair], params: PoolingParams, use_tqdm: bool) -> list[ScoringRequestOutput]:
+    def _crossed(
+        self, joined: Sequence[PairPrompt], params: PoolingParams, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
         prompts = [Prompt(each.token_ids, types=each.types) for each in joined]
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         return [answered(each, lambda data: ScoringOutput(float(data.reshape(-1)[0]))) for each in outputs]
@@ -162,7 +166,7 @@ class Encoding:
 
     @property
     def _bounds(self) -> PoolingBounds:
-        return self._client.admission.pooling_bounds
+        return self._client.input_processor.pooling_bounds
 
     def _pooling(self, prompts: Prompts, params: Params, task: str | None, keep: int | None) -> list[PoolingParams]:
         """Settled, one for each prompt."""
@@ -175,10 +179,10 @@ class Encoding:
             if id(each) not in settled:
                 if each is not None and not isinstance(each, PoolingParams):
                     raise ValueError(f"pooling_params is a PoolingParams or a list of them, not {type(each).__name__}")
-                own = bounds.params(each, task)
+                own = bounds.resolve_params(each, task)
                 if keep is not None:
                     own.truncate_prompt_tokens = keep
-                    own = bounds.params(own)
+                    own = bounds.resolve_params(own)
                 settled[id(each)] = own
         return [settled[id(each)] for each in given]
 
@@ -226,7 +230,7 @@ def _count(prompts: Any) -> int:
 def _prompted(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
     """Texts with the model's prompt before them; token ids stay as they are."""
     name = bounds.default_prompt if name is None else name
-    if not name and not bounds.lower:
+    if not name and not bounds.lowercase:
         return prompts
     if name and name not in bounds.prompts:
         known = ", ".join(bounds.prompts) or "none"
@@ -235,7 +239,7 @@ def _prompted(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
 
     def prompted(prompt: Any) -> Any:
         if isinstance(prompt, str):
-            return before + (prompt.lower() if bounds.lower else prompt)
+            return before + (prompt.lower() if bounds.lowercase else prompt)
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             return {**prompt, "prompt": prompted(prompt["prompt"])}
         return prompt

@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Set
 from typing import Any, TypeVar
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
 
 T = TypeVar("T")
 
 
-class Closed(RuntimeError):
+class LLMClosed(RuntimeError):
     """The LLM was closed, and runs nothing any more."""
 
 
@@ -72,7 +72,7 @@ class SharedClient:
         """Ends requests, now or after the step that runs; ids that are not running are passed over. Never waits."""
         self._left.append(tuple(request_ids))
         caller = _Caller()
-        with Uninterrupted():
+        with DeferredSigint():
             with self._books:
                 if self._turn is None:  # else the thread that has it will do it
                     self._turn = caller
@@ -97,7 +97,7 @@ class SharedClient:
 
     def _enter(self, caller: _Caller) -> None:
         """Returns when it has the turn, or outputs."""
-        with Uninterrupted(), self._books:
+        with DeferredSigint(), self._books:
             self._check(caller)
             for each in [each for each in self._kept if caller.ids and each in caller.ids]:
                 caller.outputs += self._kept.pop(each)
@@ -111,17 +111,17 @@ class SharedClient:
             self._line.append(caller)
         caller.bell.acquire()  # until another thread releases it
         if self._closed and not caller.outputs and self._turn is not caller:
-            raise Closed("this LLM was closed while the call waited; make a new one")
+            raise LLMClosed("this LLM was closed while the call waited; make a new one")
 
     def _check(self, caller: _Caller) -> None:
         if self._closed:
-            raise Closed("this LLM is closed; make a new one")
+            raise LLMClosed("this LLM is closed; make a new one")
         if self._turn is not None and self._turn.thread == caller.thread:
             raise RuntimeError("this LLM is in a step, which waits for this very call; call it from outside of a step")
 
     def _leave(self, caller: _Caller) -> None:
         """Removes a caller from the line; if it has the turn, the turn goes on. May be repeated."""
-        with Uninterrupted():
+        with DeferredSigint():
             with self._books:
                 if caller in self._line:
                     self._line.remove(caller)
@@ -140,7 +140,7 @@ class SharedClient:
     def _advance(self, caller: _Caller) -> None:
         """Runs one step for the caller that has the turn; calls that run between steps get the turn after it."""
         self.client.engine.compute()
-        with Uninterrupted():
+        with DeferredSigint():
             self._hand_out(self.client.collect())
             self._end_left()
             lost = not caller.outputs and not self.client.busy
@@ -186,7 +186,7 @@ class SharedClient:
                 self._kept.pop(each, None)
 
     def _close(self) -> None:
-        with Uninterrupted(), self._books:
+        with DeferredSigint(), self._books:
             self._closed = True
             line, self._line, self._kept = self._line, [], {}
             self.client.close()

@@ -9,8 +9,8 @@ from typing import Any
 
 from quintet.chat.lazy_template import render_template, template_variables
 from quintet.chat.prompts import Prompt
-from quintet.common.suggestions import refuse_unknown, unknown
-from quintet.common.unknown_fields import left_out, sift
+from quintet.common.suggestions import refuse_unknown, unknown_name_error
+from quintet.common.unknown_fields import drop_unknown, report_unknown
 from quintet.sampling_params import ParameterError
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
@@ -104,7 +104,9 @@ def _check(message: Any, place: int, template: str) -> Message:
         raise ValueError(f"message {place} must be a dict with 'role' and 'content', not {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or not (role in ROLES or (role.isidentifier() and _names(template, role))):
-        wrong = unknown("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
+        wrong = (
+            unknown_name_error("role", role, ROLES) if isinstance(role, str) else f"the role {role!r}; it must be text"
+        )
         raise ValueError(f"message {place} has {wrong}")
     message = _without_copied(message, place, template)
     content = message.get("content")
@@ -129,7 +131,7 @@ def _without_copied(message: Mapping[Any, Any], place: int, template: str) -> Me
     known = dict.fromkeys((*KEYS, *REASONING))
     kept = {key: value for key, value in message.items() if key in known or (isinstance(key, str) and key in template)}
     wrong = [key for key, value in message.items() if not (key in kept or key in COPIED or value in (None, "", [], {}))]
-    if not left_out(f"messages[{place}]", [str(key) for key in wrong], known):
+    if not report_unknown(f"messages[{place}]", [str(key) for key in wrong], known):
         refuse_unknown(f"key of message {place}", map(str, wrong), known)
     return kept
 
@@ -158,7 +160,7 @@ def _part(part: Any, place: int, number: int) -> str:
     elif kind not in _TEXT_PARTS:
         part = {}
     elif isinstance(part, dict):
-        sift(part, _PART_KEYS, f"messages[{place}].content[{number}]")
+        drop_unknown(part, _PART_KEYS, f"messages[{place}].content[{number}]")
     if not part:
         raise ValueError(f"message {place}: content parts of type {kind!r} are not supported; models here take text")
     text = part.get("refusal" if kind == "refusal" else "text")
@@ -228,7 +230,7 @@ def _extra(template: str, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not given:
         return {}
     known = template_variables(template) - {"messages", "tools", "add_generation_prompt"}
-    if left_out("chat_template_kwargs", [str(name) for name in given if name not in known], known):
+    if report_unknown("chat_template_kwargs", [str(name) for name in given if name not in known], known):
         given = {name: value for name, value in given.items() if name in known}
     refuse_unknown("variable of the chat template, in chat_template_kwargs:", map(str, given), known)
     plain: Mapping[str, Any] = _plain("chat_template_kwargs", dict(given))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from quintet.chat.reasoning_tokens import OUTSIDE, Marks, Walk, find_parser
+from quintet.chat.reasoning_tokens import OUTSIDE, ReasoningCounter, ReasoningMarkerIds, find_parser
 from quintet.parsers import (
     TOOL_PARSERS,
     CallBegin,
@@ -21,7 +21,7 @@ from quintet.parsers import (
 from quintet.tokenizers.tokenizer import Tokenizer
 
 
-class Named(Protocol):
+class ParserNames(Protocol):
     """Names of the wanted parsers: "none" is none; for None, the parsers that fit the model are used."""
 
     @property
@@ -39,7 +39,9 @@ class Parsers:
     reasoning: ReasoningParser | None = None
 
     @classmethod
-    def of(cls, named: "Named", tokenizer: Tokenizer | None, template: str | None, family: str = "") -> "Parsers":
+    def select(
+        cls, named: "ParserNames", tokenizer: Tokenizer | None, template: str | None, family: str = ""
+    ) -> "Parsers":
         """Returns the named parsers, or those that fit the chat template and the model's family.
 
         ValueError if there is none of such a name.
@@ -60,12 +62,12 @@ class OutputFormat:
     tool: ToolParser | None = None  # None: calls are not looked for
     reasoning: ReasoningParser | None = None
     tools: Sequence[Tool] = ()
-    inside: bool = False  # whether the prompt has begun a thought
+    begins_in_reasoning: bool = False  # whether the prompt has begun a thought
     parallel: bool = True  # False: only the first call is returned
-    earlier: int = 0  # calls that the conversation has already
-    tell_thoughts: bool = True
-    marks: Marks | None = None  # of thoughts, where they can be counted
-    begun: int = OUTSIDE  # tokens of the thought that the prompt has begun
+    earlier_calls: int = 0  # calls that the conversation has already
+    include_reasoning: bool = True
+    reasoning_markers: ReasoningMarkerIds | None = None  # of thoughts, where they can be counted
+    open_reasoning_tokens: int = OUTSIDE  # tokens of the thought that the prompt has begun
 
     @property
     def plain(self) -> bool:
@@ -73,9 +75,9 @@ class OutputFormat:
         return self.tool is None and self.reasoning is None
 
 
-def marker_ids(listening: OutputFormat, tokenizer: Tokenizer) -> list[int]:
+def marker_ids(output_format: OutputFormat, tokenizer: Tokenizer) -> list[int]:
     """The special tokens that markers have, which must be in the text."""
-    written = "\0".join(text for parser in (listening.tool, listening.reasoning) for text in _texts(parser))
+    written = "\0".join(text for parser in (output_format.tool, output_format.reasoning) for text in _texts(parser))
     special = ((text, each) for text, each in tokenizer.added.items() if each in tokenizer.special_ids)
     return sorted(each for text, each in special if text in written)
 
@@ -97,47 +99,49 @@ def _texts(part: Any) -> Iterator[str]:
 class OutputParser:
     """One answer, as it comes."""
 
-    listening: OutputFormat
+    output_format: OutputFormat
     calls: int = 0  # that it has made, and are whole
     _splitter: StreamParser = field(init=False)
-    _walk: Walk | None = field(init=False)
+    _walk: ReasoningCounter | None = field(init=False)
 
     def __post_init__(self) -> None:
-        to = self.listening
-        self._walk = None if to.marks is None else Walk(to.marks, to.begun)
-        self._splitter = StreamParser(to.tool, to.reasoning, to.tools, to.inside)
+        to = self.output_format
+        self._walk = (
+            None if to.reasoning_markers is None else ReasoningCounter(to.reasoning_markers, to.open_reasoning_tokens)
+        )
+        self._splitter = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning)
 
     def count(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens."""
         if self._walk is not None:
-            self._walk.take(token_ids)
+            self._walk.advance(token_ids)
 
     @property
-    def thought(self) -> int | None:
+    def num_reasoning_tokens(self) -> int | None:
         """Tokens of thought so far, markers left out; None where they cannot be counted."""
-        if self.listening.reasoning is None:
+        if self.output_format.reasoning is None:
             return 0
-        return None if self._walk is None else self._walk.said
+        return None if self._walk is None else self._walk.num_tokens
 
-    def hear(self, text: str, ended: bool) -> list[Event]:
+    def feed(self, text: str, ended: bool) -> list[Event]:
         """Returns the events that the answer's next text, or its last, makes certain; every call has an id."""
         found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
-    def reason(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
+    def finish_reason_of(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:
         """Returns the finish reason for clients: `called` in place of "stop" if the answer has calls."""
         return called if finish_reason == "stop" and self.calls else finish_reason
 
     def _told(self, event: Event) -> bool:
         if isinstance(event, Reasoning):
-            return self.listening.tell_thoughts
-        return isinstance(event, Content) or event.index == 0 or self.listening.parallel
+            return self.output_format.include_reasoning
+        return isinstance(event, Content) or event.index == 0 or self.output_format.parallel
 
     def _named(self, event: Event) -> Event:
         if isinstance(event, CallEnd) and event.complete:
             self.calls += 1
         if not isinstance(event, CallBegin):
             return event
-        parser = self.listening.tool
+        parser = self.output_format.tool
         assert parser is not None
-        return replace(event, id=event.id or parser.call_id(event.name, self.listening.earlier + event.index))
+        return replace(event, id=event.id or parser.call_id(event.name, self.output_format.earlier_calls + event.index))

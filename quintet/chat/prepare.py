@@ -13,9 +13,15 @@ from quintet.chat.lazy_template import template_variables
 from quintet.chat.messages import ChatOptions, render_chat
 from quintet.chat.output_parser import OutputFormat, Parsers, marker_ids
 from quintet.chat.prompts import Prompt, PromptLimit, parse_prompt
-from quintet.chat.reasoning_effort import Thinking, may_think, variables
+from quintet.chat.reasoning_effort import ReasoningSettings, may_reason, reasoning_variables
 from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
-from quintet.chat.tool_choice import ToolChoice, around, forced_grammar, kept_apart, strict_grammar
+from quintet.chat.tool_choice import (
+    ToolChoice,
+    forced_grammar,
+    special_token_ids,
+    strict_grammar,
+    structured_output_grammar,
+)
 from quintet.parsers import ReasoningParser, Tool
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
 from quintet.structured_output.grammar_source import GrammarWriter
@@ -44,7 +50,7 @@ class ChatInput:
     options: ChatOptions = ChatOptions()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True  # False: one call at most
-    thinking: Thinking = Thinking()
+    thinking: ReasoningSettings = ReasoningSettings()
     add_special_tokens: bool = False
     cache_salt: str | None = None
     size: int = 0  # upper bound of the characters; decides if a worker thread renders
@@ -92,7 +98,7 @@ async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = Non
     if chat.tool_choice.forced and form is not None and chat.names.format == "structured_outputs":
         why = "asks for calls, and structured_outputs for another answer; leave one of them out"
         raise ParameterError("tool_choice", why, INVALID)
-    grammar = await compiled(model.grammars, form, chat.names.format)
+    grammar = await compiled_grammar(model.grammars, form, chat.names.format)
     thinks = await _may_think(chat, model)
     if prompt is None:
         prompt = await render(chat, model)
@@ -134,7 +140,7 @@ async def render(chat: ChatInput, model: ChatModel) -> Prompt:
     return prompt
 
 
-async def compiled(grammars: GrammarWriter, wanted: StructuredOutputsParams | None, parameter: str) -> str:
+async def compiled_grammar(grammars: GrammarWriter, wanted: StructuredOutputsParams | None, parameter: str) -> str:
     """Returns the grammar of a field; "" without. Raises ParameterError for that field."""
     try:
         return "" if wanted is None else await grammars.grammar(wanted)
@@ -162,7 +168,7 @@ def _options(chat: ChatInput, model: ChatModel) -> ChatOptions:
     known = template_variables(template)
     told = {
         **{name: value for name, value in model.chat_template_kwargs.items() if name in known},
-        **variables(template, chat.thinking.on, chat.thinking.effort),
+        **reasoning_variables(template, chat.thinking.enabled, chat.thinking.effort),
         **(given.chat_template_kwargs or {}),
     }
     return replace(given, chat_template=given.chat_template or model.chat_template, chat_template_kwargs=told or None)
@@ -170,7 +176,7 @@ def _options(chat: ChatInput, model: ChatModel) -> ChatOptions:
 
 async def _may_think(chat: ChatInput, model: ChatModel) -> bool:
     def work() -> bool:
-        return may_think(_template(chat, model), _options(chat, model).chat_template_kwargs)
+        return may_reason(_template(chat, model), _options(chat, model).chat_template_kwargs)
 
     own = chat.options.chat_template is not None  # it is tried, and may take its time
     return bool(await model.worker(max(chat.size, INLINE) if own else 0, work, "chat_template"))
@@ -182,20 +188,22 @@ def _output_format(chat: ChatInput, model: ChatModel, prompt: Prompt, thinks: bo
     reasoning, inside = _reasoning(chat, model, prompt.text or "", thinks)
     tool = None if chat.tool_choice.mode == "none" else model.parsers.tool
     if shaped and not forced:
-        tool, reasoning = tool and tool.of_shape(), reasoning and reasoning.of_shape()
+        tool, reasoning = tool and tool.for_structured_output(), reasoning and reasoning.for_structured_output()
     output_format = OutputFormat(
         tool,
         reasoning,
         chat.tool_choice.tools,
         inside,
         parallel=chat.parallel_tool_calls,
-        earlier=sum(len(each.get("tool_calls") or ()) for each in chat.messages),
-        tell_thoughts=chat.thinking.shown,
+        earlier_calls=sum(len(each.get("tool_calls") or ()) for each in chat.messages),
+        include_reasoning=chat.thinking.visible,
     )
     marks = model.reasoning
     if reasoning is None or isinstance(marks, str):
         return output_format
-    return replace(output_format, marks=marks.marks, begun=marks.begun(prompt.token_ids))
+    return replace(
+        output_format, reasoning_markers=marks.marks, open_reasoning_tokens=marks.open_tokens(prompt.token_ids)
+    )
 
 
 def _reasoning(chat: ChatInput, model: ChatModel, prompt: str, thinks: bool) -> tuple[ReasoningParser | None, bool]:
@@ -207,7 +215,7 @@ def _reasoning(chat: ChatInput, model: ChatModel, prompt: str, thinks: bool) -> 
     if reasoning is None or (held and model.grammars.config.enable_in_reasoning):
         return None, False
     inside = reasoning.begins_inside(prompt, continues)
-    over = not thinks or continues or reasoning.ended(prompt)
+    over = not thinks or continues or reasoning.ends_reasoning(prompt)
     return (None, False) if held and over and not inside else (reasoning, inside)
 
 
@@ -216,12 +224,12 @@ async def _with_grammar(
 ) -> tuple[OutputFormat, str]:
     """Returns the output format and the grammar of the answers: that of required calls, the given one of a structured
     output, or that of an answer with optional strict calls; after the reasoning, if the model may think."""
-    special = kept_apart(model.tokenizer)
+    special = special_token_ids(model.tokenizer)
     if chat.tool_choice.forced:  # a structured output has no effect: the answer has only calls
         calls, parser = forced_grammar(chat.tool_choice, output_format, special)
         return replace(output_format, tool=parser), await _of_calls(chat, model, calls)
     if grammar:
-        output_format, first = around(output_format, special)
+        output_format, first = structured_output_grammar(output_format, special)
         return output_format, await _behind(chat, model, grammar, output_format, first) if first else grammar
     calls = strict_grammar(chat.tool_choice, output_format, special)
     return output_format, await _of_calls(chat, model, calls) if calls else ""
@@ -229,7 +237,7 @@ async def _with_grammar(
 
 async def _of_calls(chat: ChatInput, model: ChatModel, calls: str) -> str:
     try:
-        return await compiled(model.grammars, _grammar_params(calls), "tools")
+        return await compiled_grammar(model.grammars, _grammar_params(calls), "tools")
     except ParameterError as error:
         raise await _tool_error(chat, model, error) from None
 
@@ -241,7 +249,7 @@ async def _behind(chat: ChatInput, model: ChatModel, grammar: str, output_format
     try:
         return await model.grammars.behind(grammar, first)
     except ParameterError:
-        first = around(replace(output_format, tools=loose), kept_apart(model.tokenizer))[1]
+        first = structured_output_grammar(replace(output_format, tools=loose), special_token_ids(model.tokenizer))[1]
     try:
         return await model.grammars.behind(grammar, first)
     except ParameterError as error:
@@ -254,7 +262,7 @@ async def _tool_error(chat: ChatInput, model: ChatModel, error: ParameterError) 
     """Returns the error of the first tool with parameters that do not compile; `error` if all compile alone."""
     for tool in chat.tool_choice.tools:
         try:
-            await compiled(model.grammars, StructuredOutputsParams(json=dict(tool.parameters)), "tools")
+            await compiled_grammar(model.grammars, StructuredOutputsParams(json=dict(tool.parameters)), "tools")
         except ParameterError as better:
             why, place = _reason(better), chat.names.tools.get(tool.name)
             if place is not None:

@@ -137,7 +137,7 @@ def _parse_dict(
     if embeds is not None:
         if ids is not None or text is not None:
             raise ValueError(f"{name}: 'prompt_embeds' are the whole prompt; leave out 'prompt' and 'prompt_token_ids'")
-        return embedded(embeds, width, name, salt)
+        return embeds_prompt(embeds, width, name, salt)
     if ids is None and text is None:
         raise ValueError(f"{name} has neither 'prompt' nor 'prompt_token_ids' nor 'prompt_embeds'")
     if ids is None:
@@ -159,7 +159,7 @@ def _segments(types: Any, count: int, name: str) -> bytes:
     return array("i", types).tobytes()
 
 
-def embedded(embeds: Any, width: int, name: str, salt: str | None = None) -> Prompt:
+def embeds_prompt(embeds: Any, width: int, name: str, salt: str | None = None) -> Prompt:
     """The prompt that is these embeddings."""
     check_enabled(width, name)
     given = embeds_bytes(embeds, width, name)

@@ -20,24 +20,24 @@ def read_effort(given: Any, where: str) -> str | None:
     return None if given is None else str(one_of(given, where, EFFORTS))
 
 
-class Thinking(NamedTuple):
+class ReasoningSettings(NamedTuple):
     """Reasoning settings of a request."""
 
-    on: bool | None = None  # None: as the template has it
+    enabled: bool | None = None  # None: as the template has it
     budget: int | None = None  # most tokens
-    shown: bool = True
+    visible: bool = True
     effort: str | None = None
 
-    def with_effort(self, effort: str | None) -> "Thinking":
+    def with_effort(self, effort: str | None) -> "ReasoningSettings":
         """Adds an effort, which turns reasoning on or off if nothing else does."""
-        on = effort != "none" if self.on is None and effort is not None else self.on
-        return self._replace(on=on, effort=effort)
+        on = effort != "none" if self.enabled is None and effort is not None else self.enabled
+        return self._replace(enabled=on, effort=effort)
 
 
-def read_thinking(given: Any, where: str) -> Thinking:
+def read_thinking(given: Any, where: str) -> ReasoningSettings:
     """True, false, or {"type": ..., "budget_tokens": ..., "display": ...}. Raises ParameterError."""
     if given is None or isinstance(given, bool):
-        return Thinking(given)
+        return ReasoningSettings(given)
     object_of(given, where, ("type", "budget_tokens", "display"))
     kind = one_of(given.get("type"), f"{where}.type", _KINDS)
     budget, display = given.get("budget_tokens"), given.get("display")
@@ -45,10 +45,10 @@ def read_thinking(given: Any, where: str) -> Thinking:
         raise ParameterError(f"{where}.budget_tokens", f"must be a whole number of tokens, not {str(budget)[:80]!r}")
     if display is not None:
         one_of(display, f"{where}.display", _DISPLAYS)
-    return Thinking(kind != "disabled", budget, display != "omitted")
+    return ReasoningSettings(kind != "disabled", budget, display != "omitted")
 
 
-def variables(template: str, thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
+def reasoning_variables(template: str, thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
     """Returns the variables that turn reasoning on or off and set its effort, if the template reads them."""
     known = template_variables(template)
     told: dict[str, Any] = {} if thinks is None else {name: thinks for name in SWITCHES if name in known}
@@ -57,10 +57,10 @@ def variables(template: str, thinks: bool | None, effort: str | None = None) -> 
     return told
 
 
-def may_think(template: str, told: Mapping[str, Any] | None) -> bool:
+def may_reason(template: str, template_kwargs: Mapping[str, Any] | None) -> bool:
     """Returns whether a template with these variables lets the model think: it cannot forbid it, or does not."""
     switches = [name for name in SWITCHES if name in template_variables(template)]
-    said = [bool(told[name]) for name in switches if told and name in told]
+    said = [bool(template_kwargs[name]) for name in switches if template_kwargs and name in template_kwargs]
     return all(said) if said else all(_by_itself(template, name) for name in switches)
 
 

@@ -18,7 +18,7 @@ OUTSIDE = -1  # of thought_of(): the prompt has begun no thought
 
 
 @dataclass(frozen=True)
-class Marks:
+class ReasoningMarkerIds:
     """Tokens that begin and end a model's reasoning. Encodes with msgspec.
 
     `forced` is output when reasoning exceeds its budget; it ends with an end marker.
@@ -34,11 +34,11 @@ class ReasoningMarkers(NamedTuple):
 
     tokenizer: "Tokenizer"
     parser: ReasoningParser
-    marks: Marks
+    marks: ReasoningMarkerIds
 
-    def begun(self, prompt: Sequence[int]) -> int:
+    def open_tokens(self, prompt: Sequence[int]) -> int:
         """See thought_of()."""
-        return thought_of(self.tokenizer, self.parser, self.marks, prompt)
+        return open_reasoning_tokens(self.tokenizer, self.parser, self.marks, prompt)
 
 
 def find_parser(name: str | None, template: str, family: str, added: Container[str]) -> ReasoningParser | None:
@@ -47,18 +47,20 @@ def find_parser(name: str | None, template: str, family: str, added: Container[s
     return None if name == "none" else REASONING_PARSERS.get(name)
 
 
-def find_thoughts(
+def find_reasoning_markers(
     tokenizer: "Tokenizer | None", parser: ReasoningParser | None, config: ReasoningConfig = DEFAULTS
 ) -> ReasoningMarkers | str:
     """Returns the model's reasoning markers; or why its reasoning cannot be found by tokens."""
     if tokenizer is None or parser is None:
         return UNMARKED
-    marks = marks_of(tokenizer, parser, config.reasoning_start_str or "", config.reasoning_end_str or "")
+    marks = reasoning_marker_ids(tokenizer, parser, config.reasoning_start_str or "", config.reasoning_end_str or "")
     shown = " and ".join(repr(each) for each in (*parser.opens[:1], *parser.closes[:1]))
     return WRITTEN.format(shown) if marks is None else ReasoningMarkers(tokenizer, parser, marks)
 
 
-def marks_of(tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", end: str = "") -> Marks | None:
+def reasoning_marker_ids(
+    tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", end: str = ""
+) -> ReasoningMarkerIds | None:
     """Returns the markers that are tokens of the vocabulary; None where the model writes them as text, which may be cut
     into tokens in many ways.
 
@@ -77,10 +79,12 @@ def marks_of(tokenizer: "Tokenizer", parser: ReasoningParser, start: str = "", e
     if not any(_place(forced, each) >= 0 for each in closes) and forced and forced[0] in own:
         closes = (*closes, forced)
     stops = [_place(forced, each) + len(each) for each in closes if _place(forced, each) >= 0]
-    return Marks(opens, closes + until, forced[: min(stops)]) if opens and stops else None
+    return ReasoningMarkerIds(opens, closes + until, forced[: min(stops)]) if opens and stops else None
 
 
-def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, prompt: Sequence[int]) -> int:
+def open_reasoning_tokens(
+    tokenizer: "Tokenizer", parser: ReasoningParser, marks: ReasoningMarkerIds, prompt: Sequence[int]
+) -> int:
     """Counts the tokens of open reasoning at the prompt's end, which the output goes on with; OUTSIDE if it has none.
 
     Only the last turn is searched: a marker that an earlier turn mentions does not count.
@@ -96,10 +100,10 @@ def thought_of(tokenizer: "Tokenizer", parser: ReasoningParser, marks: Marks, pr
     return 0 if parser.begins_inside(tail) else OUTSIDE
 
 
-class Walk:
+class ReasoningCounter:
     """Counts the reasoning tokens of an output as it grows, markers left out."""
 
-    def __init__(self, marks: Marks, begun: int = OUTSIDE) -> None:
+    def __init__(self, marks: ReasoningMarkerIds, begun: int = OUTSIDE) -> None:
         """`begun`: see thought_of()."""
         self._marks, self.inside, self.used = marks, begun >= 0, max(begun, 0)
         self._begun = self.used
@@ -108,11 +112,11 @@ class Walk:
         self._tail: Ids = ()  # the latest tokens, since the last marker
 
     @property
-    def said(self) -> int:
+    def num_tokens(self) -> int:
         """Tokens of thought, those of the prompt left out."""
         return max(0, self.used - self._begun)
 
-    def take(self, token_ids: Iterable[int]) -> "Walk":
+    def advance(self, token_ids: Iterable[int]) -> "ReasoningCounter":
         """Counts the next tokens of the output."""
         ids, start = list(token_ids), 0
         for place, token_id in enumerate(ids):  # most tokens end no marker, and answers may be long
@@ -123,15 +127,15 @@ class Walk:
         self._pass(ids[start:])
         return self
 
-    def after(self, drafts: Sequence[int]) -> "Walk":
+    def after(self, drafts: Sequence[int]) -> "ReasoningCounter":
         """Returns the state after these drafts too; this one stays as it is."""
         if not drafts:
             return self
-        other = Walk.__new__(Walk)
+        other = ReasoningCounter.__new__(ReasoningCounter)
         other.__dict__.update(self.__dict__)
-        return other.take(drafts)
+        return other.advance(drafts)
 
-    def forced(self, budget: int) -> int | None:
+    def forced_token(self, budget: int) -> int | None:
         """The token that must come next, where so many have been thought."""
         if not self.inside or self.used < budget:
             return None

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from quintet.chat.output_parser import OutputFormat
 from quintet.chat.validation import flag_of, kind_of, object_of, one_of
-from quintet.common.unknown_fields import sift
-from quintet.parsers import TOOL_PARSERS, Choice, Tool, ToolParser
+from quintet.common.unknown_fields import drop_unknown
+from quintet.parsers import TOOL_PARSERS, RequiredCalls, Tool, ToolParser
 from quintet.sampling_params import ParameterError
-from quintet.structured_output.json_schema import servable
+from quintet.structured_output.json_schema import supported_schema
 from quintet.tokenizers.tokenizer import Tokenizer
 
 MAX_TOOLS = 1024  # OpenAI takes 128
@@ -52,7 +52,7 @@ def of_mode(known: tuple[Tool, ...], choice: Any) -> ToolChoice:
     return ToolChoice(known, mode if known else "none")
 
 
-def allowed(
+def allowed_tools(
     known: tuple[Tool, ...], given: Mapping[str, Any], where: str, name: Callable[[Any, str, Collection[str]], str]
 ) -> ToolChoice:
     """Some of the tools; `name` reads which tool an entry means."""
@@ -88,7 +88,7 @@ def _chosen(known: tuple[Tool, ...], choice: Mapping[str, Any]) -> ToolChoice:
     kind = one_of(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
     if kind == "allowed_tools":
         inner = object_of(choice.get(kind), "tool_choice.allowed_tools", ("mode", "tools"))
-        return allowed(known, inner, "tool_choice.allowed_tools", _name)
+        return allowed_tools(known, inner, "tool_choice.allowed_tools", _name)
     return ToolChoice(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
 
 
@@ -101,16 +101,20 @@ def _tool(given: Any, where: str) -> Tool:
     if not isinstance(given, dict):
         raise ParameterError(where, f"must be an object, not {kind_of(given)}")
     one_of(given.get("type"), f"{where}.type", ("function",))
-    sift(given, ("type", "function"), where)
+    drop_unknown(given, ("type", "function"), where)
     at = f"{where}.function"
     return tool_of(object_of(given.get("function"), at, ("name", "description", "parameters", "strict")), at)
 
 
-def forced_grammar(wanted: ToolChoice, listening: OutputFormat, special: Mapping[str, int]) -> tuple[str, ToolParser]:
+def forced_grammar(
+    tool_choice: ToolChoice, output_format: OutputFormat, special: Mapping[str, int]
+) -> tuple[str, ToolParser]:
     """The grammar of the calls that must be made, and who reads them: the model's own form, or else a list in JSON."""
-    choice = Choice(wanted.named, listening.parallel, listening.reasoning, listening.inside)
-    for parser in (listening.tool, TOOL_PARSERS.get("json")):
-        written = None if parser is None else parser.grammar(_servable(wanted.tools), choice, special)
+    choice = RequiredCalls(
+        tool_choice.named, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning
+    )
+    for parser in (output_format.tool, TOOL_PARSERS.get("json")):
+        written = None if parser is None else parser.grammar(_servable(tool_choice.tools), choice, special)
         if parser is not None and written is not None:
             return written, parser
     raise ParameterError(
@@ -123,34 +127,38 @@ def _servable(tools: Sequence[Tool]) -> tuple[Tool, ...]:
 
     def made(tool: Tool) -> Tool:
         try:
-            return replace(tool, parameters=servable(dict(tool.parameters)))
+            return replace(tool, parameters=supported_schema(dict(tool.parameters)))
         except RecursionError:
             return tool
 
     return tuple(made(tool) for tool in tools)
 
 
-def strict_grammar(wanted: ToolChoice, listening: OutputFormat, special: Mapping[str, int]) -> str:
+def strict_grammar(tool_choice: ToolChoice, output_format: OutputFormat, special: Mapping[str, int]) -> str:
     """The grammar of an answer that may call, if a tool is strict; empty where the model's form has none."""
-    if wanted.mode != "auto" or listening.tool is None or not any(each.strict for each in wanted.tools):
+    if tool_choice.mode != "auto" or output_format.tool is None or not any(each.strict for each in tool_choice.tools):
         return ""
-    choice = Choice(None, listening.parallel, listening.reasoning, listening.inside)
-    return listening.tool.watching(_servable(wanted.tools), choice, special) or ""
+    choice = RequiredCalls(None, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning)
+    return output_format.tool.optional_call_grammar(_servable(tool_choice.tools), choice, special) or ""
 
 
 @functools.lru_cache(maxsize=4)  # some have thousands of added tokens
-def kept_apart(tokenizer: Tokenizer) -> Mapping[str, int]:
+def special_token_ids(tokenizer: Tokenizer) -> Mapping[str, int]:
     """The tokens that llguidance does not take for text -> their ids."""
     added = tokenizer.added.items()
     return {text: i for text, i in added if i in tokenizer.special_ids or (text[:1] == "<" and text[-1:] == ">")}
 
 
-def around(how: OutputFormat, special: Mapping[str, int]) -> tuple[OutputFormat, str]:
+def structured_output_grammar(output_format: OutputFormat, special: Mapping[str, int]) -> tuple[OutputFormat, str]:
     """Returns the grammar around a structured output, which it calls @answer: reasoning before it, or calls in its
     place. Empty if an answer is @answer and nothing else. Calls are not looked for if the grammar cannot have them."""
-    if how.tool is not None:
-        choice = Choice(None, how.parallel, how.reasoning, how.inside, "@answer")
-        if (written := how.tool.grammar(_servable(how.tools), choice, special)) is not None:
-            return how, written
-    how = replace(how, tool=None)
-    return how, "" if how.reasoning is None else how.reasoning.before("@answer", how.inside, special)
+    if output_format.tool is not None:
+        choice = RequiredCalls(
+            None, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning, "@answer"
+        )
+        if (written := output_format.tool.grammar(_servable(output_format.tools), choice, special)) is not None:
+            return output_format, written
+    output_format = replace(output_format, tool=None)
+    return output_format, "" if output_format.reasoning is None else output_format.reasoning.grammar_with_reasoning(
+        "@answer", output_format.begins_in_reasoning, special
+    )

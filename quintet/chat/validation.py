@@ -4,8 +4,8 @@ from collections.abc import Collection
 from typing import Any
 
 from quintet.chat.messages import MAX_MESSAGES
-from quintet.common.suggestions import unknown
-from quintet.common.unknown_fields import sift
+from quintet.common.suggestions import unknown_name_error
+from quintet.common.unknown_fields import drop_unknown
 from quintet.sampling_params import ParameterError
 
 _SHOWN = 3  # names in one message; a body may hold any number
@@ -22,9 +22,9 @@ def object_of(given: Any, where: str, known: Collection[str]) -> dict[str, Any]:
 
 def refuse_fields(given: dict[str, Any], known: Collection[str], where: str) -> None:
     """Raises ParameterError that has the nearest name of each field that is not known, unless such are gathered."""
-    wrong = sift(given, known, where)
+    wrong = drop_unknown(given, known, where)
     if wrong:
-        said = [unknown("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
+        said = [unknown_name_error("field", name[:_NAME], known) for name in wrong[:_SHOWN]]
         rest = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ParameterError(where, f"has what it may not have: {'; '.join(said)}{rest}")
 
@@ -48,7 +48,7 @@ def one_of(given: Any, where: str, known: Collection[str]) -> str:
     """One of the known words."""
     word = text_of(given, where)
     if word not in known:
-        raise ParameterError(where, f"is wrong: {unknown('value', word[:_NAME], known)}")
+        raise ParameterError(where, f"is wrong: {unknown_name_error('value', word[:_NAME], known)}")
     return word
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quintet.common.suggestions import refuse_unknown
-from quintet.config import EngineConfig, dotted, lacking, settings
+from quintet.config import EngineConfig, flatten_nested, setting_fields, unsupported_reason
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.server.config import ServerConfig
 
@@ -14,8 +14,8 @@ _MOST = 2**20  # bytes; such a file has a page
 class ConfigFile(NamedTuple):
     """Settings of the file, by field of ServerConfig or EngineConfig or an entry of one ("x_config.entry")."""
 
-    given: dict[str, Any]
-    spelled: dict[str, Spelling]  # as it is written there
+    settings: dict[str, Any]
+    spellings: dict[str, Spelling]  # as it is written there
 
 
 def read_config_file(path: str) -> ConfigFile:
@@ -40,14 +40,14 @@ def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
     names = {
         alias: each.name
         for cls in (ServerConfig, EngineConfig)
-        for each in settings(cls)
+        for each in setting_fields(cls)
         for alias in (each.name, *each.metadata.get("aliases", ()))
     }
     given: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, value in found.items():
         plain = key.lstrip("-").replace("-", "_")
-        if plain not in names and (reason := lacking(plain)):
+        if plain not in names and (reason := unsupported_reason(plain)):
             raise ValueError(f"{path}: there is no {key}: {reason}")
         field, dot, entry = plain.partition(".")
         refuse_unknown(f"setting in {path}", [field], names)
@@ -56,7 +56,7 @@ def _by_field(found: dict[str, Any], path: str) -> ConfigFile:
             raise ValueError(f"{path}: {key} is given twice")
         given[name], keys[name] = value, key
     try:
-        flat = dotted(EngineConfig, given)
+        flat = flatten_nested(EngineConfig, given)
     except ValueError as error:
         said = NameTranslation({name: Spelling(key) for name, key in keys.items()})(str(error))
         raise ValueError(f"{path}: {said}") from None

@@ -17,7 +17,7 @@ EXIT_USER, EXIT_USAGE, EXIT_INTERRUPT = 1, 2, 130
 
 
 @dataclass(frozen=True)
-class Command:
+class CliCommand:
     """Command's module, and its help in the list. The module is imported when the command is called, not before."""
 
     module: str
@@ -27,24 +27,24 @@ class Command:
 
 _HOME = "quintet.cli.commands."
 COMMANDS = {
-    "serve": Command(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
-    "router": Command(_HOME + "router", "stand before several servers as one", "INFO"),
-    "generate": Command(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
-    "chat": Command(_HOME + "chat", "talk with a model, here or on a server"),
-    "complete": Command(_HOME + "complete", "continue a prompt on a server"),
-    "embed": Command(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
-    "rerank": Command(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
-    "run-batch": Command(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
-    "platforms": Command(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
-    "explain": Command(_HOME + "explain", "show what would run a model here, and what was rejected"),
-    "conformance": Command(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
-    "new-platform": Command(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
-    "quantize": Command(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),
-    "bench latency": Command(_HOME + "bench_latency", "time one batch of requests"),
-    "bench throughput": Command(_HOME + "bench_throughput", "time many requests at once"),
-    "bench serve": Command(_HOME + "bench_serve", "put a load on a server and time its answers"),
-    "bench simulate": Command("quintet_tools.simulate.command", "play a load on engines that are not there"),
-    "collect-env": Command(_HOME + "collect_env", "print what a bug report needs"),
+    "serve": CliCommand(_HOME + "serve", "serve a model over HTTP, as OpenAI's API does", "INFO"),
+    "router": CliCommand(_HOME + "router", "stand before several servers as one", "INFO"),
+    "generate": CliCommand(_HOME + "generate", "continue prompts, given as arguments or on standard input"),
+    "chat": CliCommand(_HOME + "chat", "talk with a model, here or on a server"),
+    "complete": CliCommand(_HOME + "complete", "continue a prompt on a server"),
+    "embed": CliCommand(_HOME + "embed", "make vectors of texts, given as arguments or in a file"),
+    "rerank": CliCommand(_HOME + "rerank", "order the texts of a file by how well they go with a query"),
+    "run-batch": CliCommand(_HOME + "run_batch", "answer a file of requests in OpenAI's batch format"),
+    "platforms": CliCommand(_HOME + "platforms", "list the platforms, with their facts or why they cannot run here"),
+    "explain": CliCommand(_HOME + "explain", "show what would run a model here, and what was rejected"),
+    "conformance": CliCommand(_HOME + "conformance", "prove that a platform keeps the contract", "ERROR"),
+    "new-platform": CliCommand(_HOME + "new_platform", "write the package of a platform of your own, to start from"),
+    "quantize": CliCommand(_HOME + "quantize", "write a quantized checkpoint, and say what it costs"),
+    "bench latency": CliCommand(_HOME + "bench_latency", "time one batch of requests"),
+    "bench throughput": CliCommand(_HOME + "bench_throughput", "time many requests at once"),
+    "bench serve": CliCommand(_HOME + "bench_serve", "put a load on a server and time its answers"),
+    "bench simulate": CliCommand("quintet_tools.simulate.command", "play a load on engines that are not there"),
+    "collect-env": CliCommand(_HOME + "collect_env", "print what a bug report needs"),
 }
 
 
@@ -87,13 +87,13 @@ def _usage(words: list[str]) -> int:
 
 
 def _unknown(group: str, word: str) -> int:
-    from quintet.common.suggestions import unknown
+    from quintet.common.suggestions import unknown_name_error
 
     names = {name.removeprefix(group).split()[0] for name in COMMANDS if name.startswith(group)}
     if word.startswith("-"):
-        message = unknown("flag", word, ["--help", "--version"])
+        message = unknown_name_error("flag", word, ["--help", "--version"])
     else:
-        message = unknown("command", word, names)
+        message = unknown_name_error("command", word, names)
     print(f"quintet: error: {message}\n`{f'quintet {group}'.strip()} --help` lists what there is.", file=sys.stderr)
     return EXIT_USAGE
 
@@ -119,14 +119,14 @@ def _variables() -> list[str]:
 
     return [
         "\nenvironment variables, for what no flag says:",
-        *(f"  {name:17}  {help}" for name, help in Environment.documented().items()),
+        *(f"  {name:17}  {help}" for name, help in Environment.descriptions().items()),
     ]
 
 
 def _run(name: str, words: list[str]) -> int:
     from argparse import Namespace
 
-    from quintet.common.logging_setup import install
+    from quintet.common.logging_setup import install_terminal_log
     from quintet.config import read_environment
     from quintet.config.schema.error_names import NameTranslation
     from quintet.config.schema.flags import Parser
@@ -136,7 +136,7 @@ def _run(name: str, words: list[str]) -> int:
     try:
         environment = read_environment()
         debug = environment.log_level == "DEBUG"
-        install(environment.log_level or command.log_level)
+        install_terminal_log(environment.log_level or command.log_level)
         if command.module.startswith(MODULE) and not has_tools():
             raise ValueError(MISSING)
         module: Any = importlib.import_module(command.module)

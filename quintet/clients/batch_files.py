@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from quintet.clients import errors
-from quintet.clients.http_client import Answer, HttpClient
-from quintet.clients.http_connection import ConnectionLost, ProtocolError
-from quintet.common.suggestions import refuse_unknown, unknown
+from quintet.clients.http_client import HttpClient, HttpResponse
+from quintet.clients.http_connection import ConnectionLost, HttpProtocolError
+from quintet.common.suggestions import refuse_unknown, unknown_name_error
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score",
@@ -42,7 +42,7 @@ def _random_id() -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """One line."""
 
     custom_id: str
@@ -52,14 +52,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptAnswer:
     """The answer of an earlier run, in the place of its request."""
 
     answer: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Manner:
+class BatchOptions:
     """Concurrency and retries of a batch."""
 
     concurrency: int = 64
@@ -67,7 +67,7 @@ class Manner:
     max_wait: float = 60.0  # seconds before a retry, whatever the server says
 
 
-def lines(file: IO[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None, str]]:
+def read_raw_lines(file: IO[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | None, str]]:
     """Number, text and id of each line that is not empty; one that is too long has no text.
 
     The id is made of the line and its place, so that an answer shows which request it belongs to.
@@ -85,10 +85,10 @@ def lines(file: IO[bytes], max_line_bytes: int) -> Iterator[tuple[int, bytes | N
             yield number, None if too_long else line, f"batch_req_{digest.hexdigest()[:32]}"
 
 
-def read(file: IO[bytes], max_line_bytes: int) -> Iterator[Request | BadLine]:
+def read(file: IO[bytes], max_line_bytes: int) -> Iterator[BatchRequest | BadLine]:
     """Each line that is not empty, in order. What is wrong with a line is yielded in its place."""
     seen: set[str] = set()
-    for number, line, name in lines(file, max_line_bytes):
+    for number, line, name in read_raw_lines(file, max_line_bytes):
         try:
             if line is None:
                 raise BadLine(f"line {number} is longer than {max_line_bytes} bytes; --max-line-bytes allows more")
@@ -98,7 +98,7 @@ def read(file: IO[bytes], max_line_bytes: int) -> Iterator[Request | BadLine]:
             yield bad
 
 
-def _request(line: bytes, number: int, seen: set[str]) -> Request:
+def _request(line: bytes, number: int, seen: set[str]) -> BatchRequest:
     try:
         entry = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -115,7 +115,7 @@ def _request(line: bytes, number: int, seen: set[str]) -> Request:
     except ValueError as error:
         raise BadLine(f"line {number}: {error}", name) from None
     seen.add(name)
-    return Request(name, entry["url"], json.dumps(entry["body"]).encode())
+    return BatchRequest(name, entry["url"], json.dumps(entry["body"]).encode())
 
 
 def _no_constant(name: str) -> Any:
@@ -127,7 +127,9 @@ def _check(entry: dict[str, Any]) -> None:
     if entry.get("method") != "POST":
         raise ValueError(f"method must be POST, not {entry.get('method')!r}")
     if entry.get("url") not in PATHS:
-        raise ValueError(unknown("url", str(entry.get("url")), PATHS) + f"; a batch takes {', '.join(PATHS)}")
+        raise ValueError(
+            unknown_name_error("url", str(entry.get("url")), PATHS) + f"; a batch takes {', '.join(PATHS)}"
+        )
     body = entry.get("body")
     if not isinstance(body, dict):
         raise ValueError("body must be a JSON object")
@@ -136,7 +138,7 @@ def _check(entry: dict[str, Any]) -> None:
 
 
 @dataclass
-class Tally:
+class BatchCounts:
     """Counts of a batch: answers, failures and tokens."""
 
     answered: int = 0
@@ -144,7 +146,7 @@ class Tally:
     tokens: int = 0  # of output, where the server counts them
     ignored: int = 0  # lines with fields that the server does not know
     ignored_fields: dict[str, None] = field(default_factory=dict)  # the server's reports of them, a few
-    kept: int = 0  # of all these, those of an earlier run; their tokens do not count
+    num_kept: int = 0  # of all these, those of an earlier run; their tokens do not count
 
     @property
     def failed(self) -> int:
@@ -154,15 +156,15 @@ class Tally:
     def done(self) -> int:
         return self.answered + self.failed
 
-    def ignore(self, said: str) -> None:
+    def count_ignored(self, said: str) -> None:
         """Counts a line with fields that the server ignored; keeps a few of the server's reports."""
         self.ignored += 1
         if len(self.ignored_fields) < _FEW:
             self.ignored_fields[said] = None
 
-    def keep(self, answer: dict[str, Any]) -> None:
+    def count_kept(self, answer: dict[str, Any]) -> None:
         """Counts a line of an earlier run that is kept."""
-        self.kept += 1
+        self.num_kept += 1
         response, error = answer.get("response") or {}, answer.get("error") or {}
         if response.get("status_code") == 200:
             self.answered += 1
@@ -170,26 +172,28 @@ class Tally:
             self.failures[error.get("code") or f"HTTP_{response.get('status_code')}"] += 1
 
 
-class Batch:
+class BatchSender:
     """Sends the lines of a file to a server, a bounded number at once."""
 
     def __init__(
         self,
         connections: HttpClient,
         where: str,
-        manner: Manner,
-        tally: Tally | None = None,
-        done: Callable[[Tally], object] = lambda tally: None,
+        manner: BatchOptions,
+        tally: BatchCounts | None = None,
+        done: Callable[[BatchCounts], object] = lambda tally: None,
     ) -> None:
         """`tally` goes on from there; `done` is called with it whenever a line has its answer."""
-        self.tally = tally or Tally()
+        self.counts = tally or BatchCounts()
         self._done = done
         self._connections = connections
         self._where = where
         self._manner = manner
         self._gate = asyncio.Semaphore(manner.concurrency)
 
-    async def answers(self, requests: Iterator[Request | BadLine | Kept]) -> AsyncGenerator[dict[str, Any], None]:
+    async def answers(
+        self, requests: Iterator[BatchRequest | BadLine | KeptAnswer]
+    ) -> AsyncGenerator[dict[str, Any], None]:
         """Output lines in the order of the input. What was begun ends with the caller's interest."""
         waiting: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(_AHEAD * self._manner.concurrency)
 
@@ -218,22 +222,22 @@ class Batch:
                 if (task := waiting.get_nowait()) is not None:
                     task.cancel()
 
-    async def write(self, requests: Iterator[Request | BadLine | Kept], file: IO[bytes]) -> Tally:
+    async def write(self, requests: Iterator[BatchRequest | BadLine | KeptAnswer], file: IO[bytes]) -> BatchCounts:
         """Each line is in the file as soon as all before it are."""
         async with aclosing(self.answers(requests)) as lines:
             async for line in lines:
                 file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
                 file.flush()
-        return self.tally
+        return self.counts
 
-    async def _one(self, request: Request | BadLine | Kept) -> dict[str, Any]:
-        if isinstance(request, Kept):
+    async def _one(self, request: BatchRequest | BadLine | KeptAnswer) -> dict[str, Any]:
+        if isinstance(request, KeptAnswer):
             return request.answer
         line = await self._ask(request)
-        self._done(self.tally)
+        self._done(self.counts)
         return line
 
-    async def _ask(self, request: Request | BadLine) -> dict[str, Any]:
+    async def _ask(self, request: BatchRequest | BadLine) -> dict[str, Any]:
         line: dict[str, Any] = {"id": request.id, "custom_id": request.custom_id}
         if isinstance(request, BadLine):
             return self._failed(line, "bad_line", str(request))
@@ -245,32 +249,32 @@ class Batch:
         try:
             body = json.loads(answer.body)
         except (ValueError, RecursionError):
-            said = errors.said_by(answer.body)
+            said = errors.error_message(answer.body)
             return self._failed(line, "not_json", f"{self._where} answered {answer.status} and no JSON: {said}")
         return self._answered(line, answer, body)
 
     def _failed(self, line: dict[str, Any], code: str, message: str) -> dict[str, Any]:
-        self.tally.failures[code] += 1
+        self.counts.failures[code] += 1
         return {**line, "response": None, "error": {"code": code, "message": message}}
 
-    def _answered(self, line: dict[str, Any], answer: Answer, body: Any) -> dict[str, Any]:
+    def _answered(self, line: dict[str, Any], answer: HttpResponse, body: Any) -> dict[str, Any]:
         """Returns the output line of an answer. Of a refusal, the body is the server's message."""
         if answer.status == 200:
-            self.tally.answered += 1
+            self.counts.answered += 1
             usage = body.get("usage") if isinstance(body, dict) else None
             if isinstance(usage, dict):
                 count = usage.get("completion_tokens", usage.get("output_tokens"))
-                self.tally.tokens += count if isinstance(count, int) else 0
+                self.counts.tokens += count if isinstance(count, int) else 0
         else:
-            self.tally.failures[f"HTTP_{answer.status}"] += 1
+            self.counts.failures[f"HTTP_{answer.status}"] += 1
         request_id = answer.headers.get("x-request-id", line["id"])
         response = {"status_code": answer.status, "request_id": request_id, "body": body}
         if (ignored := answer.headers.get(_IGNORED)) is not None:
             response["ignored_fields"] = ignored
-            self.tally.ignore(ignored)
+            self.counts.count_ignored(ignored)
         return {**line, "response": response, "error": None}
 
-    async def _send(self, request: Request) -> Answer:
+    async def _send(self, request: BatchRequest) -> HttpResponse:
         for turn in range(self._manner.max_retries + 1):
             answer = await self._post(request)
             if answer.status not in _AGAIN or turn == self._manner.max_retries:
@@ -278,16 +282,16 @@ class Batch:
             await asyncio.sleep(min(retry_after(answer, 2.0**turn), self._manner.max_wait))
         raise AssertionError("the last turn returns")
 
-    async def _post(self, request: Request) -> Answer:
+    async def _post(self, request: BatchRequest) -> HttpResponse:
         try:
             return await self._connections.request("POST", request.url, request.body)
-        except (ConnectionLost, ProtocolError, TimeoutError) as error:
-            raise errors.broken(self._where, error) from None
+        except (ConnectionLost, HttpProtocolError, TimeoutError) as error:
+            raise errors.connection_broken(self._where, error) from None
         except OSError as error:
             raise errors.unreachable(self._where, error) from None
 
 
-def retry_after(answer: Answer, default: float) -> float:
+def retry_after(answer: HttpResponse, default: float) -> float:
     """Seconds that the server asks to wait. Source: RFC 9110, 10.2.3: a number of seconds, or a date."""
     said = answer.headers.get("retry-after", "").strip()
     if said.isascii() and said.isdigit():

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from quintet.clients.batch_files import BadLine, Kept, Request, Tally, lines, read
+from quintet.clients.batch_files import BadLine, BatchCounts, BatchRequest, KeptAnswer, read, read_raw_lines
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchRun:
     """One run over an input: what it keeps, and what is open. Files are read line by line, never whole."""
 
     source: IO[bytes]
@@ -20,21 +20,21 @@ class Work:
     part: Path
     max_line_bytes: int
     total: int | None  # lines of the input; None: it can be read but once
-    open: int | None  # of them, those without an answer that stands
-    begun: int = 0  # answers in the part: they stay where they are
+    num_open: int | None  # of them, those without an answer that stands
+    num_done: int = 0  # answers in the part: they stay where they are
     size: int = 0  # bytes of those
-    tally: Tally = field(default_factory=Tally)  # of what is kept
+    counts: BatchCounts = field(default_factory=BatchCounts)  # of what is kept
 
-    def requests(self) -> Iterator[Request | BadLine | Kept]:
+    def requests(self) -> Iterator[BatchRequest | BadLine | KeptAnswer]:
         """In the order of the input, from the first that the part has no answer to."""
-        with contextlib.closing(_Answers(self.output if self.tally.kept else None)) as older:
+        with contextlib.closing(_Answers(self.output if self.counts.num_kept else None)) as older:
             for at, request in enumerate(read(self.source, self.max_line_bytes)):
-                answer = older.to(request)
-                if at >= self.begun:
-                    yield Kept(answer) if answer and _stands(answer) else request
+                answer = older.answer_to(request)
+                if at >= self.num_done:
+                    yield KeptAnswer(answer) if answer and _stands(answer) else request
 
     @contextlib.contextmanager
-    def sink(self) -> Iterator[IO[bytes]]:
+    def open_part(self) -> Iterator[IO[bytes]]:
         """The part, behind what is kept of it. ValueError: another run writes there."""
         with self.part.open("ab") as sink:
             try:
@@ -45,16 +45,16 @@ class Work:
             yield sink
 
 
-def afresh(source: IO[bytes], output: Path, part: Path, max_line_bytes: int) -> Work:
+def start_batch(source: IO[bytes], output: Path, part: Path, max_line_bytes: int) -> BatchRun:
     """Returns a run over all of the input, whatever is there already."""
     total = None
     if source.seekable():
-        total = sum(1 for _ in lines(source, max_line_bytes))
+        total = sum(1 for _ in read_raw_lines(source, max_line_bytes))
         source.seek(0)
-    return Work(source, output, part, max_line_bytes, total, total)
+    return BatchRun(source, output, part, max_line_bytes, total, total)
 
 
-def going_on(source: IO[bytes], output: Path, part: Path, max_line_bytes: int) -> Work:
+def resume_batch(source: IO[bytes], output: Path, part: Path, max_line_bytes: int) -> BatchRun:
     """Keeps the whole lines of the part, and the rest's answers (200) of an output that was finished with failures.
 
     ValueError if one of them belongs to another input.
@@ -62,22 +62,22 @@ def going_on(source: IO[bytes], output: Path, part: Path, max_line_bytes: int) -
     if not source.seekable():
         raise ValueError("--resume reads the input twice, and this one can be read but once; give a file")
     total = still_open = begun = size = 0
-    tally = Tally()
+    tally = BatchCounts()
     with contextlib.closing(_Answers(part)) as newer, contextlib.closing(_Answers(output)) as older:
         for request in read(source, max_line_bytes):
             total += 1
-            answer, old = newer.to(request), older.to(request)
+            answer, old = newer.answer_to(request), older.answer_to(request)
             if answer:
                 begun, size = newer.number, newer.end
             answer = answer or (old if old and _stands(old) else None)
             if answer:
-                tally.keep(answer)
+                tally.count_kept(answer)
             else:
                 still_open += 1
         newer.check_end()
         older.check_end()
     source.seek(0)
-    return Work(source, output, part, max_line_bytes, total, still_open, begun, size, tally)
+    return BatchRun(source, output, part, max_line_bytes, total, still_open, begun, size, tally)
 
 
 def _stands(answer: dict[str, Any]) -> bool:
@@ -94,7 +94,7 @@ class _Answers:
         self._file = path.open("rb") if path is not None and path.exists() else None
         self.number = self.end = 0  # lines so far, and their bytes
 
-    def to(self, request: Request | BadLine) -> dict[str, Any] | None:
+    def answer_to(self, request: BatchRequest | BadLine) -> dict[str, Any] | None:
         """The next line, if there is one. ValueError if it answers another request."""
         line = self._file.readline() if self._file else b""
         if not line.endswith(b"\n"):

@@ -7,7 +7,7 @@ from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, R
 from quintet.parsers.formats import call_id
 
 
-class Deltas:
+class ChatDeltaParser:
     """Parser of one answer's deltas. TypeError, ValueError, LookupError or AttributeError where something is no
     delta."""
 

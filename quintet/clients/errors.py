@@ -4,7 +4,7 @@ import json
 import ssl
 from typing import Any
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 
 _LONGEST = 300  # characters of a server's own words
 
@@ -43,7 +43,7 @@ def _how_to_serve(where: str) -> str:
     return f"`quintet serve --port {port}`" if port.isdigit() else "`quintet serve`"
 
 
-def broken(where: str, error: OSError | ValueError) -> ServerError:
+def connection_broken(where: str, error: OSError | ValueError) -> ServerError:
     """The connection was there, and then not; or what came was no HTTP."""
     if isinstance(error, TimeoutError):
         return ServerError("timeout", f"{where} has been silent for too long: {error}")
@@ -52,19 +52,19 @@ def broken(where: str, error: OSError | ValueError) -> ServerError:
     return ServerError("not HTTP", f"{where} does not speak HTTP as it should: {error}")
 
 
-def incompatible(where: str, what: str) -> ServerError:
+def incompatible_server(where: str, what: str) -> ServerError:
     """Returns the error of a server that speaks HTTP, and not as OpenAI does."""
     return ServerError("not OpenAI", f"{where} is not an OpenAI-compatible server: {what}; give another --url")
 
 
-def in_stream(where: str, error: Any) -> ServerError:
+def stream_error(where: str, error: Any) -> ServerError:
     """An error that arrived as an event, after the answer had begun."""
     return ServerError("error in stream", f"{where} ended the answer with an error: {_words(error)}")
 
 
-def of_status(where: str, path: str, status: int, body: bytes) -> ServerError:
+def status_error(where: str, path: str, status: int, body: bytes) -> ServerError:
     """An answer other than 200; the server's own words are part of the message."""
-    said = said_by(body)
+    said = error_message(body)
     kind = f"HTTP {status}"
     if status in (401, 403):
         hint = "give another --api-key, or set OPENAI_API_KEY"
@@ -76,12 +76,12 @@ def of_status(where: str, path: str, status: int, body: bytes) -> ServerError:
     return ServerError(kind, f"{where} answered {status}: {said}", status)
 
 
-def no_model(where: str, name: str, served: list[str]) -> ServerError:
+def unknown_model(where: str, name: str, served: list[str]) -> ServerError:
     """A model that the server does not have, with the nearest that it has."""
-    return ServerError("HTTP 404", f"{where}: {unknown('model', name, served)}", 404)
+    return ServerError("HTTP 404", f"{where}: {unknown_name_error('model', name, served)}", 404)
 
 
-def said_by(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message of an error's body, in whichever of the usual shapes it comes."""
     try:
         answer = json.loads(body)

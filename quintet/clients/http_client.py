@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quintet.clients.http_connection import (
+    ConnectFailed,
     ConnectionLost,
-    Head,
     Header,
     HttpConnection,
-    ProtocolError,
+    HttpProtocolError,
+    HttpTimeouts,
+    ResponseHead,
     Sink,
-    Times,
-    Unreached,
 )
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Address of a server."""
 
     host: str
@@ -53,7 +53,7 @@ class Address:
 
 
 @dataclass
-class Answer:
+class HttpResponse:
     """Status, headers (names in lower case), and the body where no sink took it."""
 
     status: int = 0
@@ -61,7 +61,7 @@ class Answer:
     body: bytes = b""
 
 
-class Events:
+class EventStreamParser:
     """Cuts an event stream into the data of its events, in pieces of any size, at a line or two per event."""
 
     def __init__(self, on_event: Callable[[bytes], None]) -> None:
@@ -74,7 +74,7 @@ class Events:
         lines = (self._held + piece if self._held else piece).split(b"\n")
         self._held = lines.pop()
         if len(self._held) > MAX_EVENT:
-            raise ProtocolError(f"a line of the event stream is longer than {MAX_EVENT} bytes")
+            raise HttpProtocolError(f"a line of the event stream is longer than {MAX_EVENT} bytes")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[6:] if line.startswith(b"data: ") else line[5:]
@@ -93,20 +93,20 @@ class HttpClient:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         headers: Mapping[str, str] | None = None,
-        times: Times | None = None,
+        times: HttpTimeouts | None = None,
         context: ssl.SSLContext | None = None,
     ) -> None:
         """`headers` of request(); `context` for TLS, instead of the system's."""
-        self.address, self._times = address, times or Times()
+        self.address, self._times = address, times or HttpTimeouts()
         self._context = (context or ssl.create_default_context()) if address.tls else None
         self._free: list[HttpConnection] = []
         self._host = address.authority.encode()
         fixed = {"accept-encoding": "identity", "user-agent": "quintet", **(headers or {})}
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fixed.items()]
 
-    async def request(self, method: str, path: str, body: bytes = b"", sink: Sink | None = None) -> Answer:
+    async def request(self, method: str, path: str, body: bytes = b"", sink: Sink | None = None) -> HttpResponse:
         """Runs one exchange. An answer of status 200 goes to the sink where there is one, as it comes. A connection
         that the server closed while it was kept is replaced.
 
@@ -118,7 +118,7 @@ class HttpClient:
         try:
             return await exchange.answer()
         except ConnectionLost:
-            if not exchange.stale:
+            if not exchange.is_stale:
                 raise
         finally:
             exchange.close()
@@ -130,8 +130,8 @@ class HttpClient:
             exchange.close()
 
     async def send(
-        self, message: bytes, fresh: bool = False, times: Times | None = None, sink: Sink | None = None
-    ) -> "Exchange":
+        self, message: bytes, fresh: bool = False, times: HttpTimeouts | None = None, sink: Sink | None = None
+    ) -> "HttpExchange":
         """Sends a whole request, as message() writes it; on a new connection, if it has to be fresh.
 
         Raises Unreached. Later errors are raised by the exchange.
@@ -141,8 +141,8 @@ class HttpClient:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(times.connect)
-        connection.begin(message, times, sink)
-        return Exchange(self, connection, reused)
+        connection.start_exchange(message, times, sink)
+        return HttpExchange(self, connection, reused)
 
     def message(self, method: bytes, target: bytes, headers: list[Header], body: bytes = b"") -> bytes:
         """Returns a request's bytes. `headers` have neither host nor length, `target` is the path with its query."""
@@ -159,7 +159,7 @@ class HttpClient:
             each.abort()
         self._free.clear()
 
-    def keep(self, connection: HttpConnection) -> None:
+    def put_back(self, connection: HttpConnection) -> None:
         """Keeps a connection for the next request."""
         if len(self._free) < MAX_FREE:
             self._free.append(connection)
@@ -186,13 +186,13 @@ class HttpClient:
         try:
             _, connection = await asyncio.wait_for(connecting, seconds)
         except (asyncio.TimeoutError, TimeoutError):
-            raise Unreached(f"no connection within {seconds:g} s") from None
+            raise ConnectFailed(f"no connection within {seconds:g} s") from None
         except OSError as error:
-            raise Unreached(f"no connection: {error.strerror or error}") from error
+            raise ConnectFailed(f"no connection: {error.strerror or error}") from error
         return connection
 
 
-class Exchange:
+class HttpExchange:
     """One request that was sent, and its answer. Has to be closed."""
 
     def __init__(self, client: HttpClient, connection: HttpConnection, reused: bool) -> None:
@@ -200,46 +200,46 @@ class Exchange:
         self._connection = connection
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """Returns whether the connection was used before, and nothing of an answer came: the server may have closed it
         in the same moment."""
         return self._reused and not self._connection.heard
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Returns whether nothing more will come than what piece() has."""
         return self._connection.complete
 
-    async def head(self) -> Head:
+    async def head(self) -> ResponseHead:
         """Raises ConnectionLost, ProtocolError, Late."""
         connection = self._connection
         while connection.head is None:
             await connection.wait()
         return connection.head
 
-    async def piece(self) -> bytes:
+    async def next_chunk(self) -> bytes:
         """Returns what of the body has come, or comes next; b"" at its end. Raises as head() does."""
         connection = self._connection
         while not connection.pieces:
             if connection.complete:
                 return b""
             await connection.wait()
-        return connection.take()
+        return connection.take_chunks()
 
     async def body(self, most: int) -> bytes:
         """Returns the whole body. ProtocolError if it is more than `most` bytes."""
         content = bytearray()
-        while piece := await self.piece():
+        while piece := await self.next_chunk():
             content += piece
             if len(content) > most:
-                raise ProtocolError(f"its answer is longer than {most} bytes")
+                raise HttpProtocolError(f"its answer is longer than {most} bytes")
         return bytes(content)
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> HttpResponse:
         """Returns the whole answer; its body is empty where the sink took it."""
         body, head = await self.body(MAX_BODY), await self.head()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-        return Answer(head.status, headers, body)
+        return HttpResponse(head.status, headers, body)
 
     def close(self) -> None:
         """Keeps the connection if the answer is whole; else ends it, so that the server sees that the client is
@@ -248,8 +248,8 @@ class Exchange:
             return
         self._open, connection = False, self._connection
         del self._connection  # an answer to the next request cannot be read here
-        connection.end()
+        connection.end_exchange()
         if connection.reusable:
-            self._client.keep(connection)
+            self._client.put_back(connection)
         else:
             connection.abort()

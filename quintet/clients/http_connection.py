@@ -12,11 +12,11 @@ Header = tuple[bytes, bytes]
 Sink = Callable[[bytes, float], None]  # a piece of the body, and time.perf_counter() when it was read
 
 
-class ProtocolError(ValueError):
+class HttpProtocolError(ValueError):
     """The received bytes are no HTTP, or more than a limit allows."""
 
 
-class Unreached(ConnectionError):
+class ConnectFailed(ConnectionError):
     """No connection came about: nothing was sent."""
 
 
@@ -24,11 +24,11 @@ class ConnectionLost(ConnectionError):
     """The connection ended before the answer did."""
 
 
-class Late(TimeoutError):
+class HttpTimeout(TimeoutError):
     """Nothing came for too long."""
 
 
-class Times(NamedTuple):
+class HttpTimeouts(NamedTuple):
     """Seconds that a server has: to take a connection, to begin an answer, to go on with it."""
 
     connect: float = CONNECT_SECONDS
@@ -36,7 +36,7 @@ class Times(NamedTuple):
     idle: float = 600.0
 
 
-class Head(NamedTuple):
+class ResponseHead(NamedTuple):
     """Head of an answer; names of headers are in lower case."""
 
     status: int
@@ -65,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._reset(None)
 
     def _reset(self, sink: Sink | None) -> None:
-        self.head: Head | None = None
+        self.head: ResponseHead | None = None
         self._sink = sink
         self._headers: list[Header] = []
         self.pieces: list[bytes] = []
@@ -73,14 +73,14 @@ class HttpConnection(asyncio.Protocol):
         self.heard = self.complete = self.reusable = self._until_close = False
         self.last = time.perf_counter()  # when something came, or was sent
 
-    def begin(self, message: bytes, times: Times, sink: Sink | None) -> None:
+    def start_exchange(self, message: bytes, times: HttpTimeouts, sink: Sink | None) -> None:
         """Sends a request. The body of an answer with status 200 goes to the sink, if there is one, as it comes."""
         self._reset(sink)
         self._busy, self._times = True, times
         self._transport.write(message)
         self._timer = self._loop.call_later(times.first_byte, self._watch)
 
-    def end(self) -> None:
+    def end_exchange(self) -> None:
         """Ends the exchange."""
         self._busy = False
         if self._timer is not None:
@@ -105,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         if self._error is not None and not (self.pieces or self.complete):
             raise self._error
 
-    def take(self) -> bytes:
+    def take_chunks(self) -> bytes:
         """Returns the pieces that have come."""
         content = self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
         self.pieces.clear()
@@ -131,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
         if left > 0:
             self._timer = self._loop.call_later(left, self._watch)
         else:
-            self._fail(Late(f"nothing came for {limit:g} s"))
+            self._fail(HttpTimeout(f"nothing came for {limit:g} s"))
             self.abort()
 
     # ---------------------------------------------------------------------------------------------- asyncio.Protocol
@@ -171,7 +171,7 @@ class HttpConnection(asyncio.Protocol):
         self._fail(ConnectionLost(f"the connection ended ({error})" if error else "it ended the connection"))
 
     def _break(self, why: str) -> None:
-        self._fail(ProtocolError(why))
+        self._fail(HttpProtocolError(why))
         self.abort()
 
     # ---------------------------------------------------------------------------------------------------- httptools
@@ -197,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
             return
         names = {name for name, _ in self._headers}
         self._until_close = not ({b"content-length", b"transfer-encoding"} & names) and status not in (204, 304)
-        self.head = Head(status, self._headers)
+        self.head = ResponseHead(status, self._headers)
         if status != 200:
             self._sink = None
         self._wake()

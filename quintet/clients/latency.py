@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.clients import errors
-from quintet.clients.http_client import Events
+from quintet.clients.http_client import EventStreamParser
 
 SHARES = (50, 90, 95, 99)
 METRICS = {
@@ -26,16 +26,16 @@ def percentiles(values: Sequence[float], shares: Sequence[int] = (10, 50, 90, 99
     return {"mean": sum(ranked) / len(ranked), **at}
 
 
-class Stream:
+class StreamTimes:
     """One answer as it arrives: a time for each chunk that holds tokens; JSON is read only where it tells more."""
 
     def __init__(self, where: str) -> None:
         self.times = array("d")  # time.perf_counter() of each chunk of output
         self.usage: Mapping[str, Any] = {}
-        self.ended = False  # a reason to finish, or [DONE], came
+        self.is_complete = False  # a reason to finish, or [DONE], came
         self._where = where
         self._now = 0.0
-        self._events = Events(self._event)
+        self._events = EventStreamParser(self._event)
 
     def feed(self, piece: bytes, now: float) -> None:
         """Sink of an HttpClient. Raises ServerError for what is no chunk, and for errors in chunks."""
@@ -45,8 +45,8 @@ class Stream:
     def finish(self) -> None:
         """The body is whole: the answer must be too."""
         self._events.finish()
-        if not self.ended:
-            raise errors.broken(self._where, ConnectionError("the stream ended early"))
+        if not self.is_complete:
+            raise errors.connection_broken(self._where, ConnectionError("the stream ended early"))
         if not self.times:
             raise errors.ServerError("no output", f"{self._where} ended the answer without a token")
 
@@ -55,7 +55,7 @@ class Stream:
         if plain and self.times and b'"usage":{' not in data and b'"usage": {' not in data:
             self.times.append(self._now)
         elif data == b"[DONE]":
-            self.ended = True
+            self.is_complete = True
         else:
             self._read(data)
 
@@ -69,11 +69,11 @@ class Stream:
                 reason = choice.get("finish_reason")
                 if _holds_output(choice, reason) or (reason is not None and not self.times):
                     self.times.append(self._now)  # an answer without a letter is timed by its end
-                self.ended = self.ended or reason is not None
+                self.is_complete = self.is_complete or reason is not None
         except (ValueError, RecursionError, TypeError, AttributeError):
-            raise errors.incompatible(self._where, "an event of its stream is no chunk of an answer") from None
+            raise errors.incompatible_server(self._where, "an event of its stream is no chunk of an answer") from None
         if error:
-            raise errors.in_stream(self._where, event)
+            raise errors.stream_error(self._where, event)
 
 
 def _holds_output(choice: Mapping[str, Any], reason: str | None) -> bool:
@@ -86,18 +86,18 @@ def _holds_output(choice: Mapping[str, Any], reason: str | None) -> bool:
 
 
 @dataclass
-class Outcome:
+class RequestOutcome:
     """One request of a load test. Times are in seconds of time.perf_counter()."""
 
     started: float
     times: Sequence[float] = ()  # of the chunks of output
     prompt_tokens: int = 0
     output_tokens: int = 0
-    counted: str = "usage"  # who counted the tokens: the server (usage), or we its chunks
+    token_source: str = "usage"  # who counted the tokens: the server (usage), or we its chunks
     failure: errors.ServerError | None = None
 
     @classmethod
-    def of(cls, started: float, stream: Stream, prompt_len: int | None) -> "Outcome":
+    def from_stream(cls, started: float, stream: StreamTimes, prompt_len: int | None) -> "RequestOutcome":
         """An answer that is whole; where the server counts nothing, its chunks and our prompt's length."""
         prompt, output = stream.usage.get("prompt_tokens"), stream.usage.get("completion_tokens")
         counted = isinstance(prompt, int) and isinstance(output, int)
@@ -116,16 +116,16 @@ class Outcome:
             return (last - first) / (self.output_tokens - 1) if self.output_tokens > 1 else None
         return (first if metric == "ttft" else last) - self.started
 
-    def meets(self, limits: Mapping[str, float]) -> bool:
+    def meets_goals(self, limits: Mapping[str, float]) -> bool:
         """True if it did not fail and each metric stays within its limit, in seconds."""
         return self.failure is None and all((self.seconds(name) or 0.0) <= limit for name, limit in limits.items())
 
 
 @dataclass
-class Seen:
+class LoadResult:
     """All that a load test saw."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RequestOutcome]
     seconds: float  # from the first request to the end of the last answer
     client_seconds: float  # of processor time that the client itself took
 
@@ -145,7 +145,7 @@ class Seen:
             "failed": len(failed),
             "total_input_tokens": prompt,
             "total_output_tokens": output,
-            "token_counts": dict(Counter(each.counted for each in whole)),
+            "token_counts": dict(Counter(each.token_source for each in whole)),
             "request_throughput": len(whole) / self.seconds,
             "output_throughput": output / self.seconds,
             "total_token_throughput": (prompt + output) / self.seconds,
@@ -155,13 +155,13 @@ class Seen:
         }
         if goodput:
             figures["goodput_slo_ms"] = {name: limit * 1e3 for name, limit in goodput.items()}
-            figures["request_goodput"] = sum(each.meets(goodput) for each in whole) / self.seconds
+            figures["request_goodput"] = sum(each.meets_goals(goodput) for each in whole) / self.seconds
         for metric in METRICS:
             figures |= _spread(metric, whole)
         return {**figures, "failures": dict(Counter(each.kind for each in failed))}
 
 
-def _spread(metric: str, whole: Sequence[Outcome]) -> dict[str, float]:
+def _spread(metric: str, whole: Sequence[RequestOutcome]) -> dict[str, float]:
     values = _gaps(whole) if metric == "itl" else [each.seconds(metric) for each in whole]
     known = [value * 1e3 for value in values if value is not None]
     if not known:
@@ -170,7 +170,7 @@ def _spread(metric: str, whole: Sequence[Outcome]) -> dict[str, float]:
     return {f"{'median' if share == 'p50' else share}_{metric}_ms": value for share, value in found.items()}
 
 
-def _gaps(whole: Sequence[Outcome]) -> Sequence[float]:
+def _gaps(whole: Sequence[RequestOutcome]) -> Sequence[float]:
     gaps = array("d")
     for each in whole:
         times = each.times

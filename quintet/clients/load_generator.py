@@ -12,9 +12,9 @@ from typing import Any
 
 from quintet.clients import errors
 from quintet.clients.http_client import HttpClient
-from quintet.clients.http_connection import ConnectionLost, ProtocolError
+from quintet.clients.http_connection import ConnectionLost, HttpProtocolError
 from quintet.clients.json_lines import read_lines
-from quintet.clients.latency import Outcome, Stream
+from quintet.clients.latency import RequestOutcome, StreamTimes
 from quintet.common.suggestions import refuse_unknown
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -29,7 +29,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Call:
+class LoadRequest:
     """One request, ready to be sent."""
 
     body: bytes
@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Source:
+class RequestSource:
     """Fields that the bodies of all requests share."""
 
     model: str
@@ -45,7 +45,7 @@ class Source:
     ignore_eos: bool = False
     extra: Mapping[str, Any] | None = None
 
-    def call(self, prompt: Mapping[str, Any], output_len: int, prompt_len: int | None = None) -> Call:
+    def make_request(self, prompt: Mapping[str, Any], output_len: int, prompt_len: int | None = None) -> LoadRequest:
         """`prompt` holds prompt or messages. Greedy unless `extra` says otherwise: a load is the same each time."""
         body = {
             "model": self.model,
@@ -57,11 +57,11 @@ class Source:
             **({"ignore_eos": True} if self.ignore_eos else {}),
             **(self.extra or {}),
         }
-        return Call(json.dumps(body).encode(), prompt_len)
+        return LoadRequest(json.dumps(body).encode(), prompt_len)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomPrompts:
     """Prompts from a seed. No two begin alike for long, so that a prefix cache answers none."""
 
     input_len: int
@@ -70,19 +70,19 @@ class Drawn:
     text: bool  # words instead of token ids
     seed: int
 
-    def calls(self, source: Source, num_prompts: int) -> list[Call]:
+    def make_requests(self, source: RequestSource, num_prompts: int) -> list[LoadRequest]:
         """A chat takes text alone; its template adds tokens of its own."""
         draw = random.Random(self.seed)
         return [self._call(source, draw) for _ in range(num_prompts)]
 
-    def _call(self, source: Source, draw: random.Random) -> Call:
+    def _call(self, source: RequestSource, draw: random.Random) -> LoadRequest:
         if not self.text and source.endpoint == "completions":
             ids = [draw.randrange(self.vocab_size) for _ in range(self.input_len)]
-            return source.call({"prompt": ids}, self.output_len, self.input_len)
-        return source.call(_prompt(" ".join(draw.choices(_WORDS, k=self.input_len)), source), self.output_len)
+            return source.make_request({"prompt": ids}, self.output_len, self.input_len)
+        return source.make_request(_prompt(" ".join(draw.choices(_WORDS, k=self.input_len)), source), self.output_len)
 
 
-def _prompt(prompt: Any, source: Source) -> dict[str, Any]:
+def _prompt(prompt: Any, source: RequestSource) -> dict[str, Any]:
     """A prompt as the endpoint takes it."""
     if source.endpoint == "completions":
         return {"prompt": prompt}
@@ -106,18 +106,18 @@ def _entry(entry: Any) -> dict[str, Any]:
     return entry
 
 
-def dataset_calls(entries: Sequence[Mapping[str, Any]], source: Source, output_len: int) -> list[Call]:
+def dataset_requests(entries: Sequence[Mapping[str, Any]], source: RequestSource, output_len: int) -> list[LoadRequest]:
     """`output_len` is of entries that name none."""
     calls = []
     for entry in entries:
         if "messages" in entry and source.endpoint == "completions":
             raise ValueError("the dataset holds messages, which /v1/completions does not take; use --endpoint chat")
         prompt = {"messages": entry["messages"]} if "messages" in entry else _prompt(entry["prompt"], source)
-        calls.append(source.call(prompt, entry.get("output_len", output_len)))
+        calls.append(source.make_request(prompt, entry.get("output_len", output_len)))
     return calls
 
 
-def arrivals(num_calls: int, rate: float, seed: int) -> Iterator[float]:
+def arrival_times(num_calls: int, rate: float, seed: int) -> Iterator[float]:
     """Seconds after the start at which each request sets out: a Poisson process of `rate` a second, or all at once."""
     draw, at = random.Random(seed), 0.0
     for _ in range(num_calls):
@@ -133,32 +133,32 @@ class Sender:
     where: str
     endpoint: str
 
-    async def send(self, call: Call) -> Outcome:
+    async def send(self, call: LoadRequest) -> RequestOutcome:
         """One request. What goes wrong is part of the outcome."""
-        path, stream = PATHS[self.endpoint], Stream(self.where)
+        path, stream = PATHS[self.endpoint], StreamTimes(self.where)
         started = time.perf_counter()
         try:
             answer = await self.connections.request("POST", path, call.body, stream.feed)
             if answer.status != 200:
-                raise errors.of_status(self.where, path, answer.status, answer.body)
+                raise errors.status_error(self.where, path, answer.status, answer.body)
             if "text/event-stream" not in answer.headers.get("content-type", ""):
-                raise errors.incompatible(self.where, f"{path} answers with no event stream")
+                raise errors.incompatible_server(self.where, f"{path} answers with no event stream")
             stream.finish()
         except errors.ServerError as error:
-            return Outcome(started, stream.times, failure=error)
-        except (ConnectionLost, ProtocolError, TimeoutError) as error:
-            return Outcome(started, stream.times, failure=errors.broken(self.where, error))
+            return RequestOutcome(started, stream.times, failure=error)
+        except (ConnectionLost, HttpProtocolError, TimeoutError) as error:
+            return RequestOutcome(started, stream.times, failure=errors.connection_broken(self.where, error))
         except OSError as error:
-            return Outcome(started, failure=errors.unreachable(self.where, error))
-        return Outcome.of(started, stream, call.prompt_len)
+            return RequestOutcome(started, failure=errors.unreachable(self.where, error))
+        return RequestOutcome.from_stream(started, stream, call.prompt_len)
 
-    async def drive(
-        self, calls: Sequence[Call], times: Iterator[float], most: int | None, tell: Callable[[], object]
-    ) -> list[Outcome]:
+    async def send_all(
+        self, calls: Sequence[LoadRequest], times: Iterator[float], most: int | None, tell: Callable[[], object]
+    ) -> list[RequestOutcome]:
         """Sends each call at its time, `most` at once; calls `tell` for each that has ended."""
         gate = asyncio.Semaphore(most) if most else contextlib.nullcontext()
 
-        async def one(call: Call) -> Outcome:
+        async def one(call: LoadRequest) -> RequestOutcome:
             async with gate:
                 outcome = await self.send(call)
             tell()

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from quintet.clients.batch_files import Tally
+from quintet.clients.batch_files import BatchCounts
 
 EVERY = 10.0  # seconds between two lines
 
 
-class Progress:
+class BatchProgress:
     """with Progress(total) as progress: progress.show(tally), whenever that has changed."""
 
     def __init__(
@@ -21,7 +21,7 @@ class Progress:
         self._begun = self._said = now()
         self._bar: Any = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "BatchProgress":
         if sys.stderr.isatty() and not self._quiet:
             from tqdm import tqdm
 
@@ -34,7 +34,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, tally: Tally) -> None:
+    def show(self, tally: BatchCounts) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(self._figures(tally), refresh=False)
             self._bar.update()
@@ -43,6 +43,6 @@ class Progress:
             total = "" if self._total is None else f" of {self._total}"
             print(f"{tally.done}{total} requests, {self._figures(tally)}", file=sys.stderr, flush=True)
 
-    def _figures(self, tally: Tally) -> str:
+    def _figures(self, tally: BatchCounts) -> str:
         rate = tally.tokens / max(self._now() - self._begun, 1e-9)
         return f"{rate:.1f} tokens/s, {tally.failed} failed"

@@ -11,23 +11,23 @@ from functools import cached_property
 from typing import Any
 
 from quintet.clients import errors, token_speed
-from quintet.clients.chat_deltas import Deltas
-from quintet.clients.http_client import MAX_BODY, Events
-from quintet.clients.http_connection import CONNECT_SECONDS, ProtocolError
-from quintet.clients.server_address import Target
+from quintet.clients.chat_deltas import ChatDeltaParser
+from quintet.clients.http_client import MAX_BODY, EventStreamParser
+from quintet.clients.http_connection import CONNECT_SECONDS, HttpProtocolError
+from quintet.clients.server_address import ServerTarget
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quintet.parsers import Content
 
 _SILENCE = 600.0  # seconds without a byte: a long prompt on a slow machine may take minutes
 
 
-class Remote:
+class RemoteEngine:
     """A server and one of its models. Sampling parameters are sent as they are given: the rest is the server's choice.
 
     Connects itself, through no proxy. Every failure is a ServerError.
     """
 
-    def __init__(self, target: Target, model: str | None = None) -> None:
+    def __init__(self, target: ServerTarget, model: str | None = None) -> None:
         self._target = target
         self._wanted = model
 
@@ -43,9 +43,9 @@ class Remote:
         try:
             names = [entry["id"] for entry in json.loads(body)["data"]]
         except (ValueError, RecursionError, TypeError, KeyError):
-            raise errors.incompatible(self._target.where, "/v1/models lists no models") from None
+            raise errors.incompatible_server(self._target.display_name, "/v1/models lists no models") from None
         if not names or not all(isinstance(name, str) for name in names):
-            raise errors.incompatible(self._target.where, "/v1/models lists no models")
+            raise errors.incompatible_server(self._target.display_name, "/v1/models lists no models")
         return names
 
     def stream_chat(
@@ -61,10 +61,10 @@ class Remote:
     def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[RequestOutput]:
         """Deltas of text. Tokens are counted in the metrics, as the server counts them; until it does, in events."""
         body = {"model": self.model, **fields, "stream": True, "stream_options": {"include_usage": True}}
-        metrics, ended, deltas = RequestMetrics(time.monotonic()), False, Deltas()
+        metrics, ended, deltas = RequestMetrics(time.monotonic()), False, ChatDeltaParser()
         with self._answer("POST", path, json.dumps(body).encode()) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
-                raise errors.incompatible(self._target.where, f"{path} answers with no event stream")
+                raise errors.incompatible_server(self._target.display_name, f"{path} answers with no event stream")
             for data in _events(response):
                 if data == b"[DONE]":
                     break
@@ -73,13 +73,13 @@ class Remote:
                 yield output
             else:
                 if not ended:
-                    raise errors.broken(self._target.where, ConnectionError("the stream ended early"))
+                    raise errors.connection_broken(self._target.display_name, ConnectionError("the stream ended early"))
 
-    def _output(self, data: bytes, metrics: RequestMetrics, deltas: Deltas) -> RequestOutput:
+    def _output(self, data: bytes, metrics: RequestMetrics, deltas: ChatDeltaParser) -> RequestOutput:
         try:
             event = json.loads(data)
             if event.get("error"):
-                raise errors.in_stream(self._target.where, event)
+                raise errors.stream_error(self._target.display_name, event)
             choice = (event.get("choices") or [{}])[0]
             reason = choice.get("finish_reason")
             events = deltas.events(choice.get("delta") or {}, reason is not None)
@@ -93,13 +93,15 @@ class Remote:
         except errors.ServerError:
             raise
         except (ValueError, RecursionError, TypeError, AttributeError, LookupError):
-            raise errors.incompatible(self._target.where, "an event of its stream is no chunk of an answer") from None
+            raise errors.incompatible_server(
+                self._target.display_name, "an event of its stream is no chunk of an answer"
+            ) from None
         return RequestOutput("", None, [], None, [completion], finished=reason is not None, metrics=metrics)
 
     @contextlib.contextmanager
     def _answer(self, method: str, path: str, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
         """One exchange on a connection of its own; leaving early ends the connection, and with it the server's work."""
-        address, where = self._target.address, self._target.where
+        address, where = self._target.address, self._target.display_name
         connection = connect(self._target)
         try:
             headers = {**self._target.headers(), "content-type": "application/json", "user-agent": "quintet"}
@@ -108,29 +110,31 @@ class Remote:
             if response.status != 200:
                 raise self._refusal(path, response.status, _whole(response), body)
             yield response
-        except (http.client.HTTPException, ProtocolError) as error:
+        except (http.client.HTTPException, HttpProtocolError) as error:
             short = isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected)
             cause = (
-                ConnectionError("it was closed") if short else ProtocolError(f"{type(error).__name__}: {error}"[:200])
+                ConnectionError("it was closed")
+                if short
+                else HttpProtocolError(f"{type(error).__name__}: {error}"[:200])
             )
-            raise errors.broken(where, cause) from None
+            raise errors.connection_broken(where, cause) from None
         except OSError as error:
-            raise errors.broken(where, error) from None
+            raise errors.connection_broken(where, error) from None
         finally:
             connection.close()
 
     def _refusal(self, path: str, status: int, said: bytes, body: bytes | None) -> errors.ServerError:
         """Returns a refusal as an error; if the model's name is wrong, the message has the right ones."""
-        error = errors.of_status(self._target.where, path, status, said)
+        error = errors.status_error(self._target.display_name, path, status, said)
         if status == 404 and body and self._wanted:
             with contextlib.suppress(errors.ServerError):
                 served = self.models()
                 if self._wanted not in served:
-                    return errors.no_model(self._target.where, self._wanted, served)
+                    return errors.unknown_model(self._target.display_name, self._wanted, served)
         return error
 
 
-def connect(target: Target, seconds: float = _SILENCE) -> http.client.HTTPConnection:
+def connect(target: ServerTarget, seconds: float = _SILENCE) -> http.client.HTTPConnection:
     """An open connection; a ServerError says what to do where there is none. `seconds` of silence end it later."""
     address = target.address
     if address.uds:
@@ -143,7 +147,7 @@ def connect(target: Target, seconds: float = _SILENCE) -> http.client.HTTPConnec
     try:
         connection.connect()
     except OSError as error:
-        raise errors.unreachable(target.where, error) from None
+        raise errors.unreachable(target.display_name, error) from None
     connection.sock.settimeout(seconds)
     return connection
 
@@ -163,13 +167,13 @@ class _OverSocket(http.client.HTTPConnection):
 def _whole(response: http.client.HTTPResponse) -> bytes:
     body = response.read(MAX_BODY + 1)
     if len(body) > MAX_BODY:
-        raise ProtocolError(f"its answer is longer than {MAX_BODY} bytes")
+        raise HttpProtocolError(f"its answer is longer than {MAX_BODY} bytes")
     return body
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
     found: list[bytes] = []
-    events = Events(found.append)
+    events = EventStreamParser(found.append)
     while piece := response.read1(65536):
         events.feed(piece)
         yield from found
@@ -178,7 +182,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
     yield from found
 
 
-class Speed(token_speed.Speed):
+class ServerSpeed(token_speed.TokenSpeed):
     """Speed of a server's answer, in the tokens that it counts itself."""
 
     def _count(self, output: RequestOutput, new: bool) -> None:

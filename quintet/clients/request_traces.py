@@ -21,7 +21,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class TraceEntry:
     """One request. Those that begin with the same hash_ids, or are of one group, begin with the same tokens."""
 
     arrival: float  # seconds after the start
@@ -57,29 +57,29 @@ def _drawn(seed: str, count: int, vocab_size: int) -> tuple[int, ...]:
     return tuple((numbers % vocab_size).tolist())
 
 
-def read_trace(file: str) -> list[Entry]:
+def read_trace(file: str) -> list[TraceEntry]:
     """Lines of JSON, in the order of their arrival: `input_length` and `output_length` in tokens; `arrival` in seconds,
     or Mooncake's `timestamp` in milliseconds; perhaps `hash_ids`, or `group` and `shared_length`, and `priority`."""
     entries = read_lines(file, _entry, "holds no requests; put one on each line")
     return sorted(entries, key=lambda entry: entry.arrival)
 
 
-def write_trace(file: str, entries: Iterable[Entry]) -> None:
+def write_trace(file: str, entries: Iterable[TraceEntry]) -> None:
     Path(file).write_text("".join(entry.line() + "\n" for entry in entries), encoding="utf-8")
 
 
-def faster(entries: Sequence[Entry], speed: float) -> list[Entry]:
+def speed_up(entries: Sequence[TraceEntry], speed: float) -> list[TraceEntry]:
     """The same requests in 1/speed of the time."""
     return [replace(each, arrival=each.arrival / speed) for each in entries]
 
 
-def _entry(found: Any) -> Entry:
+def _entry(found: Any) -> TraceEntry:
     if not isinstance(found, dict):
         raise ValueError('must be an object such as {"arrival": 0.5, "input_length": 600, "output_length": 80}')
     refuse_unknown("field", found, _KEYS)
     if ("arrival" in found) == ("timestamp" in found):
         raise ValueError("must hold either arrival (seconds) or timestamp (milliseconds)")
-    entry = Entry(
+    entry = TraceEntry(
         _seconds(found["arrival"]) if "arrival" in found else _seconds(found["timestamp"], "timestamp") / 1e3,
         _whole(found, "input_length", 1),
         _whole(found, "output_length", 1),
@@ -92,7 +92,7 @@ def _entry(found: Any) -> Entry:
     return entry
 
 
-def _check(entry: Entry) -> None:
+def _check(entry: TraceEntry) -> None:
     if entry.hash_ids and entry.group is not None:
         raise ValueError("hash_ids and group both say what the prompt begins with; give one of them")
     blocks = -(-entry.input_length // BLOCK)

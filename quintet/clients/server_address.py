@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from quintet.clients.http_client import Address
+from quintet.clients.http_client import ServerAddress
 from quintet.common.value_parsers import optional, text
 from quintet.config import EngineConfig, option, read_environment
 from quintet.config.schema import flags
@@ -46,7 +46,7 @@ def server_key(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Target:
+class ServerTarget:
     """A server, from flags and the environment."""
 
     url: str | None = option(
@@ -64,21 +64,21 @@ class Target:
             raise ValueError("--uds speaks http, and --url says https; leave one of them out")
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         """True if the user named a server."""
         return bool(self.url or self.uds)
 
     @property
-    def where(self) -> str:
+    def display_name(self) -> str:
         """The server's name in messages."""
         return self.uds or self.url or DEFAULT_URL
 
     @property
-    def address(self) -> Address:
+    def address(self) -> ServerAddress:
         """Address to connect to."""
         parts = urlsplit(self.url or DEFAULT_URL)
         tls = parts.scheme == "https"
-        return Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, self.uds, parts.path)
+        return ServerAddress(parts.hostname or "", parts.port or (443 if tls else 80), tls, self.uds, parts.path)
 
     def headers(self) -> dict[str, str]:
         """Headers of every request."""
@@ -87,19 +87,19 @@ class Target:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--url, --uds and --api-key."""
-    flags.add_arguments(parser, Target)
+    flags.add_arguments(parser, ServerTarget)
 
 
-def target(arguments: argparse.Namespace) -> Target:
+def target(arguments: argparse.Namespace) -> ServerTarget:
     """Returns the server that the flags name; its key is from the environment if no flag has it."""
-    wanted = flags.from_arguments(arguments, Target)
+    wanted = flags.from_arguments(arguments, ServerTarget)
     key = wanted.api_key or read_environment().openai_api_key
     return dataclasses.replace(wanted, api_key=key and server_key(key))
 
 
 def refuse_engine_flags(arguments: argparse.Namespace, but: Collection[str] = ()) -> None:
     """A server has its own engine: what sets one up here would be without effect."""
-    useless = [name for name in flags.given(arguments, EngineConfig) if name not in but]
+    useless = [name for name in flags.given_settings(arguments, EngineConfig) if name not in but]
     if useless:
         typed = {name: as_typed(arguments.typed, f"EngineConfig.{name}", name) for name in useless}
         names = " and ".join(flag if flag[0] == "-" else "--" + flag.replace("_", "-") for flag in typed.values())

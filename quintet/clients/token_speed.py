@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable
 from quintet.outputs import RequestOutput
 
 
-class Speed:
+class TokenSpeed:
     """Counts the tokens of streamed outputs and what they took, from the first request to the last token."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from quintet.clients import errors
 from quintet.clients.batch_files import retry_after
-from quintet.clients.http_client import Answer
+from quintet.clients.http_client import HttpResponse
 from quintet.clients.http_connection import CONNECT_SECONDS
 
 REDIRECTS = 5
@@ -39,7 +39,7 @@ def is_url(name: str) -> bool:
     return True
 
 
-def shown(url: str) -> str:
+def without_query(url: str) -> str:
     """The address as messages have it."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
@@ -77,19 +77,19 @@ def send(url: str, path: Path, pause: Callable[[float], None] = time.sleep) -> N
         pause(min(wait, MOST_WAIT))
 
 
-def _put(url: str, path: Path) -> tuple[Answer, bytes]:
+def _put(url: str, path: Path) -> tuple[HttpResponse, bytes]:
     """One try -> the last answer and the beginning of its body."""
     for _ in range(REDIRECTS + 1):
         with path.open("rb") as body, _answer("PUT", url, body) as answer:
             if answer.status not in _MOVED_AS_IT_IS:
                 headers = {name.lower(): value for name, value in answer.getheaders()}
-                return Answer(answer.status, headers), answer.read(_SAID)
+                return HttpResponse(answer.status, headers), answer.read(_SAID)
             url = _next(url, answer)
     raise _too_far(url)
 
 
 def _too_far(url: str) -> errors.ServerError:
-    said = f"{shown(url)} is where {REDIRECTS} redirects lead, and it leads on; give the last address"
+    said = f"{without_query(url)} is where {REDIRECTS} redirects lead, and it leads on; give the last address"
     return errors.ServerError("redirects", said)
 
 
@@ -98,20 +98,20 @@ def _parts(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https"):
         raise ValueError(f"{parts.scheme}:// is not served; give a file, or an address with http:// or https://")
     if not (url.isascii() and url.isprintable()) or " " in url or not parts.hostname:
-        raise ValueError(f"{shown(url)!r} is no address in plain ASCII; write other characters as %XX")
+        raise ValueError(f"{without_query(url)!r} is no address in plain ASCII; write other characters as %XX")
     if parts.username is not None:
         raise ValueError(f"the address on {parts.hostname} holds a user; give a presigned one instead")
     try:
         parts.port  # noqa: B018  # it is read to see whether it can be
     except ValueError:
-        raise ValueError(f"{shown(url)!r} has no port from 1 to 65535") from None
+        raise ValueError(f"{without_query(url)!r} has no port from 1 to 65535") from None
     return parts
 
 
 @contextmanager
 def _answer(method: str, url: str, body: IO[bytes] | None = None) -> Iterator[http.client.HTTPResponse]:
     """One exchange on a connection of its own."""
-    parts, where = _parts(url), shown(url)
+    parts, where = _parts(url), without_query(url)
     host = parts.hostname or ""
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
@@ -131,9 +131,9 @@ def _answer(method: str, url: str, body: IO[bytes] | None = None) -> Iterator[ht
         connection.request(method, (parts.path or "/") + f"?{parts.query}" * bool(parts.query), body, headers)
         yield connection.getresponse()
     except http.client.HTTPException as error:
-        raise errors.broken(where, ConnectionError(type(error).__name__)) from None
+        raise errors.connection_broken(where, ConnectionError(type(error).__name__)) from None
     except OSError as error:
-        raise errors.broken(where, error) from None
+        raise errors.connection_broken(where, error) from None
     finally:
         connection.close()
 
@@ -149,9 +149,11 @@ def _next(url: str, answer: http.client.HTTPResponse) -> str:
     try:
         parts = _parts(found)
     except ValueError as error:
-        raise errors.ServerError("redirect", f"{shown(url)} redirects to an invalid address: {error}") from None
+        raise errors.ServerError("redirect", f"{without_query(url)} redirects to an invalid address: {error}") from None
     if urlsplit(url).scheme == "https" and parts.scheme != "https":
-        raise errors.ServerError("redirect", f"{shown(url)} leads from https to http; give an address that stays")
+        raise errors.ServerError(
+            "redirect", f"{without_query(url)} leads from https to http; give an address that stays"
+        )
     return found
 
 
@@ -160,20 +162,24 @@ def _copy(url: str, answer: http.client.HTTPResponse, sink: IO[bytes], most: int
     while size <= most and (piece := answer.read1(_PIECE)):
         size += len(piece)
         if time.monotonic() > end:
-            raise errors.ServerError("timeout", f"{shown(url)} took more than {LONGEST:g} s; fetch it beforehand")
+            raise errors.ServerError(
+                "timeout", f"{without_query(url)} took more than {LONGEST:g} s; fetch it beforehand"
+            )
         try:
             sink.write(piece)
         except OSError as error:
-            why = f"{shown(url)} cannot be kept here: {error.strerror}; name a folder with room by --output-tmp-dir"
+            why = f"{without_query(url)} cannot be kept here: {error.strerror}; name a folder with room by --output-tmp-dir"
             raise errors.ServerError("file", why) from None
     if size > most:
-        raise errors.ServerError("too long", f"{shown(url)} has more than {most} bytes; --max-input-bytes allows more")
+        raise errors.ServerError(
+            "too long", f"{without_query(url)} has more than {most} bytes; --max-input-bytes allows more"
+        )
     if length is not None and size < length:
-        raise errors.broken(shown(url), ConnectionError(f"{size} of {length} bytes came"))
+        raise errors.connection_broken(without_query(url), ConnectionError(f"{size} of {length} bytes came"))
     return size
 
 
 def _refused(method: str, url: str, status: int, said: bytes) -> errors.ServerError:
     hint = "; a presigned address holds for a while, and for one method alone" if status in (401, 403) else ""
-    why = f"{shown(url)} answered {status} to {method}: {errors.said_by(said)}{hint}"
+    why = f"{without_query(url)} answered {status} to {method}: {errors.error_message(said)}{hint}"
     return errors.ServerError(f"HTTP {status}", why, status)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def without_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Looks for no garbage among what is imported: that takes a fifth of the time. What is there afterwards counts as
     old, so that the next look at what is new does not walk it either."""
     if not gc.isenabled():

@@ -14,7 +14,7 @@ _raw: Any = importlib.import_module("_signal")
 _AGAIN = 0.01  # seconds: what drops it has returned by then, as a rule; else it comes once more
 
 
-class Uninterrupted:
+class DeferredSigint:
     """Ctrl-C waits until the block is through. For what takes no time: nothing here may wait for a device.
 
     Only the main thread is ever interrupted; in other threads, and if Ctrl-C raises nothing, this does nothing.

@@ -21,7 +21,7 @@ class _Concise(logging.Handler):
         print(f"{level}{where}{self.format(record)}", file=sys.stderr)
 
 
-def install(level: str) -> None:
+def install_terminal_log(level: str) -> None:
     """Shows the package's log from this level on. A second call changes the level alone."""
     log = logging.getLogger(LOGGER)
     log.setLevel(level)
@@ -29,7 +29,7 @@ def install(level: str) -> None:
         log.addHandler(_Concise())
 
 
-def install_for_server(settings: Mapping[str, Any]) -> None:
+def install_server_log(settings: Mapping[str, Any]) -> None:
     """Every line with its time and level, ours and uvicorn's alike; `settings` are ServerConfig's fields."""
     form = _Json() if settings["log_format"] == "json" else _Dated()
     logging.addLevelName(TRACE, "TRACE")
@@ -41,7 +41,7 @@ def install_for_server(settings: Mapping[str, Any]) -> None:
     logging.getLogger(_TRACES).setLevel(logging.CRITICAL)
 
 
-def speak_as(who: str) -> None:
+def set_log_prefix(who: str) -> None:
     """Prefixes all later log lines of this process with its name."""
 
     def named(record: logging.LogRecord) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 
-class Row(msgspec.Struct, array_like=True):
+class MetricSample(msgspec.Struct, array_like=True):
     """One series at one moment. Rows of the same name and labels add up, value by value."""
 
     name: str
@@ -15,7 +15,7 @@ class Row(msgspec.Struct, array_like=True):
     engine: int = 0  # that it is of; of requests, all are counted together
 
 
-class Counter:
+class CounterSeries:
     """Grows."""
 
     __slots__ = ("value",)
@@ -26,11 +26,11 @@ class Counter:
     def add(self, number: float = 1) -> None:
         self.value += number
 
-    def values(self) -> list[float]:
+    def sample_values(self) -> list[float]:
         return [self.value]
 
 
-class Histogram:
+class HistogramSeries:
     """Counts of values between two bounds; a bound belongs to the bucket below it."""
 
     __slots__ = ("bounds", "counts", "sum")
@@ -42,14 +42,14 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    def values(self) -> list[float]:
+    def sample_values(self) -> list[float]:
         return [*self.counts, self.sum]
 
 
-def add_up(rows: Iterable[Row]) -> list[Row]:
+def sum_samples(rows: Iterable[MetricSample]) -> list[MetricSample]:
     """One row for each name and labels, in the order in which they came first."""
     sums: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for row in rows:
         held = sums.setdefault((row.name, row.labels), [0.0] * len(row.values))
         held[:] = map(float.__add__, held, map(float, row.values))
-    return [Row(name, labels, values) for (name, labels), values in sums.items()]
+    return [MetricSample(name, labels, values) for (name, labels), values in sums.items()]

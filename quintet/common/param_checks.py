@@ -24,10 +24,10 @@ def number(low: float, high: float, note: str = "", above: bool = False) -> Pars
     def parse(value: Any) -> float:
         wanted = f"must be a number {'over' if above else 'from'} {low:g} {'up ' if above else ''}to {high:g}{note}"
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise ValueError(f"{wanted}, not {show(value)}")
+            raise ValueError(f"{wanted}, not {shorten(value)}")
         number = _float(value)
         if not low <= number <= high or (above and number == low):  # NaN fails here too
-            raise ValueError(f"{wanted}, not {show(value)}")
+            raise ValueError(f"{wanted}, not {shorten(value)}")
         return number
 
     return parse
@@ -47,9 +47,9 @@ def integer(low: int, high: int, note: str = "") -> Parse:
                 raise TypeError
             number = operator.index(value)
         except TypeError:
-            raise ValueError(f"must be a whole number{note}, not {show(value)}") from None
+            raise ValueError(f"must be a whole number{note}, not {shorten(value)}") from None
         if not low <= number <= high:
-            raise ValueError(f"must be from {low} to {high}{note}, not {show(value)}")
+            raise ValueError(f"must be from {low} to {high}{note}, not {shorten(value)}")
         return number
 
     return parse
@@ -57,7 +57,7 @@ def integer(low: int, high: int, note: str = "") -> Parse:
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"must be True or False, not {show(value)}")
+        raise ValueError(f"must be True or False, not {shorten(value)}")
     return value
 
 
@@ -65,14 +65,14 @@ def optional(parse: Parse) -> Parse:
     return lambda value: None if value is None else parse(value)
 
 
-def several(parse: Parse, most: int) -> Parse:
+def list_of(parse: Parse, most: int) -> Parse:
     """A list of at most `most`; None is none."""
 
     def parse_all(value: Any) -> list[Any]:
         if value is None:
             return []
         if not isinstance(value, list | tuple | set | frozenset):
-            raise ValueError(f"must be a list, not {show(value)}")
+            raise ValueError(f"must be a list, not {shorten(value)}")
         if len(value) > most:
             raise ValueError(f"may hold {most} entries, not {len(value)}")
         return [_inside(f"entry {index}", parse, entry) for index, entry in enumerate(value)]
@@ -81,7 +81,7 @@ def several(parse: Parse, most: int) -> Parse:
 
 
 def strings(value: Any) -> list[str]:
-    return several(string, MAX_STRINGS)([value] if isinstance(value, str) else value)
+    return list_of(string, MAX_STRINGS)([value] if isinstance(value, str) else value)
 
 
 def string(value: Any) -> str:
@@ -94,7 +94,7 @@ def string(value: Any) -> str:
 def biases(value: Any) -> dict[int, float]:
     """Token id -> what is added to its logit. An id may be its decimal text, as in JSON."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"must map token ids to numbers, not {show(value)}")
+        raise ValueError(f"must map token ids to numbers, not {shorten(value)}")
     if len(value) > MAX_BIASES:
         raise ValueError(f"may hold {MAX_BIASES} entries, not {len(value)}")
     found = {}
@@ -105,24 +105,24 @@ def biases(value: Any) -> dict[int, float]:
     return found
 
 
-def allowed(value: Any) -> list[int]:
+def allowed_token_ids(value: Any) -> list[int]:
     plain = isinstance(value, list) and 0 < len(value) <= MAX_ALLOWED_IDS and set(map(type, value)) == {int}
     if not (plain and 0 <= min(value) and max(value) <= INT32):  # entry by entry for the message alone: it takes time
-        value = several(token_id, MAX_ALLOWED_IDS)(value)
+        value = list_of(token_id, MAX_ALLOWED_IDS)(value)
     if not value:
         raise ValueError("must allow at least one token; leave it out (None) to allow all")
     return sorted(set(value))
 
 
-def side(value: Any) -> str:
+def truncation_side(value: Any) -> str:
     if value not in ("left", "right"):
-        raise ValueError(f"must be 'left' or 'right', not {show(value)}")
+        raise ValueError(f"must be 'left' or 'right', not {shorten(value)}")
     return str(value)
 
 
-def named(value: Any) -> list[int]:
+def token_ids(value: Any) -> list[int]:
     """Token ids, each once."""
-    ids = list(dict.fromkeys(several(token_id, MAX_NAMED)(value)))
+    ids = list(dict.fromkeys(list_of(token_id, MAX_NAMED)(value)))
     if not ids:
         raise ValueError("must name at least one token; leave it out (None) for none")
     return ids
@@ -136,21 +136,21 @@ def budget(value: Any) -> int | None:
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"must be text, not {show(value)}")
+        raise ValueError(f"must be text, not {shorten(value)}")
     return value
 
 
 def dict_or_json(what: str) -> Parse:
     def parse(value: Any) -> Any:
         if not isinstance(value, str | dict):
-            raise ValueError(f"must be {what}, as a dict or as JSON text, not {show(value)}")
+            raise ValueError(f"must be {what}, as a dict or as JSON text, not {shorten(value)}")
         return value
 
     return parse
 
 
 def choices(value: Any) -> list[str]:
-    choices = several(text, MAX_CHOICES)(value)
+    choices = list_of(text, MAX_CHOICES)(value)
     if not choices:
         raise ValueError("must offer at least one text")
     return choices
@@ -158,13 +158,13 @@ def choices(value: Any) -> list[str]:
 
 def only_true(value: Any) -> bool:
     if value is not True:
-        raise ValueError(f"must be True or left out, not {show(value)}")
+        raise ValueError(f"must be True or left out, not {shorten(value)}")
     return True
 
 
-def extra(value: Any) -> dict[str, Any]:
+def extra_args(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"must be a dict with text keys, not {show(value)}")
+        raise ValueError(f"must be a dict with text keys, not {shorten(value)}")
     if len(value) > MAX_EXTRA_ARGS:
         raise ValueError(f"may hold {MAX_EXTRA_ARGS} entries, not {len(value)}")
     return dict(value)
@@ -183,7 +183,7 @@ def _inside(what: str, parse: Parse, value: Any) -> Any:
         raise ValueError(f"{what} {error}") from None
 
 
-def show(value: Any) -> str:
+def shorten(value: Any) -> str:
     """The value, cut short: it may be hostile and it goes into a message."""
     try:
         return f"{reprlib.repr(value)} ({type(value).__name__})"

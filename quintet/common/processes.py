@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from quintet.common.subprocess_python import running
+from quintet.common.subprocess_python import python_command
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Child:
         subprocess.Popen's."""
         with _blocked():
             self._process = subprocess.Popen(
-                running(module), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=inherit,
+                python_command(module), stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=inherit,
                 start_new_session=True,
             )  # fmt: skip
         weakref.finalize(self, _let_go, self._process).atexit = True  # a stopped child ends without close(), too

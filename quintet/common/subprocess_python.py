@@ -10,12 +10,12 @@ import sys
 _RUN = "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 
 
-def running(module: str) -> list[str]:
+def python_command(module: str) -> list[str]:
     """The words that run the module, as `python -m` would."""
-    return [sys.executable, "-c", on_our_path(_RUN), module]
+    return [sys.executable, "-c", with_our_path(_RUN), module]
 
 
-def on_our_path(code: str) -> str:
+def with_our_path(code: str) -> str:
     """The code for `python -c`, behind a line that sets its sys.path, before anything is imported; `sys` is there."""
     path = [each for each in sys.path if each]  # an empty entry is the working directory, whichever that is
     return f"import sys; sys.path[:] = {path!r}\n{code}"

@@ -8,7 +8,7 @@ _SHOWN = 3  # names in one refusal, and
 _LONGEST = 64  # characters of each: who sends more is not helped by it, and comparing takes time
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like it, or None where none is close."""
     if len(name) > _LONGEST:
         return None
@@ -17,10 +17,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return table[found[0]] if found else None
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> str:
     """Returns the error text for an unknown name; `kind` reads like "model type" or "sampling parameter"."""
     known = list(known)
-    match = nearest(name, known)
+    match = nearest_name(name, known)
     name = name if len(name) <= _LONGEST else name[:_LONGEST] + "..."
     if match is not None:
         return f"unknown {kind} {name!r}; did you mean {match!r}?"
@@ -34,6 +34,6 @@ def refuse_unknown(kind: str, names: Iterable[str], known: Iterable[str], lacks:
     for name in names:
         if name in lacks and name not in known:
             raise ValueError(f"{kind} {name!r} is not there: {lacks[name]}")
-    wrong = (unknown(kind, name, known) for name in names if name not in known)
+    wrong = (unknown_name_error(kind, name, known) for name in names if name not in known)
     if shown := list(itertools.islice(wrong, _SHOWN)):
         raise ValueError("; ".join(shown))

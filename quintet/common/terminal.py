@@ -3,6 +3,6 @@
 import sys
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Prints a line to standard error."""
     print(text, file=sys.stderr, flush=True)

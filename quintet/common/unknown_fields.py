@@ -5,13 +5,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-Gather = Callable[[str, Collection[str], Collection[str]], None]  # of (place, names, those that are known); may raise
+UnknownFieldHandler = Callable[
+    [str, Collection[str], Collection[str]], None
+]  # of (place, names, those that are known); may raise
 
-_gather: ContextVar[Gather | None] = ContextVar("gather", default=None)
+_gather: ContextVar[UnknownFieldHandler | None] = ContextVar("gather", default=None)
 
 
 @contextmanager
-def gathering(gather: Gather) -> Iterator[None]:
+def collect_unknown(gather: UnknownFieldHandler) -> Iterator[None]:
     """Passes unknown names to `gather` within the block, and in threads that it starts by asyncio.to_thread."""
     token = _gather.set(gather)
     try:
@@ -20,7 +22,7 @@ def gathering(gather: Gather) -> Iterator[None]:
         _gather.reset(token)
 
 
-def left_out(where: str, names: Collection[str], known: Collection[str]) -> bool:
+def report_unknown(where: str, names: Collection[str], known: Collection[str]) -> bool:
     """Passes unknown names of the object at `where` ("": the whole request) to gathering(); False outside it."""
     gather = _gather.get()
     if gather is None:
@@ -30,13 +32,13 @@ def left_out(where: str, names: Collection[str], known: Collection[str]) -> bool
     return True
 
 
-def sift(given: dict[str, Any], known: Collection[str], where: str = "") -> list[str]:
+def drop_unknown(given: dict[str, Any], known: Collection[str], where: str = "") -> list[str]:
     """Removes unknown names from `given` within gathering(), so that no code reads what counts as left out.
 
     Returns the unknown names that are not gathered and stay in `given`.
     """
     names = [name for name in given if name not in known]
-    if not names or not left_out(where, names, known):
+    if not names or not report_unknown(where, names, known):
         return names
     for name in names:
         del given[name]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintet.common.suggestions import nearest
+from quintet.common.suggestions import nearest_name
 
 Parse = Callable[[Any], Any]  # raises ValueError that says what was wanted; the caller adds the field's name
 
@@ -58,7 +58,7 @@ def _or(also: tuple[Any, ...]) -> str:
     return "".join(f" or {value!r}" for value in also)
 
 
-def share(value: Any) -> float:
+def fraction(value: Any) -> float:
     """A number in (0, 1]."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
@@ -69,7 +69,7 @@ def share(value: Any) -> float:
     return number
 
 
-def truth(value: Any) -> bool:
+def boolean(value: Any) -> bool:
     """A bool, or the words that mean one."""
     if isinstance(value, bool):
         return value
@@ -94,7 +94,7 @@ def one_of(*choices: str, **synonyms: str) -> Parse:
         if isinstance(value, str) and value in synonyms:
             return synonyms[value]
         if value not in choices:
-            match = nearest(value, choices) if isinstance(value, str) else None
+            match = nearest_name(value, choices) if isinstance(value, str) else None
             hint = f"; did you mean {match!r}?" if match else ""
             raise ValueError(f"must be one of {', '.join(choices)}, not {value!r}{hint}")
         return str(value)
@@ -114,7 +114,7 @@ def json_object(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def several(parse: Parse) -> Parse:
+def list_of(parse: Parse) -> Parse:
     """A list or tuple of such values; one string alone is refused, for it would be taken letter by letter."""
 
     def parse_all(value: Any) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def optional(parse: Parse) -> Parse:
     return lambda value: None if value is None else parse(value)
 
 
-def real(value: Any) -> float:
+def finite_number(value: Any) -> float:
     """A finite number."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
@@ -141,7 +141,7 @@ def real(value: Any) -> float:
     return number
 
 
-def ids(value: Any) -> tuple[int, ...]:
+def id_list(value: Any) -> tuple[int, ...]:
     """Whole numbers from 0 on: a list, or text such as "3,7"."""
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, (list, tuple)) or not listed:

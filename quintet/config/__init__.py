@@ -10,8 +10,8 @@ from quintet.config.observability import ProfilerConfig
 from quintet.config.pooler import PoolerConfig
 from quintet.config.reasoning import ReasoningConfig
 from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
-from quintet.config.schema.fields import dotted, gathered, option, settings, settle
-from quintet.config.schema.unsupported import LACKING, lacking
+from quintet.config.schema.fields import flatten_nested, normalize_fields, option, setting_fields, unflatten_nested
+from quintet.config.schema.unsupported import LACKING, unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig
 
@@ -36,12 +36,12 @@ __all__ = [
     "SpeculativeConfig",
     "StructuredOutputsConfig",
     "all_variables",
-    "dotted",
-    "gathered",
-    "lacking",
+    "flatten_nested",
+    "unflatten_nested",
+    "unsupported_reason",
     "option",
     "read_environment",
-    "settings",
-    "settle",
+    "setting_fields",
+    "normalize_fields",
     "unchanged_environment",
 ]

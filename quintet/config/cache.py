@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import count, integer, json_object, optional, real, share, text, truth
-from quintet.config.schema.fields import choice, option
+from quintet.common.value_parsers import boolean, count, finite_number, fraction, integer, json_object, optional, text
+from quintet.config.schema.fields import choice_field, option
 
 GIB = 2**30
 LMCACHE = "lmcache"
@@ -18,7 +18,7 @@ def _gib(value: Any) -> float:
     """A number of GiB, as vLLM takes it, or an amount with its unit: 0.5, "512M", "2GiB"."""
     if isinstance(value, str) and value.strip() and not value.strip()[-1].isdigit():
         return integer(value) / GIB
-    size = -1.0 if isinstance(value, bool) else real(value)
+    size = -1.0 if isinstance(value, bool) else finite_number(value)
     if size <= 0:
         raise ValueError(f"must be over 0, in GiB (or an amount such as 512M), not {value!r}")
     return size
@@ -34,7 +34,7 @@ class MemoryOptions:
     )  # fmt: skip
     gpu_memory_utilization: float = option(
         0.9,
-        share,
+        fraction,
         "share of the device's memory (a CPU's: the host's) that may be used",
         group="memory",
         metavar="SHARE",
@@ -48,24 +48,24 @@ class MemoryOptions:
         aliases=("num_gpu_blocks_override",),
     )  # fmt: skip
     page_size: int = option(16, count(), "tokens in one page of the KV cache", group="memory", aliases=("block_size",))
-    kv_cache_dtype: str = choice(
+    kv_cache_dtype: str = choice_field(
         "auto", "auto", "int8", "fp8", "fp8_e5m2", fp8_e4m3="fp8", help="of the KV cache; auto: the weights'; int8: "
         "half of 16 bits and a scale for each head of each token; fp8 (e4m3): half, with the checkpoint's scales if it "
         "has some; fp8_e5m2: half, without scales", group="memory",
     )  # fmt: skip
     calculate_kv_scales: bool = option(
-        False, truth, "with kv_cache_dtype fp8: compute the scales of K and V for each head, from a first prompt of "
+        False, boolean, "with kv_cache_dtype fp8: compute the scales of K and V for each head, from a first prompt of "
         "random tokens, in the place of the checkpoint's", group="memory",
     )  # fmt: skip
     enable_prefix_caching: bool = option(
-        True, truth, "keep pages of finished requests for prompts that begin alike", group="memory"
+        True, boolean, "keep pages of finished requests for prompts that begin alike", group="memory"
     )
 
     kv_offloading_size: float | str | None = option(
         None, optional(_gib), "GiB of host memory beside the KV cache, for pages that it has no room for (all ranks "
         "together)", group="memory", metavar="GIB",
     )  # fmt: skip
-    kv_offloading_backend: str = choice(
+    kv_offloading_backend: str = choice_field(
         "native", "native", LMCACHE, help="who keeps them: native, the engine itself; lmcache, LMCache, where it is "
         "installed, as its file and variables say (LMCACHE_CONFIG_FILE)", group="memory",
     )  # fmt: skip
@@ -73,7 +73,7 @@ class MemoryOptions:
         None, optional(json_object), "settings of LMCache's by its names, before those of its file and variables",
         group="memory", metavar="JSON",
     )  # fmt: skip
-    kv_offloading_policy: str = choice(
+    kv_offloading_policy: str = choice_field(
         "lru", "lru", "arc", help="which go first: those not used for longest, or by ARC, which also heeds how often",
         group="memory",
     )  # fmt: skip
@@ -84,7 +84,7 @@ class MemoryOptions:
     kv_offloading_folder_size: float | str = option(
         16.0, _gib, "GiB that they may take there", group="memory", metavar="GIB"
     )
-    kv_load_failure_policy: str = choice(
+    kv_load_failure_policy: str = choice_field(
         "recompute", "recompute", "fail", help="if a page of the KV connector does not arrive: compute it, or end the "
         "request with an error", group="memory",
     )  # fmt: skip
@@ -100,7 +100,7 @@ class MemoryOptions:
             raise ValueError("num_pages and kv_cache_memory_bytes both fix the KV cache's size; give one of them")
 
     @property
-    def keeps_elsewhere(self) -> bool:
+    def stores_kv_externally(self) -> bool:
         """True if KV pages that this engine computed are also kept outside its KV cache: KV offloading or LMCache."""
         return self.kv_offloading_size is not None or self.kv_offloading_backend == LMCACHE
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from quintet.config import read_environment
 
 
-def kept_folder(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """Ours of this name, there or not."""
     home = read_environment().cache_home
     return (Path(home) if home else Path.home() / ".cache") / "quintet" / name
 
 
-def trouble(folder: Path) -> str | None:
+def unsafe_reason(folder: Path) -> str | None:
     """Why nothing should be kept in the folder. What lies there is trusted, so only its owner may write there."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not os.access(there, os.W_OK | os.X_OK):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, one_of, optional, several, text
+from quintet.common.value_parsers import count, list_of, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
 # vLLM's names of attentions that are providers here
@@ -14,7 +14,7 @@ def sizes(value: Any) -> tuple[int, ...]:
     """Whole numbers in order, from a list or from text such as "1,2,4" or "[1, 2, 4]"."""
     if isinstance(value, str):
         value = [word for word in value.strip(" []").split(",") if word]
-    return tuple(sorted(set(several(count())(value))))
+    return tuple(sorted(set(list_of(count())(value))))
 
 
 def attention_backend(value: Any) -> str:
@@ -65,7 +65,7 @@ class CompilationConfig(Nested):
         if None not in (self.level, self.mode) and self.level != self.mode:
             raise ValueError(f"{self.name}.mode={self.mode} and level={self.level} are one setting; give one of them")
 
-    def ours(self) -> dict[str, Any]:
+    def to_settings(self) -> dict[str, Any]:
         """Our settings that it stands for."""
         captures = self.cudagraph_mode in ("FULL", "FULL_DECODE_ONLY")
         found = {
@@ -94,11 +94,11 @@ class AttentionConfig(Nested):
 
     backend: str | None = option(None, optional(attention_backend), "attention_backend", group="device")
 
-    def ours(self) -> dict[str, Any]:
+    def to_settings(self) -> dict[str, Any]:
         """Our setting that it stands for."""
         return {"attention_backend": self.backend} if self.backend else {}
 
 
-def level_ours(level: int) -> dict[str, Any]:
+def level_settings(level: int) -> dict[str, Any]:
     """Returns our settings for an optimization level: 0 is enforce_eager, higher ones are the platform's one way."""
     return {} if level else {"enforce_eager": True}

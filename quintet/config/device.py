@@ -3,12 +3,12 @@
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from quintet.common.value_parsers import count, optional, text, truth
+from quintet.common.value_parsers import boolean, count, optional, text
 from quintet.config.compilation import (
     AttentionConfig,
     CompilationConfig,
     attention_backend,
-    level_ours,
+    level_settings,
     optimization_level,
     sizes,
 )
@@ -56,11 +56,11 @@ class DeviceOptions:
         0, count(0), "number of the first of them", group="device", metavar="N", flags=("-dpr",),
     )  # fmt: skip
     data_parallel_hybrid_lb: bool = option(
-        False, truth, "this server has and balances the engines of this machine alone; other machines have servers of "
+        False, boolean, "this server has and balances the engines of this machine alone; other machines have servers of "
         "their own, and something before them balances between those", group="device", flags=("-dph",),
     )  # fmt: skip
     data_parallel_external_lb: bool = option(
-        False, truth, "each engine has a server of its own, as data_parallel_rank says by itself", group="device",
+        False, boolean, "each engine has a server of its own, as data_parallel_rank says by itself", group="device",
         flags=("-dpe",),
     )  # fmt: skip
     pipeline_parallel_size: int = option(
@@ -80,13 +80,13 @@ class DeviceOptions:
         600, count(), "seconds that the ranks of several machines, of torchrun or of Ray have to come; torch's "
         "join_timeout", group="device", metavar="SECONDS",
     )  # fmt: skip
-    enforce_eager: bool = option(False, truth, "run the model without capturing or compiling it", group="device")
+    enforce_eager: bool = option(False, boolean, "run the model without capturing or compiling it", group="device")
     capture_ahead: bool = option(
-        False, truth, "capture steps of every size before serving, on platforms that do (GPUs: up to 512 tokens, and "
+        False, boolean, "capture steps of every size before serving, on platforms that do (GPUs: up to 512 tokens, and "
         "whatever capture_sizes names); else each when it first comes", group="device",
     )  # fmt: skip
     capture_decode_ahead: bool = option(
-        False, truth, "capture decode steps of requests up to a usual length before serving, on platforms that do; "
+        False, boolean, "capture decode steps of requests up to a usual length before serving, on platforms that do; "
         "quintet serve does by default", group="device",
     )  # fmt: skip
     capture_sizes: tuple[int, ...] = option(
@@ -94,18 +94,18 @@ class DeviceOptions:
         "platform's own if not given", group="device", metavar="N", aliases=("cudagraph_capture_sizes",), nargs="+",
     )  # fmt: skip
     capture_prompts: bool = option(
-        True, truth, "capture steps with prompts too, on platforms that do; False: decode steps alone", group="device",
+        True, boolean, "capture steps with prompts too, on platforms that do; False: decode steps alone", group="device",
     )  # fmt: skip
     max_capture_size: int | None = option(
         None, optional(count()), "most tokens in a step that is captured; if not given, the platform's own (GPUs: 512 "
         "that decode, 8192 with prompts)", group="device", metavar="TOKENS", aliases=("max_cudagraph_capture_size",),
     )  # fmt: skip
     warm_up: bool = option(
-        True, truth, "run a prompt before the engine is ready, on platforms that compile kernels when they are first "
+        True, boolean, "run a prompt before the engine is ready, on platforms that compile kernels when they are first "
         "called; it leaves nothing behind", group="device",
     )  # fmt: skip
     batch_invariant: bool = option(
-        False, truth, "give a request the same bits whatever else is in the batch, where the platform would not by "
+        False, boolean, "give a request the same bits whatever else is in the batch, where the platform would not by "
         "itself: slower there; as VLLM_BATCH_INVARIANT=1 asks for", group="device",
     )  # fmt: skip
     compilation_cache_dir: str = option(
@@ -120,15 +120,15 @@ class DeviceOptions:
     # vLLM's ways to say the same: taken in, and gone when the configuration is made
     compilation_config: InitVar[Any] = nested(
         CompilationConfig, None, "vLLM's form of the settings above", group="device", flags=("-cc",),
-        ours=CompilationConfig.ours,
+        ours=CompilationConfig.to_settings,
     )  # fmt: skip
     attention_config: InitVar[Any] = nested(
         AttentionConfig, None, "vLLM's form of attention_backend", group="device", flags=("-ac",),
-        ours=AttentionConfig.ours,
+        ours=AttentionConfig.to_settings,
     )  # fmt: skip
     optimization_level: InitVar[int | str | None] = option(
         None, optional(optimization_level), "0: as enforce_eager; 1 to 3: the platform's own way", group="device",
-        flags=("-O",), metavar="0-3", ours=level_ours,
+        flags=("-O",), metavar="0-3", ours=level_settings,
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -150,7 +150,7 @@ class DeviceOptions:
             )
 
     @property
-    def engines_of_machine(self) -> int:
+    def num_local_engines(self) -> int:
         """Number of engines that share this machine, started by this process or by others."""
         return self.data_parallel_size_local or self.data_parallel_size
 

@@ -9,7 +9,7 @@ from quintet.common.suggestions import refuse_unknown
 from quintet.config.cache import MemoryOptions
 from quintet.config.device import DeviceOptions
 from quintet.config.expert_parallel import ExpertOptions
-from quintet.config.kv_connectors import apart
+from quintet.config.kv_connectors import split_connectors
 from quintet.config.kv_events import KVEventsConfig
 from quintet.config.kv_transfer import KVTransferConfig
 from quintet.config.load import LoadingOptions
@@ -21,8 +21,15 @@ from quintet.config.reasoning import ReasoningConfig
 from quintet.config.sampling import SamplingOptions
 from quintet.config.scheduler import SchedulingOptions
 from quintet.config.schema.docs import documented
-from quintet.config.schema.fields import adopt, dotted, gathered, nested, settings, settle
-from quintet.config.schema.unsupported import lacking
+from quintet.config.schema.fields import (
+    apply_init_only,
+    flatten_nested,
+    nested,
+    normalize_fields,
+    setting_fields,
+    unflatten_nested,
+)
+from quintet.config.schema.unsupported import unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig
 
@@ -81,9 +88,9 @@ class EngineConfig(
     )  # fmt: skip
 
     def __post_init__(self, compilation_config: Any, attention_config: Any, optimization_level: Any) -> None:
-        settle(self)
-        adopt(self, {"compilation_config": compilation_config, "attention_config": attention_config})
-        adopt(self, {"optimization_level": optimization_level})
+        normalize_fields(self)
+        apply_init_only(self, {"compilation_config": compilation_config, "attention_config": attention_config})
+        apply_init_only(self, {"optimization_level": optimization_level})
         for concern in (
             *(
                 ModelOptions,
@@ -108,7 +115,7 @@ class EngineConfig(
 
     def replace(self, **changes: Any) -> "EngineConfig":
         """A new one with these fields changed, checked again."""
-        return EngineConfig(**{**self._fields(), **named(changes)})
+        return EngineConfig(**{**self._fields(), **by_field_name(changes)})
 
     def _fields(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
@@ -116,20 +123,20 @@ class EngineConfig(
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> "EngineConfig":
         """Builds a config from known names, vLLM's among them; ValueError names the nearest, or what to use instead."""
-        return cls(**named(kwargs))
+        return cls(**by_field_name(kwargs))
 
 
-def named(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def by_field_name(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Values by the names of EngineConfig's fields. ValueError: an unknown name, or a setting that is given twice."""
-    return apart(_by_field(gathered(dotted(EngineConfig, kwargs))))
+    return split_connectors(_by_field(unflatten_nested(flatten_nested(EngineConfig, kwargs))))
 
 
 def _by_field(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Aliases to field names; refuses names that are unknown, or given twice under two names."""
-    aliases = {alias: each.name for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
-    known = {each.name for each in settings(EngineConfig)} | set(aliases)
+    aliases = {alias: each.name for each in setting_fields(EngineConfig) for alias in each.metadata["aliases"]}
+    known = {each.name for each in setting_fields(EngineConfig)} | set(aliases)
     for name in kwargs:
-        if reason := lacking(name):
+        if reason := unsupported_reason(name):
             raise ValueError(f"{name} is not there: {reason}")
     refuse_unknown("engine argument", kwargs, known)
     named: dict[str, Any] = {}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, truth
-from quintet.config.schema.fields import Nested, choice, nested, option
+from quintet.common.value_parsers import boolean, count
+from quintet.config.schema.fields import Nested, choice_field, nested, option
 
 _SENDING = frozenset(  # vLLM's ways to bring tokens to the experts of other ranks
     {"pplx", "deepep_high_throughput", "deepep_low_latency", "mori", "nixl_ep", "flashinfer_all2allv"}
@@ -39,7 +39,7 @@ class EPLBConfig(Nested):
     )  # fmt: skip
     log_balancedness: bool = option(
         False,
-        truth,
+        boolean,
         "log how even the load of the ranks was whenever experts are placed: mean over most",
         group="device",
     )
@@ -50,9 +50,9 @@ class ExpertOptions:
     """Experts and the ranks of an engine."""
 
     enable_expert_parallel: bool = option(
-        False, truth, "each rank keeps whole experts, instead of a share of each", group="device", flags=("-ep",),
+        False, boolean, "each rank keeps whole experts, instead of a share of each", group="device", flags=("-ep",),
     )  # fmt: skip
-    expert_placement_strategy: str = choice(
+    expert_placement_strategy: str = choice_field(
         "linear", "linear", "round_robin", help="which experts a rank has, with enable_expert_parallel: neighbours, or "
         "every so many-th", group="device",
     )  # fmt: skip
@@ -61,7 +61,7 @@ class ExpertOptions:
         "says what is so: all ranks have all tokens, and one sum ends a layer", group="device", metavar="NAME",
     )  # fmt: skip
     enable_eplb: bool = option(
-        False, truth, "with enable_expert_parallel, move experts between ranks by what they had to do", group="device",
+        False, boolean, "with enable_expert_parallel, move experts between ranks by what they had to do", group="device",
     )  # fmt: skip
     eplb_config: EPLBConfig = nested(
         EPLBConfig, EPLBConfig(), 'how, such as {"step_interval": 1000, "num_redundant_experts": 2}', group="device",

@@ -15,7 +15,7 @@ _LMCACHES = "lmcache."  # before LMCache's own names
 _ENGINES_OWN = ("engine_id", "kv_load_failure_policy")  # entries beside the list that go for each in it
 
 
-def apart(named: Mapping[str, Any]) -> dict[str, Any]:
+def split_connectors(named: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name; those connectors in kv_transfer_config become kv_offloading_size and its neighbours."""
     asked = named.get(FIELD)
     if asked is None or isinstance(asked, KVTransferConfig):

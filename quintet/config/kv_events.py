@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, one_of, optional, truth
-from quintet.config.schema.fields import Nested, choice, option
+from quintet.common.value_parsers import boolean, count, one_of, optional
+from quintet.config.schema.fields import Nested, choice_field, option
 
 _ENDPOINT = re.compile(r"(tcp://.+:(\d+|\*)|(ipc|inproc)://.+)")
 
@@ -30,7 +30,7 @@ class KVEventsConfig(Nested):
     name: ClassVar[str] = "kv_events_config"
 
     enable_kv_cache_events: bool = option(
-        False, truth, "tell which pages enter and leave the prefix cache", group="observability"
+        False, boolean, "tell which pages enter and leave the prefix cache", group="observability"
     )
     publisher: str | None = option(
         None, optional(one_of("zmq", "null")), "zmq, or null: no events; zmq if enabled", group="observability",
@@ -57,12 +57,12 @@ class KVEventsConfig(Nested):
         metavar="MESSAGES",
     )  # fmt: skip
     topic: str = option("", _topic, "what subscribers subscribe to", group="observability")
-    layout: str = choice(
+    layout: str = choice_field(
         "map", "map", "array", help="an event is a map with its type, as vLLM writes it now, or an array, as it did "
         "before", group="observability",
     )  # fmt: skip
 
     @property
-    def told(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if KV cache events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, integer, json_object, one_of, optional, real, text
+from quintet.common.value_parsers import count, finite_number, integer, json_object, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -14,7 +14,7 @@ MOST_PEERS = 1024
 
 
 @dataclass(frozen=True)
-class Allowed:
+class AllowedPeer:
     """One entry."""
 
     host: str  # empty: it is a network
@@ -22,20 +22,20 @@ class Allowed:
     network: Network | None = None  # an address is a network of one
 
 
-def peers(value: Any) -> tuple[str, ...]:
+def parse_peers(value: Any) -> tuple[str, ...]:
     """kv_connector_extra_config.peers; ValueError says which entry is none."""
     if not isinstance(value, list | tuple) or not 0 < len(value) <= MOST_PEERS:
         raise ValueError(f'must be a list of hosts, such as ["10.0.0.5:14579", "10.0.1.0/24"], not {value!r}')
     for each in value:
-        allowed(each)
+        parse_peer(each)
     return tuple(value)
 
 
-def allowed(entry: Any) -> Allowed:
+def parse_peer(entry: Any) -> AllowedPeer:
     """ValueError: it is neither a host, nor one with a port, nor a network."""
     if isinstance(entry, str):
         if (network := _network(entry)) is not None:
-            return Allowed("", None, network)
+            return AllowedPeer("", None, network)
         host, colon, port = entry.rpartition(":")
         if not colon:
             host, port = entry, ""
@@ -43,7 +43,7 @@ def allowed(entry: Any) -> Allowed:
         number = int(port) if port.isascii() and port.isdigit() else 0
         fits = not colon or 0 < number < 2**16
         if fits and (PEER_HOST.fullmatch(host) or (network is not None and "/" not in host)):
-            return Allowed("" if network is not None else host.lower(), number or None, network)
+            return AllowedPeer("" if network is not None else host.lower(), number or None, network)
     raise ValueError(f"has {entry!r}, which is no host, host:port or network (10.0.1.0/24)")
 
 
@@ -107,7 +107,7 @@ def _backends(value: Any) -> list[str]:
 
 
 def _seconds(value: Any) -> float:
-    found = -1.0 if isinstance(value, bool) else real(value)
+    found = -1.0 if isinstance(value, bool) else finite_number(value)
     if not 0 < found <= 86_400:
         raise ValueError(f"must be over 0 and at most 86400, in seconds, not {value!r}")
     return found
@@ -133,7 +133,7 @@ class TransferExtras(Nested):
         10.0, _seconds, "how long a peer may be silent that pages are asked of", group="memory", metavar="SECONDS"
     )
     peers: tuple[str, ...] | None = option(
-        None, optional(peers), "of whom pages may be asked: hosts, host:port, networks; any that a request names, if "
+        None, optional(parse_peers), "of whom pages may be asked: hosts, host:port, networks; any that a request names, if "
         "not given", group="memory",
     )  # fmt: skip
     mooncake_protocol: str = option(
@@ -198,17 +198,17 @@ class KVTransferConfig(Nested):
             raise ValueError(f"{self.name}.{lacks} must be given, too, where {given} is")
 
     @property
-    def gives(self) -> bool:
+    def is_producer(self) -> bool:
         """True if this engine is a KV producer: other engines may read its pages."""
         return self.kv_role in (_PRODUCES, _BOTH)
 
     @property
-    def takes(self) -> bool:
+    def is_consumer(self) -> bool:
         """True if this engine is a KV consumer: it reads pages of other engines."""
         return self.kv_role in (_CONSUMES, _BOTH)
 
     @property
-    def everywhere(self) -> "KVTransferConfig":
+    def shared_part(self) -> "KVTransferConfig":
         """The part that is equal on all machines of one engine: each has its own address, and its own files."""
         given = self.kv_connector_extra_config or {}
         extras = {name: value for name, value in given.items() if name not in ("host", "key_file")}
@@ -217,6 +217,6 @@ class KVTransferConfig(Nested):
     @property
     def extras(self) -> TransferExtras:
         """kv_connector_extra_config, read."""
-        found = TransferExtras.of(self.kv_connector_extra_config or {})
+        found = TransferExtras.from_value(self.kv_connector_extra_config or {})
         assert isinstance(found, TransferExtras)
         return found

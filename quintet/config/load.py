@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import json_object, one_of, optional, several, text
-from quintet.config.schema.fields import choice, option
+from quintet.common.value_parsers import json_object, list_of, one_of, optional, text
+from quintet.config.schema.fields import choice_field, option
 
 # What packages of others read, and its options
 READERS: Mapping[str, tuple[str, ...]] = {
@@ -19,7 +19,7 @@ def _overrides(value: Any) -> Any:
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
-    return (text(value),) if isinstance(value, str) else tuple(several(text)(value))
+    return (text(value),) if isinstance(value, str) else tuple(list_of(text)(value))
 
 
 def _tokenizer_mode(value: Any) -> str:
@@ -41,7 +41,7 @@ class LoadingOptions:
         "from transformers' config to the one that counts", group="model",
         accepts="Mapping[str, Any] | str | Callable[[Any], Any] | None",
     )  # fmt: skip
-    config_format: str = choice(
+    config_format: str = choice_field(
         "auto",
         "auto",
         "hf",
@@ -61,7 +61,7 @@ class LoadingOptions:
         (), _patterns, "files of a hub id that are not downloaded, such as original/**/*", group="model",
         accepts="Sequence[str] | str",
     )  # fmt: skip
-    load_format: str = choice(
+    load_format: str = choice_field(
         "auto", "auto", "safetensors", "pt", "npcache", "gguf", "bitsandbytes", "dummy", "mistral", "sharded_state",
         *READERS,
         help="of the weights. auto: safetensors, GGUF, or pt where there is neither; pt: what torch.save "

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.common.suggestions import refuse_unknown
-from quintet.common.value_parsers import json_object, one_of, optional, text, truth
+from quintet.common.value_parsers import boolean, json_object, one_of, optional, text
 from quintet.config.load import PATH
-from quintet.config.schema.fields import choice, option
+from quintet.config.schema.fields import choice_field, option
 
 # What floats may become while they are loaded: bits of a weight, bits of an activation, inputs that share a scale
 SCHEMES = {"int8": (8, 16, 128), "int4": (4, 16, 32), "w8a8": (8, 8, 0), "w4a8": (4, 8, 32)}
@@ -67,7 +67,7 @@ class ModelOptions:
         None, optional(text), "folder or hub id, if not the model's own", group="model", accepts=f"{PATH} | None"
     )
     skip_tokenizer_init: bool = option(
-        False, truth, "load no tokenizer: prompts and outputs are token ids alone", group="model"
+        False, boolean, "load no tokenizer: prompts and outputs are token ids alone", group="model"
     )
     revision: str | None = option(None, optional(text), "branch, tag or commit of the model on the hub", group="model")
     tokenizer_revision: str | None = option(
@@ -102,13 +102,13 @@ class ModelOptions:
         "group of weights, or 16; what the scheme or the checkpoint says if not given", group="model",
         metavar="BITS", choices=(8, 16),
     )  # fmt: skip
-    model_impl: str = choice(
+    model_impl: str = choice_field(
         "auto", "auto", "quintet", "transformers", vllm="quintet",
         help="whose code computes the model: quintet's file of its family; transformers' own, on quintet's cache and "
         "layers; auto: transformers' where quintet has no file", group="model",
     )  # fmt: skip
     trust_remote_code: bool = option(
-        False, truth, "run code that comes with the model: it can do whatever you can; for model_impl=transformers",
+        False, boolean, "run code that comes with the model: it can do whatever you can; for model_impl=transformers",
         group="model",
     )  # fmt: skip
     generation_config: str = option(
@@ -120,7 +120,7 @@ class ModelOptions:
     )
 
     enable_prompt_embeds: bool = option(
-        False, truth, "let a request bring embeddings in the place of prompt tokens", group="model"
+        False, boolean, "let a request bring embeddings in the place of prompt tokens", group="model"
     )
 
     def _check(self) -> None:

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, one_of, optional, text, truth
+from quintet.common.value_parsers import boolean, count, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
 MIB = 2**20
@@ -37,17 +37,17 @@ class ProfilerConfig(Nested):
     )
     torch_profiler_dir: str = option("", _folder, "folder of the traces", group="observability", metavar="FOLDER")
     torch_profiler_with_stack: bool = option(
-        False, truth, "lines of Python in them, where torch's profiler runs (vLLM's default is true)",
+        False, boolean, "lines of Python in them, where torch's profiler runs (vLLM's default is true)",
         group="observability",
     )  # fmt: skip
     torch_profiler_with_flops: bool = option(
-        False, truth, "operations of products, where torch's profiler runs", group="observability"
+        False, boolean, "operations of products, where torch's profiler runs", group="observability"
     )
-    torch_profiler_record_shapes: bool = option(False, truth, "shapes of what each op takes", group="observability")
+    torch_profiler_record_shapes: bool = option(False, boolean, "shapes of what each op takes", group="observability")
     torch_profiler_with_memory: bool = option(
-        False, truth, "what is allocated, where torch's profiler runs", group="observability"
+        False, boolean, "what is allocated, where torch's profiler runs", group="observability"
     )
-    torch_profiler_use_gzip: bool = option(True, truth, "compress the files", group="observability")
+    torch_profiler_use_gzip: bool = option(True, boolean, "compress the files", group="observability")
     delay_iterations: int = option(0, count(0), "steps before a trace begins", group="observability", metavar="STEPS")
     max_iterations: int = option(
         0, count(0), "most steps of a trace; 0: as many as time and bytes allow", group="observability", metavar="STEPS"
@@ -69,4 +69,4 @@ class ProfilerConfig(Nested):
 class ObservabilityOptions:
     """Logs and figures."""
 
-    disable_log_stats: bool = option(False, truth, "log no statistics", group="observability")
+    disable_log_stats: bool = option(False, boolean, "log no statistics", group="observability")

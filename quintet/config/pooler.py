@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import count, ids, one_of, optional, real, truth
-from quintet.config.schema.fields import Nested, choice, option
+from quintet.common.value_parsers import boolean, count, finite_number, id_list, one_of, optional
+from quintet.config.schema.fields import Nested, choice_field, option
 
 SEQUENCE = ("CLS", "LAST", "MEAN")  # one row of a text
 TOKEN = ("ALL", "STEP")  # a row of each token
@@ -35,25 +35,25 @@ class PoolerConfig(Nested):
     tok_pooling_type: str | None = option(
         None, optional(one_of(*TOKEN, **_upper)), "the same for tasks of tokens", group="model", choices=TOKEN
     )
-    normalize: bool | None = option(None, optional(truth), "embeddings of length 1", group="model")
+    normalize: bool | None = option(None, optional(boolean), "embeddings of length 1", group="model")
     use_activation: bool | None = option(
-        None, optional(truth), "classes as probabilities, and not as logits", group="model"
+        None, optional(boolean), "classes as probabilities, and not as logits", group="model"
     )
     dimensions: int | None = option(None, optional(count()), "numbers of an embedding: its first ones", group="model")
     head_dtype: str = option(
         "float32", _dtype, "what heads are computed in; float32 alone", group="model", choices=("float32",)
     )
     logit_bias: float | None = option(
-        None, optional(real), "taken from logits before their activation", group="model", metavar="NUMBER"
+        None, optional(finite_number), "taken from logits before their activation", group="model", metavar="NUMBER"
     )
     step_tag_id: int | None = option(
         None, optional(count(0)), "token whose rows are given, with pooling_type STEP", group="model", metavar="ID"
     )
     returned_token_ids: tuple[int, ...] | None = option(
-        None, optional(ids), "columns of each row that are given", group="model", metavar="IDS"
+        None, optional(id_list), "columns of each row that are given", group="model", metavar="IDS"
     )
     enable_chunked_processing: bool = option(
-        False, truth, "embed texts that are longer than the model takes in pieces, and give the mean of these, "
+        False, boolean, "embed texts that are longer than the model takes in pieces, and give the mean of these, "
         "weighted by their tokens", group="model",
     )  # fmt: skip
     max_embed_len: int | None = option(
@@ -69,7 +69,7 @@ class PoolerConfig(Nested):
                 f"{self.name}.max_embed_len bounds what is embedded in pieces; set enable_chunked_processing"
             )
 
-    def kind(self, of_tokens: bool) -> str | None:
+    def type_for(self, of_tokens: bool) -> str | None:
         """The pooling type for texts, or for their tokens; None: not set."""
         own = self.tok_pooling_type if of_tokens else self.seq_pooling_type
         general = self.pooling_type if self.pooling_type in (TOKEN if of_tokens else SEQUENCE) else None
@@ -80,11 +80,11 @@ class PoolerConfig(Nested):
 class PoolingOptions:
     """Output of the model: text or numbers."""
 
-    runner: str = choice(
+    runner: str = choice_field(
         "auto", "auto", "generate", "pooling", draft="generate", help="what the model gives: text, or numbers "
         "(embeddings, classes, scores); auto: as its files say", group="model",
     )  # fmt: skip
-    convert: str = choice(
+    convert: str = choice_field(
         "auto", "auto", "none", "embed", "classify", "reward", help="what a model that gives text is made into with "
         "runner=pooling; auto: as its files say, else embed", group="model",
     )  # fmt: skip

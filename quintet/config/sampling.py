@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import count, integer, several, text
-from quintet.config.schema.fields import choice, option
+from quintet.common.value_parsers import count, integer, list_of, text
+from quintet.config.schema.fields import choice_field, option
 
 
 def _processor(value: Any) -> Any:
@@ -20,10 +20,10 @@ class SamplingOptions:
     max_logprobs: int = option(
         20, count(0, -1), "most logprobs that a request may ask for; -1: the whole vocabulary", group="sampling"
     )
-    logprobs_mode: str = choice(
+    logprobs_mode: str = choice_field(
         "raw_logprobs", "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits",
         help="what logprobs are: of the model's own scores, or after penalties, temperature and cuts", group="sampling",
     )  # fmt: skip
     logits_processors: tuple[Any, ...] = option(
-        (), several(_processor), "classes that edit logits, by dotted name or entry point", group="sampling"
+        (), list_of(_processor), "classes that edit logits, by dotted name or entry point", group="sampling"
     )

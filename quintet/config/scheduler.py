@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from quintet.common.value_parsers import count, optional, truth
-from quintet.config.schema.fields import choice, option
+from quintet.common.value_parsers import boolean, count, optional
+from quintet.config.schema.fields import choice_field, option
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class SchedulingOptions:
 
     max_num_seqs: int = option(256, count(), "most requests in one step", group="scheduling")
     max_num_batched_tokens: int = option(2048, count(), "most tokens in one step", group="scheduling")
-    enable_chunked_prefill: bool = option(True, truth, "let a long prompt take several steps", group="scheduling")
+    enable_chunked_prefill: bool = option(True, boolean, "let a long prompt take several steps", group="scheduling")
     long_prefill_token_threshold: int = option(
         0, count(0), "a prompt with more tokens is long, and a step computes no more of it than that, so that others "
         "find room beside it; 0: none is", group="scheduling", metavar="TOKENS",
@@ -30,7 +30,7 @@ class SchedulingOptions:
         1, count(), "tokens from one output of a stream to the next; the first comes at once", group="scheduling",
         metavar="TOKENS",
     )  # fmt: skip
-    scheduling_policy: str = choice(
+    scheduling_policy: str = choice_field(
         "fcfs", "fcfs", "priority", help="who goes first: first come, or the lowest priority number", group="scheduling"
     )
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quintet.common.value_parsers import one_of, optional, text, truth
+from quintet.common.value_parsers import boolean, one_of, optional, text
 from quintet.config.schema.fields import Nested, option
 
 
@@ -23,12 +23,15 @@ class StructuredOutputsConfig(Nested):
         "auto", _backend, "who compiles schemas and grammars; auto: guidance", group="sampling",
         choices=("auto", "guidance"),
     )  # fmt: skip
-    disable_any_whitespace: bool = option(False, truth, "no whitespace between the parts of JSON", group="sampling")
+    disable_any_whitespace: bool = option(False, boolean, "no whitespace between the parts of JSON", group="sampling")
     disable_additional_properties: bool = option(
-        False, truth, "objects have the properties that their schema names, and no more", group="sampling"
+        False, boolean, "objects have the properties that their schema names, and no more", group="sampling"
     )
     enable_in_reasoning: bool = option(
-        False, truth, "the shape holds from the first token on, and not behind what the model thinks", group="sampling"
+        False,
+        boolean,
+        "the shape holds from the first token on, and not behind what the model thinks",
+        group="sampling",
     )
     reasoning_parser: str | None = option(
         None, optional(text), "how the model marks its thoughts, where --reasoning-parser does not say it",

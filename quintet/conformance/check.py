@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Lacking(Exception):
+class NotSupported(Exception):
     """Raised by a trial of something that the platform says it does not have; the message is its reason."""
 
 
-class Broken(AssertionError):
+class ContractViolation(AssertionError):
     """Raised by a trial that the platform fails; the message says what was wanted, and what came."""
 
 
-def require(holds: bool, otherwise: str) -> None:
+def require(holds: bool, message: str) -> None:
     """An `assert` that stays under `python -O`."""
     if not holds:
-        raise Broken(otherwise)
+        raise ContractViolation(message)
 
 
 class Trial(NamedTuple):
@@ -62,8 +62,8 @@ def check(clause: str) -> Callable[[Callable[["Subject"], Iterator[Trial]]], Cal
     return register
 
 
-def spread(items: Sequence[T], most: int) -> list[T]:
+def evenly_chosen(items: Sequence[T], count: int) -> list[T]:
     """Returns at most `most` of the items, evenly from the first to the last."""
-    if len(items) <= most:
+    if len(items) <= count:
         return list(items)
-    return [items[round(i * (len(items) - 1) / max(1, most - 1))] for i in range(most)]
+    return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.engine.startup import prepare
 
 ROWS = 256  # of logits that are compared at a time
@@ -57,11 +57,11 @@ def logits(config: EngineConfig, rows: Sequence[Sequence[int]], length: int) -> 
     """[T, V] float32 for each sequence of up to `length` tokens, straight from the step."""
     prepared = prepare(config)
     worker, size = prepared.ranks.workers[0], prepared.config.page_size
-    pages, groups = -(-length // size), worker.arrangement.groups
+    pages, groups = -(-length // size), worker.kv_cache_layout.groups
     worker.load(prepared.folder, pages * len(groups) + 1, (), progress=False)
     own = [range(1 + pages * index, 1 + pages * (index + 1)) for index in range(len(groups))]
-    slots = (0, 1) if worker.arrangement.states else None
+    slots = (0, 1) if worker.kv_cache_layout.states else None
     for ids in rows:
-        logits = worker.run(laid([Stretch(ids, 0, own, slots)], size, groups)).logits
+        logits = worker.run(host_batch([Stretch(ids, 0, own, slots)], size, groups)).logits
         assert logits is not None
         yield worker.device.to_host(logits)().float().clone()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quintet.common.suggestions import refuse_unknown
 from quintet.conformance.kit import section_names
-from quintet.conformance.report import Outcome, Report, Result, Tally
+from quintet.conformance.report import ConformanceReport, SectionTally, TrialOutcome, TrialResult
 from quintet.engine.platform_support import Support
 
 PREFACE = """\
@@ -54,7 +54,7 @@ GROUPS = {  # what stands before the "/" of a feature, or is one -> its heading,
 }
 
 
-class State(str, enum.Enum):
+class FeatureState(str, enum.Enum):
     """State of one feature on one platform."""
 
     SUPPORTED = "supported"
@@ -65,13 +65,13 @@ class State(str, enum.Enum):
 class Verdict(NamedTuple):
     """State of a feature, and the reason."""
 
-    state: State
+    state: FeatureState
     reason: str = ""
 
 
-def verdicts(report: Report) -> dict[str, Verdict]:
+def verdicts(report: ConformanceReport) -> dict[str, Verdict]:
     """Supported is what every trial of it passed. Of several reasons against it, a failure's is given first."""
-    trials: dict[str, list[Result]] = {}
+    trials: dict[str, list[TrialResult]] = {}
     for result in report.results:
         for feature in result.features:
             trials.setdefault(feature, []).append(result)
@@ -79,25 +79,25 @@ def verdicts(report: Report) -> dict[str, Verdict]:
     return {feature: _verdict(results) for feature, results in sorted(trials.items())}
 
 
-def _verdict(results: Sequence[Result]) -> Verdict:
+def _verdict(results: Sequence[TrialResult]) -> Verdict:
     worst = min(results, key=lambda each: _ORDER.index(each.outcome))
-    if worst.outcome is Outcome.PASSED:
-        return Verdict(State.SUPPORTED)
-    if worst.outcome is Outcome.UNSUPPORTED:
-        return Verdict(State.UNSUPPORTED, worst.detail)
-    return Verdict(State.UNSUPPORTED, f"{worst.clause} failed, {worst.what}: {worst.detail}")
+    if worst.outcome is TrialOutcome.PASSED:
+        return Verdict(FeatureState.SUPPORTED)
+    if worst.outcome is TrialOutcome.UNSUPPORTED:
+        return Verdict(FeatureState.UNSUPPORTED, worst.detail)
+    return Verdict(FeatureState.UNSUPPORTED, f"{worst.clause} failed, {worst.what}: {worst.detail}")
 
 
-_ORDER = (Outcome.FAILED, Outcome.UNSUPPORTED, Outcome.PASSED)
+_ORDER = (TrialOutcome.FAILED, TrialOutcome.UNSUPPORTED, TrialOutcome.PASSED)
 
 
-def missing(report: Report) -> list[str]:
+def missing(report: ConformanceReport) -> list[str]:
     """Sections of the kit that did not run, or tried nothing."""
     tried = {result.section for result in report.results}
     return [section for section in section_names() if section not in tried]
 
 
-def support(report: Report) -> Support:
+def support(report: ConformanceReport) -> Support:
     """The small table of a report, which an engine reads when it starts."""
     found = verdicts(report)
     return Support(
@@ -109,8 +109,8 @@ def support(report: Report) -> Support:
         detail=report.detail,
         emulated=report.emulated,
         date=report.date,
-        supported=frozenset(feature for feature, verdict in found.items() if verdict.state is State.SUPPORTED),
-        unsupported={f: _line(v.reason) for f, v in found.items() if v.state is State.UNSUPPORTED},
+        supported=frozenset(feature for feature, verdict in found.items() if verdict.state is FeatureState.SUPPORTED),
+        unsupported={f: _line(v.reason) for f, v in found.items() if v.state is FeatureState.UNSUPPORTED},
     )
 
 
@@ -122,12 +122,12 @@ def table(tables: Mapping[str, Support | None]) -> dict[str, dict[str, Verdict]]
 
 def _of(known: Support | None, feature: str) -> Verdict:
     if known is None:
-        return Verdict(State.UNVERIFIED, "no report")
+        return Verdict(FeatureState.UNVERIFIED, "no report")
     if feature in known.supported:
-        return Verdict(State.SUPPORTED)
+        return Verdict(FeatureState.SUPPORTED)
     if feature in known.unsupported:
-        return Verdict(State.UNSUPPORTED, known.unsupported[feature])
-    return Verdict(State.UNVERIFIED, "its report does not speak of it")
+        return Verdict(FeatureState.UNSUPPORTED, known.unsupported[feature])
+    return Verdict(FeatureState.UNVERIFIED, "its report does not speak of it")
 
 
 def _place(feature: str) -> tuple[int, int, str]:
@@ -143,7 +143,7 @@ def _line(reason: str) -> str:
 # ------------------------------------------------------------------------------------------------ the page
 
 
-def page(reports: Mapping[str, Report | None]) -> str:
+def page(reports: Mapping[str, ConformanceReport | None]) -> str:
     """docs/support.md: platform -> its report, or None where there is none."""
     found = table({name: support(each) if each else None for name, each in reports.items()})
     lines = [
@@ -159,11 +159,11 @@ def page(reports: Mapping[str, Report | None]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _origin(name: str, report: Report | None) -> str:
+def _origin(name: str, report: ConformanceReport | None) -> str:
     """Formats a report's origin and its counts as a table row."""
     if report is None:
         return f"| `{name}` | no report: everything is unverified | | | | |"
-    tally, emulated = Tally.of(report.results), ", emulated" * report.emulated
+    tally, emulated = SectionTally.of(report.results), ", emulated" * report.emulated
     where = (
         f"{report.detail or 'no detail'}{emulated}; torch {report.machine.get('torch', 'unknown')}; {report.date[:10]}"
     )
@@ -185,7 +185,7 @@ def reasons(rows: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
     shared: dict[tuple[str, str], list[str]] = {}
     for feature, row in rows.items():
         for name, verdict in row.items():
-            if verdict.state is State.UNSUPPORTED:
+            if verdict.state is FeatureState.UNSUPPORTED:
                 shared.setdefault((name, verdict.reason), []).append(feature)
     return [f"{name}, {', '.join(features)}: {reason}" for (name, reason), features in shared.items()]
 
@@ -193,4 +193,4 @@ def reasons(rows: Mapping[str, Mapping[str, Verdict]]) -> list[str]:
 def counts(row: Iterable[Verdict]) -> str:
     """Formats the number of features in each state."""
     found = Counter(verdict.state for verdict in row)
-    return ", ".join(f"{found[state]} {state.value}" for state in State)
+    return ", ".join(f"{found[state]} {state.value}" for state in FeatureState)

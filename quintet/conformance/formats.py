@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.linear import untied
+from quintet.conformance.cases.linear import away_from_ties
 
 INT8_MOST = 127  # steps of a row's scale; -128 is not used
 
 
 @dataclass(frozen=True)
-class Float8:
+class Float8Encoding:
     """An exponent of 0 is a subnormal's (Micikevicius et al. 2022)."""
 
     exponent: int  # bits
@@ -60,14 +60,14 @@ class Float8:
 
 
 FLOATS = {
-    torch.float8_e4m3fn: Float8(4, 3, 7),
-    torch.float8_e4m3fnuz: Float8(4, 3, 8, unsigned_zero=True),
-    torch.float8_e5m2: Float8(5, 2, 15, infinities=True),
-    torch.float8_e5m2fnuz: Float8(5, 2, 16, unsigned_zero=True),
+    torch.float8_e4m3fn: Float8Encoding(4, 3, 7),
+    torch.float8_e4m3fnuz: Float8Encoding(4, 3, 8, unsigned_zero=True),
+    torch.float8_e5m2: Float8Encoding(5, 2, 15, infinities=True),
+    torch.float8_e5m2fnuz: Float8Encoding(5, 2, 16, unsigned_zero=True),
 }
 
 
-def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+def through_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns x [..., D] as a cache of this type gives it back: an exact model of ops.attention.stored()."""
     if dtype in FLOATS:
         return FLOATS[dtype].nearest(x)
@@ -78,9 +78,13 @@ def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.double()
 
 
-def steady(x: Tensor, dtype: torch.dtype) -> Tensor:
+def away_from_rounding_ties(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] with 0 for what lies so near the middle of two numbers of the type that one rounding decides."""
     if dtype in FLOATS:
         nearest = FLOATS[dtype].nearest
         return torch.where(nearest(x * (1 - 2**-7)) == nearest(x * (1 + 2**-7)), x, 0)
-    return untied(x.flatten(0, -2), 0, float(INT8_MOST), torch.round).reshape(x.shape) if dtype == torch.int8 else x
+    return (
+        away_from_ties(x.flatten(0, -2), 0, float(INT8_MOST), torch.round).reshape(x.shape)
+        if dtype == torch.int8
+        else x
+    )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from quintet.common.suggestions import refuse_unknown
 from quintet.common.tools_package import MISSING, has_tools
 from quintet.conformance import sections
-from quintet.conformance.check import CHECKS, Broken, Check, Lacking, Trial, spread
+from quintet.conformance.check import CHECKS, Check, ContractViolation, NotSupported, Trial, evenly_chosen
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.report import Outcome, Report, Result, shortened
+from quintet.conformance.report import ConformanceReport, TrialOutcome, TrialResult, shortened
 from quintet.conformance.sections import with_models
 
 ORDER = (
@@ -48,44 +48,44 @@ def untried(wanted: Sequence[str] = ()) -> list[str]:
 def run(
     subject: Subject,
     wanted: Sequence[str] = (),
-    show: Callable[[Result], None] = lambda result: None,
+    show: Callable[[TrialResult], None] = lambda result: None,
     begin: Callable[[str], None] = lambda section: None,
     start: Callable[[Check, Trial], None] = lambda check, trial: None,
     quick: bool = False,
-) -> Report:
+) -> ConformanceReport:
     """Every trial of every check; one that fails stops none of the others. `begin` hears of each section before it,
     `start` of each trial before it, `show` of what it gave. `quick`: of each check as many trials as the square root of
     all, from the first to the last."""
-    results: list[Result] = []
+    results: list[TrialResult] = []
     sections = []
     for section, group in itertools.groupby(checks(wanted), lambda each: each.section):
         sections.append(section)
         begin(section)
         for each in group:
-            for trial in _few(listed(each, subject)) if quick else listed(each, subject):
+            for trial in _few(list_trials(each, subject)) if quick else list_trials(each, subject):
                 start(each, trial)
-                results.append(tried(each, trial))
+                results.append(run_trial(each, trial))
                 show(results[-1])
-    return Report.of(subject, sections, results, quick, untried(wanted))
+    return ConformanceReport.of(subject, sections, results, quick, untried(wanted))
 
 
 def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
     """Returns the message of a clause's first failed trial; None if all hold. `among`: prefix of the trials' names."""
     for each in checks([clause.partition(".")[0]]):
-        for trial in listed(each, subject) if each.clause == clause else ():
+        for trial in list_trials(each, subject) if each.clause == clause else ():
             if trial.what.startswith(among):
-                result = tried(each, trial)
-                if result.outcome is Outcome.FAILED:
+                result = run_trial(each, trial)
+                if result.outcome is TrialOutcome.FAILED:
                     return f"{result.what}: {result.detail}"
     return None
 
 
 def _few(trials: Iterator[Trial]) -> list[Trial]:
     known = list(trials)
-    return spread(known, math.ceil(math.sqrt(len(known))))
+    return evenly_chosen(known, math.ceil(math.sqrt(len(known))))
 
 
-def listed(of: Check, subject: Subject) -> Iterator[Trial]:
+def list_trials(of: Check, subject: Subject) -> Iterator[Trial]:
     """Its trials. A check that cannot even list them is one failed trial."""
     try:
         yield from of.trials(subject)
@@ -98,19 +98,19 @@ def listed(of: Check, subject: Subject) -> Iterator[Trial]:
         yield Trial("listing its trials", again)
 
 
-def tried(of: Check, trial: Trial) -> Result:
+def run_trial(of: Check, trial: Trial) -> TrialResult:
     """Calls it, and raises nothing."""
     began = time.perf_counter()
-    outcome, detail = Outcome.PASSED, ""
+    outcome, detail = TrialOutcome.PASSED, ""
     try:
         trial.call()
-    except Lacking as reason:
-        outcome, detail = Outcome.UNSUPPORTED, str(reason) or "no reason was given"
-    except Broken as broken:
-        outcome, detail = Outcome.FAILED, str(broken)
+    except NotSupported as reason:
+        outcome, detail = TrialOutcome.UNSUPPORTED, str(reason) or "no reason was given"
+    except ContractViolation as broken:
+        outcome, detail = TrialOutcome.FAILED, str(broken)
     except Exception as error:  # whatever a vendor's code raises is its result
-        outcome, detail = Outcome.FAILED, f"{type(error).__name__}: {error}"
+        outcome, detail = TrialOutcome.FAILED, f"{type(error).__name__}: {error}"
     seconds = time.perf_counter() - began
-    return Result(
+    return TrialResult(
         of.section, of.clause, of.name, shortened(trial.what), outcome, shortened(detail), seconds, trial.features
     )

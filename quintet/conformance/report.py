@@ -32,7 +32,7 @@ Name = Annotated[str, Meta(max_length=200)]
 Text = Annotated[str, Meta(max_length=MOST_DETAIL + 10)]
 
 
-class Outcome(str, enum.Enum):
+class TrialOutcome(str, enum.Enum):
     """Outcome of one trial."""
 
     PASSED = "passed"
@@ -40,24 +40,24 @@ class Outcome(str, enum.Enum):
     UNSUPPORTED = "unsupported"  # the platform says that it has no such thing, and why
 
 
-class Result(Struct, frozen=True, forbid_unknown_fields=True):
+class TrialResult(Struct, frozen=True, forbid_unknown_fields=True):
     """One trial."""
 
     section: Name
     clause: Name
     check: Name
     what: Text
-    outcome: Outcome
+    outcome: TrialOutcome
     detail: Text  # why it failed, or is unsupported
     seconds: float
     features: tuple[Name, ...]
 
     def __str__(self) -> str:
         """Formats the result in full: the clause and its sentence, the trial, its outcome."""
-        return told([self])
+        return summarize_alike([self])
 
 
-def told(alike: Sequence[Result]) -> str:
+def summarize_alike(alike: Sequence[TrialResult]) -> str:
     """Formats results of one check with the same outcome as one entry."""
     first = alike[0]
     lines = [f"{first.outcome.value}  {first.clause}: {CLAUSES.get(first.clause, 'not a clause of this version')}"]
@@ -66,7 +66,7 @@ def told(alike: Sequence[Result]) -> str:
     return "\n".join([*lines, *_under("  came   ", first.detail)])
 
 
-class Tally(Struct, frozen=True):
+class SectionTally(Struct, frozen=True):
     """Trials of a section, and what they took."""
 
     passed: int = 0
@@ -75,16 +75,16 @@ class Tally(Struct, frozen=True):
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, results: Sequence[Result]) -> "Tally":
+    def of(cls, results: Sequence[TrialResult]) -> "SectionTally":
         counts = Counter(result.outcome.value for result in results)
         return cls(**counts, seconds=sum(result.seconds for result in results))
 
     def __str__(self) -> str:
-        numbers = ", ".join(f"{getattr(self, each.value)} {each.value}" for each in Outcome)
+        numbers = ", ".join(f"{getattr(self, each.value)} {each.value}" for each in TrialOutcome)
         return f"{numbers}, {self.seconds:.1f} s"
 
 
-class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ConformanceReport(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All trials on one platform, and where they ran."""
 
     format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -101,17 +101,17 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sections: tuple[Name, ...]  # that were run, whether they tried anything or not
     quick: bool = False  # some trials of each check: it vouches for nothing
     untried: tuple[Name, ...] = ()  # sections with checks that were left out, as quintet-tools was missing
-    results: Annotated[tuple[Result, ...], Meta(max_length=1_000_000)]
+    results: Annotated[tuple[TrialResult, ...], Meta(max_length=1_000_000)]
 
     @classmethod
     def of(
         cls,
         subject: "Subject",
         sections: Sequence[str],
-        results: Sequence[Result],
+        results: Sequence[TrialResult],
         quick: bool = False,
         untried: Sequence[str] = (),
-    ) -> "Report":
+    ) -> "ConformanceReport":
         ours = subject.chosen.source == OURS
         return cls(
             platform=subject.name,
@@ -135,19 +135,19 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return not self.failures and not self.untried
 
     @property
-    def failures(self) -> list[Result]:
-        return [result for result in self.results if result.outcome is Outcome.FAILED]
+    def failures(self) -> list[TrialResult]:
+        return [result for result in self.results if result.outcome is TrialOutcome.FAILED]
 
-    def _alike(self) -> list[list[Result]]:
+    def _alike(self) -> list[list[TrialResult]]:
         """Failures, those of one check with one reason together."""
-        groups: dict[tuple[str, str, str], list[Result]] = {}
+        groups: dict[tuple[str, str, str], list[TrialResult]] = {}
         for result in self.failures:
             groups.setdefault((result.clause, result.check, result.detail), []).append(result)
         return [*groups.values()]
 
-    def tallies(self) -> dict[str, Tally]:
+    def tallies(self) -> dict[str, SectionTally]:
         """Tallies by section, in the order that they ran."""
-        return {each: Tally.of([r for r in self.results if r.section == each]) for each in self.sections}
+        return {each: SectionTally.of([r for r in self.results if r.section == each]) for each in self.sections}
 
     def __str__(self) -> str:
         """The page that `quintet conformance` prints."""
@@ -161,10 +161,10 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             f"{self.detail or 'no detail'}; {machine}; {self.date}",
             "",
             *(f"{section:{width}}  {tally}" for section, tally in tallies.items()),
-            f"{'all':{width}}  {Tally.of(self.results)}",
+            f"{'all':{width}}  {SectionTally.of(self.results)}",
         ]
         for alike in self._alike():
-            lines += ["", told(alike)]
+            lines += ["", summarize_alike(alike)]
         clauses = sorted({result.clause for result in self.failures})
         verdict = f"broken: {', '.join(clauses)}" if clauses else "every clause that was tried holds"
         if self.untried:
@@ -179,7 +179,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         path.write_text(f'{head[:-2]},\n "results": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
-def read(path: str | Path) -> Report:
+def read(path: str | Path) -> ConformanceReport:
     """A report that was written before. ValueError says what is wrong with it."""
     path = Path(path)
     try:
@@ -191,7 +191,7 @@ def read(path: str | Path) -> Report:
             raise ValueError(
                 f"its format is {found}, and this quintet {__version__} reads format {FORMAT}; run it anew"
             )
-        report = msgspec.json.decode(data, type=Report)
+        report = msgspec.json.decode(data, type=ConformanceReport)
         _check(report)
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         raise ValueError(f"{path} is no report of `quintet conformance`: {error}") from None
@@ -204,12 +204,12 @@ class _Format(Struct):
     format: int
 
 
-def _check(report: Report) -> None:
+def _check(report: ConformanceReport) -> None:
     """Checks what types do not: each result's section is in the report, and each failure has a reason."""
     for result in report.results:
         if result.section not in report.sections:
             raise ValueError(f"{result.check} is of section {result.section!r}, which is not among its sections")
-        if result.outcome is not Outcome.PASSED and not result.detail:
+        if result.outcome is not TrialOutcome.PASSED and not result.detail:
             raise ValueError(f"{result.clause}, {result.what!r}: {result.outcome.value} without a reason")
 
 
@@ -218,7 +218,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_DETAIL else text[:MOST_DETAIL] + " [...]"
 
 
-def _row(result: Result) -> str:
+def _row(result: TrialResult) -> str:
     values: dict[str, Any] = msgspec.to_builtins(result)
     return json.dumps({**values, "seconds": round(result.seconds, 3)})
 

@@ -29,7 +29,7 @@ class AuthenticationFailed(ConnectionError):
     """The other end does not know the key, or does not speak the protocol."""
 
 
-class Closed(ConnectionError):
+class ConnectionClosed(ConnectionError):
     """The other end has closed the connection, or the network between has ended it."""
 
 
@@ -42,7 +42,7 @@ def _always() -> bool:
     return True
 
 
-def tuned(connection: socket.socket, seconds: float) -> None:
+def configure_socket(connection: socket.socket, seconds: float) -> None:
     """Configures a connection: small messages go at once. An end that does not answer any more, to the system either,
     is given up in half of the seconds that ranks wait for each other."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -71,7 +71,7 @@ class Connection:
         return self._connection.fileno()
 
     @property
-    def here(self) -> str:
+    def local_address(self) -> str:
         """Returns the address of the interface by which the other end is reached."""
         return str(self._connection.getsockname()[0])
 
@@ -101,7 +101,7 @@ class Connection:
         return Frame(kind, payload)
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Returns whether the other end has closed the connection; what it sent before can still be read."""
         try:
             return not self._connection.recv(1, socket.MSG_PEEK)
@@ -110,7 +110,7 @@ class Connection:
         except OSError:
             return True
 
-    def release(self) -> int:
+    def detach(self) -> int:
         """Returns the socket's descriptor, which is the caller's from here on, to close as well."""
         return self._connection.detach()
 
@@ -118,7 +118,7 @@ class Connection:
         self._connection.close()
 
 
-def waited_for(descriptor: int, what: int, seconds: float = 0.1) -> bool:
+def wait_ready(descriptor: int, what: int, seconds: float = 0.1) -> bool:
     """Returns whether it can be read or written (select.POLLIN, POLLOUT), at most so many seconds from now."""
     poll = select.poll()
     poll.register(descriptor, what)
@@ -128,10 +128,10 @@ def waited_for(descriptor: int, what: int, seconds: float = 0.1) -> bool:
 def _wait(connection: socket.socket, what: int, until: float, goes_on: Callable[[], bool]) -> None:
     """Waits a moment, until the connection can be read or written. Closed: this end stops; TimeoutError."""
     if not goes_on():
-        raise Closed("the connection was stopped before the frame was complete")
+        raise ConnectionClosed("the connection was stopped before the frame was complete")
     if (left := until - time.monotonic()) <= 0:
         raise TimeoutError
-    waited_for(connection.fileno(), what, min(left, 0.1))
+    wait_ready(connection.fileno(), what, min(left, 0.1))
 
 
 def _send(connection: socket.socket, parts: list[bytes], until: float, goes_on: Callable[[], bool] = _always) -> None:
@@ -144,7 +144,7 @@ def _send(connection: socket.socket, parts: list[bytes], until: float, goes_on: 
             _wait(connection, select.POLLOUT, until, goes_on)
             continue
         except OSError as error:
-            raise Closed(error.strerror or "its connection was closed") from None
+            raise ConnectionClosed(error.strerror or "its connection was closed") from None
         while left and sent >= len(left[0]):
             sent -= len(left.pop(0))
         if sent:
@@ -163,9 +163,9 @@ def _receive(connection: socket.socket, count: int, until: float, goes_on: Calla
             _wait(connection, select.POLLIN, until, goes_on)
             continue
         except OSError as error:
-            raise Closed(error.strerror or "its connection was closed") from None
+            raise ConnectionClosed(error.strerror or "its connection was closed") from None
         if not some:
-            raise Closed("its connection was closed")
+            raise ConnectionClosed("its connection was closed")
         filled += some
     return data
 
@@ -206,7 +206,7 @@ def authenticate_client(connection: socket.socket, key: bytes, protocol: bytes, 
         _send(connection, [secrets.server], until)
         return Connection(connection, secrets.to_client, secrets.to_server)
     except TimeoutError:
-        raise Closed("it did not answer") from None
+        raise ConnectionClosed("it did not answer") from None
 
 
 def authenticate_server(connection: socket.socket, key: bytes, protocol: bytes, until: float) -> Connection:
@@ -224,4 +224,4 @@ def authenticate_server(connection: socket.socket, key: bytes, protocol: bytes, 
             raise AuthenticationFailed("it knows another key")
         return Connection(connection, secrets.to_server, secrets.to_client)
     except TimeoutError:
-        raise Closed("it did not answer") from None
+        raise ConnectionClosed("it did not answer") from None

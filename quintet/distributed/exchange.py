@@ -22,7 +22,7 @@ class RankLost(RuntimeError):
     """A rank is gone, or the exchange was stopped."""
 
 
-class Exchange:
+class MessageExchange:
     """This rank's ends of all connections."""
 
     def __init__(self, sockets: Sequence[int], rank: int, seconds: float) -> None:

@@ -25,7 +25,7 @@ LATE = 0.2  # seconds for what an ended rank has sent by other connections, and 
 MOST_REASON = 4096
 
 
-class Meshed(Protocol):
+class MessageMesh(Protocol):
     """Mesh that carries notes and parts of sums: compiled."""
 
     def exchange(self, note: bytes) -> list[bytes]: ...
@@ -41,7 +41,7 @@ class RankMessages(Channel):
 
     def __init__(  # what a meeting gives
         self,
-        mesh: Meshed,
+        mesh: MessageMesh,
         rank_info: RankInfo,
         wires: dict[int, Connection],
         seal: bytes,

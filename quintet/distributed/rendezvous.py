@@ -24,8 +24,8 @@ from quintet.distributed.connection import (
     Connection,
     authenticate_client,
     authenticate_server,
-    tuned,
-    waited_for,
+    configure_socket,
+    wait_ready,
 )
 from quintet.distributed.keys import ranks_key
 from quintet.interface.types import RankInfo
@@ -44,26 +44,26 @@ COME = "start all nodes, with the same settings, and see that they reach that ad
 REMEDY = "set QUINTET_RANKS_KEY, or QUINTET_RANKS_KEY_FILE, to the same on all machines"
 
 
-class Hello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class RankHello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Hello of a rank, with what must be alike on all. Port 0: it comes for tensors."""
 
     rank: int
     size: int
     port: int
-    alike: dict[str, str]
+    shared_settings: dict[str, str]
     session: bytes = b""
-    why: str = ""  # it is called off
+    reason: str = ""  # it is called off
 
 
 CALLED_OFF = -1  # in the place of a rank: a rank will never come, so the wait ends
 
 
-class Welcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class RankWelcome(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     session: bytes  # a name that only these ranks know
-    places: list[tuple[str, int]]  # where each listens
+    addresses: list[tuple[str, int]]  # where each listens
 
 
-class Terms(NamedTuple):
+class RendezvousTerms(NamedTuple):
     """Terms of a rendezvous."""
 
     seconds: float  # that ranks will wait for each other
@@ -72,12 +72,12 @@ class Terms(NamedTuple):
 
 
 @dataclass
-class Met:
+class JoinedRanks:
     """Result of a rendezvous: all have come."""
 
     session: bytes
     sockets: list[int]  # descriptors by rank, -1 in the own place: for tensors
-    wires: dict[int, Connection] = field(default_factory=dict)  # rank 0's to each, or each one's to rank 0
+    connections: dict[int, Connection] = field(default_factory=dict)  # rank 0's to each, or each one's to rank 0
 
 
 def key_of(endpoint: str) -> bytes:
@@ -86,7 +86,7 @@ def key_of(endpoint: str) -> bytes:
     return own[0].encode() if own else ranks_key()
 
 
-def where(endpoint: str) -> tuple[str, int, int | None]:
+def parse_endpoint(endpoint: str) -> tuple[str, int, int | None]:
     """Parses tcp://HOST:PORT[?listener=NUMBER&key=KEY] -> host, port, the open descriptor on which rank 0 listens."""
     try:
         parts = urlsplit(endpoint)
@@ -99,7 +99,7 @@ def where(endpoint: str) -> tuple[str, int, int | None]:
     raise ValueError(f"endpoint {endpoint!r} is not {TCP}HOST:PORT")
 
 
-def listening(host: str, port: int, backlog: int = 128) -> socket.socket:
+def listen_on(host: str, port: int, backlog: int = 128) -> socket.socket:
     """Listens on the interface that has this address, and no other. ValueError says why not."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -115,11 +115,11 @@ def listening(host: str, port: int, backlog: int = 128) -> socket.socket:
     return made
 
 
-def meet(rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: Terms) -> Met:
+def join(rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: RendezvousTerms) -> JoinedRanks:
     """Blocks until all ranks have come. `alike`: what must be the same on all. ValueError says which ranks did not
     come, or what differs."""
     if rank_info.rank == 0:
-        return _First(rank_info, key, alike, terms).gather()
+        return _First(rank_info, key, alike, terms).accept_all()
     return _joined(rank_info, key, alike, terms.seconds, time.monotonic() + terms.start)
 
 
@@ -130,7 +130,7 @@ class _Waiting:
         self._began = time.monotonic()
         self._next = self._began + SOON
 
-    def say(self, what: str, until: float) -> None:
+    def log_missing(self, what: str, until: float) -> None:
         """Logs `what`, if it is time to. `until`: when the wait ends."""
         now = time.monotonic()
         if now >= self._next:
@@ -144,10 +144,10 @@ class _Door:
 
     def __init__(self, listener: socket.socket, key: bytes, seconds: float) -> None:
         self._listener, self._key, self._seconds = listener, key, seconds
-        self._come: queue.Queue[tuple[Connection, Hello]] = queue.Queue()
+        self._come: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self._asked, self._waiting = threading.BoundedSemaphore(AT_ONCE), _Waiting()
 
-    def next(self, until: float, waits: Callable[[], str]) -> tuple[Connection, Hello]:
+    def next(self, until: float, waits: Callable[[], str]) -> tuple[Connection, RankHello]:
         """Returns the next rank that comes; ValueError with `waits()` if none does in time."""
         while True:
             with contextlib.suppress(queue.Empty):
@@ -155,12 +155,12 @@ class _Door:
                 if hello.rank != CALLED_OFF:
                     return wire, hello
                 wire.close()
-                raise ValueError(hello.why)
+                raise ValueError(hello.reason)
             why = waits()
             if time.monotonic() > until:
                 raise ValueError(f"{why} in time; {COME}")
-            self._waiting.say(why, until)
-            ready = waited_for(self._listener.fileno(), select.POLLIN, 0.05)
+            self._waiting.log_missing(why, until)
+            ready = wait_ready(self._listener.fileno(), select.POLLIN, 0.05)
             if ready and self._asked.acquire(blocking=False):
                 with contextlib.suppress(OSError):
                     connection, _ = self._listener.accept()
@@ -172,10 +172,10 @@ class _Door:
         who = "an unknown peer"
         try:
             who = str(connection.getpeername()[0])
-            tuned(connection, self._seconds)
+            configure_socket(connection, self._seconds)
             wire = authenticate_client(connection, self._key, PROTOCOL, time.monotonic() + GREETING)
             frame = wire.receive(time.monotonic() + GREETING)
-            self._come.put((wire, msgspec.msgpack.decode(frame.payload, type=Hello)))
+            self._come.put((wire, msgspec.msgpack.decode(frame.payload, type=RankHello)))
         except (OSError, msgspec.MsgspecError) as error:
             if isinstance(error, AuthenticationFailed):
                 logger.warning("%s wanted to join the ranks: %s; %s", who, error, REMEDY)
@@ -187,9 +187,9 @@ class _Door:
 class _First:
     """Rank 0's side of a rendezvous."""
 
-    def __init__(self, rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: Terms) -> None:
-        host, port, descriptor = where(rank_info.endpoint)
-        self._listener = listening(host, port) if descriptor is None else socket.socket(fileno=descriptor)
+    def __init__(self, rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: RendezvousTerms) -> None:
+        host, port, descriptor = parse_endpoint(rank_info.endpoint)
+        self._listener = listen_on(host, port) if descriptor is None else socket.socket(fileno=descriptor)
         self._place, self._alike, self._at = rank_info, alike, f"{host}:{port}"
         self._door, self._terms = _Door(self._listener, key, terms.seconds), terms
         self._wires: dict[int, Connection] = {}
@@ -197,13 +197,13 @@ class _First:
         self._session = os.urandom(16)
         self._sockets = [-1] * rank_info.size
 
-    def gather(self) -> Met:
+    def accept_all(self) -> JoinedRanks:
         until = time.monotonic() + self._terms.start
         try:
             while len(self._wires) < self._place.size - 1:
                 self._take(*self._door.next(until, self._missing))
             places = [("", 0)] + [(self._wires[r].peer, self._ports[r]) for r in range(1, self._place.size)]
-            said = msgspec.msgpack.encode(Welcome(self._session, places))
+            said = msgspec.msgpack.encode(RankWelcome(self._session, places))
             for rank, wire in self._wires.items():
                 try:
                     wire.send(WELCOME, said, until)
@@ -216,9 +216,9 @@ class _First:
             raise
         finally:
             self._listener.close()
-        return Met(self._session, self._sockets, self._wires)
+        return JoinedRanks(self._session, self._sockets, self._wires)
 
-    def _take(self, wire: Connection, hello: Hello) -> None:
+    def _take(self, wire: Connection, hello: RankHello) -> None:
         why = self._wrong(hello)
         if why:
             logger.warning("rank %d from %s was refused: %s", hello.rank, wire.peer, why)
@@ -229,18 +229,18 @@ class _First:
         logger.debug("rank %d of %d has come from %s", hello.rank, hello.size, wire.peer)
         self._wires[hello.rank], self._ports[hello.rank] = wire, hello.port
 
-    def _wrong(self, hello: Hello) -> str:
+    def _wrong(self, hello: RankHello) -> str:
         size = self._place.size
         if hello.size != size or not 0 < hello.rank < size:
             return f"it is rank {hello.rank} of {hello.size}, where rank 0 is one of {size}"
         if hello.rank in self._wires:
             return f"there is a rank {hello.rank} of {size} already; each machine has a node_rank of its own"
-        return differing(self._alike, hello.alike)
+        return differences(self._alike, hello.shared_settings)
 
     def _missing(self) -> str:
         """Names the ranks that are missing; one that has come and gone may come again."""
         for rank in [
-            rank for rank, wire in self._wires.items() if len(self._wires) < self._place.size - 1 and wire.gone
+            rank for rank, wire in self._wires.items() if len(self._wires) < self._place.size - 1 and wire.is_closed
         ]:
             logger.warning("rank %d of %d has gone again before all had come", rank, self._place.size)
             self._wires.pop(rank).close()
@@ -262,17 +262,17 @@ class _First:
 def call_off(endpoint: str, why: str) -> bool:
     """Reports to this user's process that listens at the endpoint: a rank will never come. Returns whether it was
     received."""
-    host, port, _ = where(endpoint)
+    host, port, _ = parse_endpoint(endpoint)
     with contextlib.suppress(OSError, ValueError):
         key, until = key_of(endpoint), time.monotonic() + GREETING
         with socket.create_connection((host, port), timeout=GREETING) as connection:
-            said = msgspec.msgpack.encode(Hello(CALLED_OFF, 0, 0, {}, why=why))
+            said = msgspec.msgpack.encode(RankHello(CALLED_OFF, 0, 0, {}, reason=why))
             authenticate_server(connection, key, PROTOCOL, until).send(HELLO, said, until)
             return True
     return False
 
 
-def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
+def differences(ours: dict[str, str], theirs: dict[str, str]) -> str:
     """Returns what is not alike, in words; empty if all is."""
     for name in ours.keys() | theirs.keys():
         if ours.get(name) != theirs.get(name):
@@ -283,29 +283,29 @@ def differing(ours: dict[str, str], theirs: dict[str, str]) -> str:
     return ""
 
 
-def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: float, until: float) -> Met:
+def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: float, until: float) -> JoinedRanks:
     """Runs the rendezvous of any rank but rank 0."""
-    host, port, _ = where(rank_info.endpoint)
+    host, port, _ = parse_endpoint(rank_info.endpoint)
     first = _reached(host, port, key, seconds, until)
     sockets = [-1] * rank_info.size
     try:
-        listener = listening(first.here, 0)
+        listener = listen_on(first.local_address, 0)
     except ValueError:
         first.close()
         raise
     try:
         first.send(
             HELLO,
-            msgspec.msgpack.encode(Hello(rank_info.rank, rank_info.size, listener.getsockname()[1], alike)),
+            msgspec.msgpack.encode(RankHello(rank_info.rank, rank_info.size, listener.getsockname()[1], alike)),
             until,
         )
         welcome = _welcomed(first, until)
-        come = msgspec.msgpack.encode(Hello(rank_info.rank, rank_info.size, 0, {}, welcome.session))
+        come = msgspec.msgpack.encode(RankHello(rank_info.rank, rank_info.size, 0, {}, welcome.session))
         for rank in range(rank_info.rank):
-            there = (host, port) if rank == 0 else welcome.places[rank]
+            there = (host, port) if rank == 0 else welcome.addresses[rank]
             wire = _reached(*there, key, seconds, until)
             wire.send(HELLO, come, until)
-            sockets[rank] = wire.release()
+            sockets[rank] = wire.detach()
         door, late = (
             _Door(listener, key, seconds),
             f"others did not come to rank {rank_info.rank} of {rank_info.size}",
@@ -317,7 +317,7 @@ def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: flo
         raise
     finally:
         listener.close()
-    return Met(welcome.session, sockets, {0: first})
+    return JoinedRanks(welcome.session, sockets, {0: first})
 
 
 def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> Connection:
@@ -327,7 +327,7 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
         connection: socket.socket | None = None
         try:
             connection = socket.create_connection((host, port), timeout=GREETING)
-            tuned(connection, seconds)
+            configure_socket(connection, seconds)
             return authenticate_server(connection, key, PROTOCOL, time.monotonic() + GREETING)
         except AuthenticationFailed as error:
             if connection is not None:
@@ -337,12 +337,12 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
             if connection is not None:
                 connection.close()
             why = f"rank 0 was not reached at {host}:{port} ({error.strerror or error})"
-            waiting.say(why, until)
+            waiting.log_missing(why, until)
             time.sleep(RETRY)
     raise ValueError(f"{why} in time; start node 0, and see to the network")
 
 
-def _welcomed(first: Connection, until: float) -> Welcome:
+def _welcomed(first: Connection, until: float) -> RankWelcome:
     try:
         frame = first.receive(until, MOST_META)
     except TimeoutError:
@@ -351,14 +351,14 @@ def _welcomed(first: Connection, until: float) -> Welcome:
         raise ValueError(f"rank 0 has ended before all had come: {error}") from None
     if frame.kind == REFUSED:
         raise ValueError(f"rank 0 refuses this rank: {frame.payload.decode(errors='replace')}")
-    return msgspec.msgpack.decode(frame.payload, type=Welcome)
+    return msgspec.msgpack.decode(frame.payload, type=RankWelcome)
 
 
-def _take_for_tensors(wire: Connection, hello: Hello, session: bytes, rank: int, sockets: list[int]) -> None:
+def _take_for_tensors(wire: Connection, hello: RankHello, session: bytes, rank: int, sockets: list[int]) -> None:
     """Takes a connection for tensors; closes one of an earlier rendezvous, or of a rank that came twice."""
     fits = hello.port == 0 and hello.session == session and rank < hello.rank < len(sockets)
     if fits and sockets[hello.rank] < 0:
-        sockets[hello.rank] = wire.release()
+        sockets[hello.rank] = wire.detach()
     else:
         wire.close()
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from quintet.chat.prompts import Prompt, parse_prompts
-from quintet.chat.reasoning_tokens import ReasoningMarkers, find_parser, find_thoughts
-from quintet.common.interrupts import Uninterrupted
+from quintet.chat.reasoning_tokens import ReasoningMarkers, find_parser, find_reasoning_markers
+from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
-from quintet.engine.data_parallel import each_engine
-from quintet.engine.data_parallel.engines import Engines, shared_out
+from quintet.engine.data_parallel import local_engine_configs
+from quintet.engine.data_parallel.engines import DataParallelEngines, per_engine_config
 from quintet.engine.engine import Engine
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.request_stats import RequestStats, RequestTimer
 from quintet.engine.output_processor import OutputProcessor
-from quintet.engine.parallel.commands import SaveSharded
-from quintet.engine.parallel.eplb.balancer import Balancer
+from quintet.engine.parallel.commands import SaveShardedCommand
+from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.leader import Leader
 from quintet.engine.request import CoreRequest
 from quintet.engine.sampling.logits_processors import load_processors
@@ -28,14 +28,14 @@ from quintet.hub.model_impl import read_model
 from quintet.hub.resolve import resolve_config, resolve_model, resolve_tokenizer
 from quintet.model_loader.loader import fingerprint
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
-from quintet.model_loader.sharded_state import SHARDS, copy_beside
+from quintet.model_loader.sharded_state import SHARDS, copy_config_files
 from quintet.model_loader.sharded_state import save as save_shard
 from quintet.model_loader.weight_files import weights_of
 from quintet.outputs import RequestOutput
 from quintet.parsers import load_plugin
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.structured_output.grammar import Grammars
+from quintet.structured_output.grammar import GrammarCompiler
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,38 +50,38 @@ class EngineClient:
 
     def __init__(self, config: EngineConfig, progress: bool = True) -> None:
         """ValueError, OSError or MemoryError says why it does not start."""
-        several = len(each_engine(config)) > 1
+        several = len(local_engine_configs(config)) > 1
         prepared = prepare(config, met=not several)
         self.config: EngineConfig = prepared.config
-        self.prepared: EnginePlan = prepared
+        self.engine_plan: EnginePlan = prepared
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
-        self.grammars = Grammars(
+        self.grammars = GrammarCompiler(
             lambda: self.tokenizer,
             prepared.vocab_size,
             _eos_ids(prepared, self.tokenizer),
             prepared.config.structured_outputs_config,
         )
         if several:
-            self.engine: Engine | Engines = Engines(shared_out(config, prepared.config))
-            prepared = self.prepared = self.engine.within(prepared)
+            self.engine: Engine | DataParallelEngines = DataParallelEngines(per_engine_config(config, prepared.config))
+            prepared = self.engine_plan = self.engine.limit_plan(prepared)
         else:
             self.engine = launch(prepared, progress, self.grammars)
-        self.admission = _admission(prepared, self.tokenizer, self.grammars)
-        self.processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
-        self.counts = RequestStats()
+        self.input_processor = _admission(prepared, self.tokenizer, self.grammars)
+        self.output_processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
+        self.request_stats = RequestStats()
         self._watches: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
 
     @property
     def vocab_size(self) -> int:
-        return self.admission.bounds.vocab_size
+        return self.input_processor.limits.vocab_size
 
     @property
     def family(self) -> str:
         """The model's type, as its config.json names it."""
-        return str(self.prepared.hf_config.model_type)
+        return str(self.engine_plan.hf_config.model_type)
 
     @property
     def busy(self) -> bool:
@@ -94,15 +94,15 @@ class EngineClient:
 
     def parse(self, prompts: Any) -> list[Prompt]:
         """One prompt or a list of them, in any form; ValueError says which is wrong, and why."""
-        bounds = self.admission.bounds
+        bounds = self.input_processor.limits
         return parse_prompts(prompts, self.tokenizer, bounds.vocab_size, bounds.embeds_width)
 
     def compile_grammar(self, params: SamplingParams) -> None:
         """Ahead of add(), which would have its thread wait for it. ValueError as there."""
         if params.structured_outputs is not None:
-            bounds = self.admission.bounds
+            bounds = self.input_processor.limits
             params.check(bounds.vocab_size, bounds.max_model_len, bounds.max_logprobs)
-            self.grammars.admit(params.structured_outputs)
+            self.grammars.compile_and_wait(params.structured_outputs)
 
     def add(
         self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, priority: int = 0,
@@ -111,25 +111,27 @@ class EngineClient:
         """Admits and queues a request; ValueError says what is wrong, and then nothing was queued. `settled`: pooling
         parameters that PoolingBounds.params() returned, and that do not change any more."""
         self.engine.check_awake()
-        requests = self.admission.admit(request_id, prompt, params, priority, settled)
+        requests = self.input_processor.admit(request_id, prompt, params, priority, settled)
         self._queue(request_id, prompt, requests[0].params if isinstance(params, PoolingParams) else params, requests)
 
     def _queue(self, request_id: str, prompt: Prompt, params: SamplingParams, requests: Sequence[CoreRequest]) -> None:
-        self.processor.add(request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds))
-        self._watches[request_id] = RequestTimer(self.counts, params)
+        self.output_processor.add(
+            request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds)
+        )
+        self._watches[request_id] = RequestTimer(self.request_stats, params)
         for request in requests:
             self.engine.add(request)
 
     def step(self) -> list[RequestOutput]:
         """One engine step -> the outputs that it moved; a found stop string ends its request here."""
         self.engine.compute()
-        with Uninterrupted():
+        with DeferredSigint():
             return self.collect()
 
     def collect(self) -> list[RequestOutput]:
         """The outputs that the engine's last compute() moved. Not to be interrupted."""
-        deltas = self.engine.take()
-        processed = self.processor.process(deltas)
+        deltas = self.engine.take_deltas()
+        processed = self.output_processor.process(deltas)
         if self.engine.profiler.spans.events is not None:
             self.engine.profiler.spans.lap("detokenize", deltas)
         self.engine.abort(processed.aborts)
@@ -139,14 +141,14 @@ class EngineClient:
         for output in outputs:
             watch = self._watches.get(output.request_id)  # there is none if Ctrl-C came while it was added
             if watch is not None:
-                watch.take(output)
+                watch.record(output)
                 if output.finished:
                     del self._watches[output.request_id]
         return outputs
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """Ends requests; their last outputs say "abort". Unknown ids are passed over."""
-        processed = self.processor.abort(dict.fromkeys(request_ids))
+        processed = self.output_processor.abort(dict.fromkeys(request_ids))
         self.engine.abort(processed.aborts)
         return self._counted(processed.outputs)
 
@@ -159,15 +161,19 @@ class EngineClient:
         if self.config.load_format in SHARDED:
             asked = f"with load_format={self.config.load_format!r}"
             raise ValueError(f"{asked} weights are not reloaded; start an engine on the others")
-        folder = self.prepared.folder if path is None else self._folder_of(path)
+        folder = self.engine_plan.folder if path is None else self._folder_of(path)
         self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
 
     def save_sharded_state(self, path: str) -> None:
         """See LLM.save_sharded_state."""
         self.engine.check_awake()
-        if isinstance(self.engine, Engines):
+        if isinstance(self.engine, DataParallelEngines):
             raise ValueError("save_sharded_state: several engines hold the same weights; start one, and have it write")
-        placing, original, folder = self.prepared.capabilities.layout_key, self.prepared.folder, Path(path).expanduser()
+        placing, original, folder = (
+            self.engine_plan.capabilities.layout_key,
+            self.engine_plan.folder,
+            Path(path).expanduser(),
+        )
         if not placing:
             raise ValueError("save_sharded_state: this device's weights do not lie in the host's memory")
         if original.is_file() or folder.resolve() == original.resolve():
@@ -175,19 +181,19 @@ class EngineClient:
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob(SHARDS):
             stale.unlink()
-        save = functools.partial(save_shards, self.prepared, folder)
+        save = functools.partial(save_shards, self.engine_plan, folder)
         if isinstance(self.engine, Leader):
-            self.engine.jointly(SaveSharded(str(folder)), save)
+            self.engine.run_collective(SaveShardedCommand(str(folder)), save)
         else:
             save()
-        copy_beside(original, folder)
+        copy_config_files(original, folder)
 
     def _folder_of(self, model: str) -> Path:
         """ValueError if it is another model than the one that runs, by its config.json."""
         folder = resolve_model(self.config.replace(model=model))
         ours, other = (
             {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
-            for each in (self.prepared.hf_config, self._config_of(folder))
+            for each in (self.engine_plan.hf_config, self._config_of(folder))
         )
         differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
         if differs:
@@ -199,7 +205,7 @@ class EngineClient:
 
     def _config_of(self, folder: Path) -> Any:
         place = resolve_config(self.config, folder)
-        return read_model(self.config, place, self.prepared.platform.models)[0]
+        return read_model(self.config, place, self.engine_plan.platform.models)[0]
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """All of the engine. `tags` may name what sleeps, as vLLM's do; a part of it is refused."""
@@ -208,20 +214,20 @@ class EngineClient:
 
     def close(self) -> None:
         """Ends what runs, and lets go of threads; the memory goes with the object."""
-        self.engine.abort(self.processor.fail("the engine was closed").aborts)
+        self.engine.abort(self.output_processor.fail("the engine was closed").aborts)
         self.engine.close()
         self.grammars.close()
-        self.prepared.ranks.close()
+        self.engine_plan.ranks.close()
 
 
 def save_shards(prepared: EnginePlan, folder: Path) -> None:
     """Saves shards of the ranks in this process. Moved experts go back first: readers expect their first places."""
     if prepared.config.enable_eplb:
-        Balancer(prepared.config.eplb_config, prepared.ranks).restore()
+        ExpertBalancer(prepared.config.eplb_config, prepared.ranks).restore_placement()
     placing = prepared.capabilities.layout_key
-    prepared.ranks.each(
+    prepared.ranks.map_workers(
         lambda worker: save_shard(
-            worker.model, folder, worker.place.rank, fingerprint(worker.model, worker.platform, placing)
+            worker.model, folder, worker.rank_info.rank, fingerprint(worker.model, worker.platform, placing)
         )
     )
 
@@ -230,16 +236,16 @@ def _eos_ids(prepared: EnginePlan, tokenizer: Tokenizer | None) -> frozenset[int
     return frozenset(prepared.generation.get("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
 
 
-def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: Grammars) -> InputProcessor:
+def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: GrammarCompiler) -> InputProcessor:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
     bounds = ModelLimits(
         prepared.vocab_size,
-        prepared.plan.max_model_len,
+        prepared.memory_plan.max_model_len,
         config.max_logprobs,
         prepared.embeds_width,
         config.scheduling_policy == "priority",
-        None if prepared.bounds is None else prepared.bounds.ending(tokenizer),
+        None if prepared.pooling_bounds is None else prepared.pooling_bounds.with_end_tokens(tokenizer),
         config.kv_transfer_config.kv_role,
     )
     if tokenizer is None:
@@ -248,7 +254,7 @@ def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: Gram
     eos = _eos_ids(prepared, tokenizer)
     thoughts = functools.cache(lambda: _thoughts(prepared, tokenizer))
     return InputProcessor(
-        bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, thoughts=thoughts
+        bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, reasoning_markers=thoughts
     )
 
 
@@ -258,4 +264,4 @@ def _thoughts(prepared: EnginePlan, tokenizer: Tokenizer | None) -> ReasoningMar
         load_plugin(structured.reasoning_parser_plugin)
     templates, added = ("", ()) if tokenizer is None else (tokenizer.templates, tokenizer.added)
     parser = find_parser(structured.reasoning_parser, templates, family, added)
-    return find_thoughts(tokenizer, parser, prepared.config.reasoning_config)
+    return find_reasoning_markers(tokenizer, parser, prepared.config.reasoning_config)

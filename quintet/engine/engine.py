@@ -16,7 +16,7 @@ from typing import Final
 
 import torch
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.engine.executor.model_runner import StepRunner
 from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.observability.profiler import Profiler
@@ -27,9 +27,9 @@ from quintet.engine.scheduler import Scheduler, StepPlan
 from quintet.engine.step_hook import StepHook
 from quintet.engine.step_output import StepOutputProcessor
 from quintet.interface.platform import ASIDE, DROPPED, CacheLost, DeviceLost
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.structured_output.grammar import Grammars, wait_for_any
+from quintet.structured_output.grammar import GrammarCompiler, wait_for_any
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class EngineParts:
     scheduler: Scheduler
     runner: StepRunner
     overlap: bool = False  # a step is started while the one before it runs
-    grammars: Grammars | None = None  # None: no request may ask for structured outputs
+    grammars: GrammarCompiler | None = None  # None: no request may ask for structured outputs
     profiler: Profiler = field(default_factory=Profiler)
     hooks: tuple[StepHook, ...] = ()  # optional parts, in the order in which they are called
 
@@ -108,9 +108,9 @@ class Engine:
         The caller's work on these deltas then goes on while the device computes the next ones.
         """
         self.compute()
-        return self.take()
+        return self.take_deltas()
 
-    def take(self) -> list[TokenDelta]:
+    def take_deltas(self) -> list[TokenDelta]:
         """Returns and clears the deltas of compute()."""
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -131,7 +131,7 @@ class Engine:
             for hook in reversed(self._hooks):
                 hook.after_compute(self.scheduler, running=started or bool(self._flights))
         except BaseException:  # Ctrl-C, at any line: what was written is not known
-            with Uninterrupted():
+            with DeferredSigint():
                 self._start_over()
             raise
 
@@ -145,7 +145,7 @@ class Engine:
         """Ends requests with grammars that cannot be compiled; while all wait for theirs, waits a moment."""
         if len(self._unready) == len(self._answers.requests):
             wait_for_any(request.grammar for request in self._unready)
-        with Uninterrupted():
+        with DeferredSigint():
             waiting, self._unready = self._unready, []
             for request in waiting:
                 if self._answers.requests.get(request.request_id) is not request or request.grammar is None:
@@ -170,7 +170,7 @@ class Engine:
         if not (self._overlap and self._runner.supports_overlap and self.scheduler.has_room()):
             return False
         guessed = any(plan.num_drafts for plan in self._flights.plans)
-        return not (guessed or self.scheduler.has_drafts() or self._answers.about_to_jump())
+        return not (guessed or self.scheduler.has_drafts() or self._answers.will_append_forced())
 
     def _num_kept(self, started: bool) -> int:
         """Steps that are left running at the end of compute(); if none was started, the oldest of several ends."""
@@ -187,27 +187,27 @@ class Engine:
             hook.before_launch(plan)
         if not plan or not self._flights.start(plan):
             return False
-        self.scheduler.advance(plan)
-        if self._flights.looks_back:
+        self.scheduler.mark_started(plan)
+        if self._flights.needs_previous_tokens:
             self._land(keep=1)
-        if not self._flights.draw():
+        if not self._flights.sample():
             return False
         if self._overlap and not plan.num_drafts:
-            self.scheduler.expect(plan, self._flights.failed)
+            self.scheduler.reserve_sampled(plan, self._flights.failed)
         return True
 
     def _land(self, keep: int = 0) -> None:
         """Collects the results of all steps but the last `keep`. An error of a step, not of one request, ends all
         requests in it, and no others."""
-        for plan, result in self._flights.land(keep):
+        for plan, result in self._flights.collect(keep):
             if isinstance(result, Exception):
                 self._fail(plan, result)
             else:
-                with Uninterrupted():
+                with DeferredSigint():
                     self._losses = 0
                     self._deltas += self._answers.finish(plan, result)
                     for each in (plan, *self._flights.plans):
-                        if each.late:
+                        if each.late_commits:
                             self.scheduler.commit_late(each)
                 for hook in self._hooks:
                     hook.after_step(plan)
@@ -225,24 +225,24 @@ class Engine:
             logger.warning("everything is computed again: %s", error)
         else:
             logger.error("a step of %d requests failed", len(plan.tokens), exc_info=error)
-            with Uninterrupted():
+            with DeferredSigint():
                 why = f"{type(error).__name__}: {error}"
                 self._deltas += [self._answers.fail(request, why) for request in plan.tokens]
         self._start_over()
         if lost:
-            self._runner.renew_cache()
+            self._runner.recreate_cache()
 
     def _start_over(self) -> None:
         """Every request begins again; the steps that run are not waited for."""
         self._flights.clear()
         self.scheduler.start_over(self._answers.requests.values())
-        self._runner.begin_again()
+        self._runner.start_over()
         for hook in self._hooks:
             hook.start_over()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached beginnings; running requests keep their pages."""
-        self.scheduler.tables.reset()
+        self.scheduler.kv_cache_manager.reset()
         for hook in self._hooks:
             hook.reset_prefix_cache()
 
@@ -276,7 +276,7 @@ class Engine:
                 hook.start_over()
             logger.info("awake")
 
-    def reload_weights(self, folder: Path | Weights | None) -> None:
+    def reload_weights(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the weights with others of the same model; nothing is compiled or recorded anew.
 
         Steps that run are waited for. Requests go on with the tokens that they have: what these left in the cache is
@@ -284,7 +284,7 @@ class Engine:
         """
         self.check_awake()
         self._land()
-        with Uninterrupted():
+        with DeferredSigint():
             self._runner.reload(folder)
             for hook in self._hooks:
                 hook.reload_weights(folder)

@@ -49,10 +49,10 @@ class InFlightSteps:
         return flight.forward is not None
 
     @property
-    def looks_back(self) -> bool:
+    def needs_previous_tokens(self) -> bool:
         """True if the last step can be drawn only when those before it have landed."""
         forward = self._running[-1].forward
-        return len(self) > 1 and forward is not None and self._runner.looks_back(forward)
+        return len(self) > 1 and forward is not None and self._runner.needs_previous_tokens(forward)
 
     @property
     def failed(self) -> Collection[Request]:
@@ -60,13 +60,13 @@ class InFlightSteps:
         forward = self._running[-1].forward
         return forward.failed if forward is not None else ()
 
-    def draw(self) -> bool:
+    def sample(self) -> bool:
         """Draws the last step; False if that failed, or if a step before it has failed."""
         flight = self._running[-1] if self._running else None
         if flight is None or flight.forward is None:
             return False
         try:
-            flight.wait = self._runner.draw(flight.forward)
+            flight.wait = self._runner.sample(flight.forward)
         except Exception as error:
             flight.wait = partial(_raise, error)
             return False
@@ -74,7 +74,7 @@ class InFlightSteps:
             self._spans.lap("sample", flight.plan)
         return True
 
-    def land(self, keep: int = 0) -> Iterator[tuple[StepPlan, StepResult | Exception]]:
+    def collect(self, keep: int = 0) -> Iterator[tuple[StepPlan, StepResult | Exception]]:
         """Waits for the steps that run, but for the last `keep`, and gives each with its result or what went wrong."""
         while len(self._running) > keep:
             flight = self._running[0]
@@ -89,7 +89,7 @@ class InFlightSteps:
             del self._running[0]
             yield flight.plan, result
 
-    def forget(self, request: Request) -> None:
+    def drop(self, request: Request) -> None:
         """Drops the results of a request that has ended; its rows run on."""
         for flight in self._running:
             flight.plan.tokens.pop(request, None)

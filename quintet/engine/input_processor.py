@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import OUTSIDE, UNMARKED, ReasoningMarkers
-from quintet.engine.kv_transfer_params import check_handoff
+from quintet.engine.kv_transfer_params import check_transfer_params
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.sampling.logits_processors import LogitsProcessor
 from quintet.outputs import child_ids
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import ParameterError, SamplingParams, StructuredOutputsParams
-from quintet.structured_output.grammar import Grammars
+from quintet.structured_output.grammar import GrammarCompiler
 from quintet.tokenizers.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class ModelLimits:
     embeds_width: int = 0  # numbers of an embedding that stands for a token of a prompt; 0: none may
     by_priority: bool = True  # whether a request's priority counts
     pooling: PoolingBounds | None = None  # what numbers texts may become; None: the model generates text
-    transfers: str | None = None  # kv_role: whether pages go to other engines, or come from them
+    kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
 
 
 class _Shared(NamedTuple):
@@ -42,29 +42,29 @@ class _Shared(NamedTuple):
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
     grammar: str
-    thoughts: "ReasoningMarkers | None"
+    reasoning_markers: "ReasoningMarkers | None"
 
 
 @dataclass
 class InputProcessor:
     """Needs no engine, so that it can run in another process."""
 
-    bounds: ModelLimits
+    limits: ModelLimits
     tokenizer: Tokenizer | None
     eos_ids: frozenset[int]
     seed: int  # of requests that bring none
     processors: Sequence[type[LogitsProcessor]] = ()
     defaults: dict[str, Any] = field(default_factory=dict)  # sampling parameters of the generation config
-    name: str = ""  # tells the unseeded requests of several admissions to one engine apart
-    grammars: Grammars | None = None  # None: callers say what the output must look like
-    thoughts: "Callable[[], ReasoningMarkers | str]" = lambda: (
+    model_name: str = ""  # tells the unseeded requests of several admissions to one engine apart
+    grammars: GrammarCompiler | None = None  # None: callers say what the output must look like
+    reasoning_markers: "Callable[[], ReasoningMarkers | str]" = lambda: (
         UNMARKED
     )  # how the model marks them, or why none can be bounded
     _num_unseeded: int = 0
 
     def __post_init__(self) -> None:
-        if past := sorted(each for each in self.eos_ids if each >= self.bounds.vocab_size):
-            logger.warning("no text ends by the tokens %s: the model has %d", past, self.bounds.vocab_size)
+        if past := sorted(each for each in self.eos_ids if each >= self.limits.vocab_size):
+            logger.warning("no text ends by the tokens %s: the model has %d", past, self.limits.vocab_size)
             self.eos_ids -= frozenset(past)
 
     def default_params(self) -> SamplingParams:
@@ -95,84 +95,84 @@ class InputProcessor:
         self._check_priority(priority)
         if isinstance(params, PoolingParams):
             pooling = self.pooling_bounds
-            known = pooling.params(params)
+            known = pooling.resolve_params(params)
             return [[pooling.admit(request_id, prompt, known, priority)] for request_id, prompt in prompts]
-        self.need_text()
-        params.check(self.bounds.vocab_size, self.bounds.max_model_len, self.bounds.max_logprobs)
-        check_handoff(params, self.bounds.transfers)
+        self.check_generates()
+        params.check(self.limits.vocab_size, self.limits.max_model_len, self.limits.max_logprobs)
+        check_transfer_params(params, self.limits.kv_role)
         for processor in self.processors:
             processor.validate(params)
         if params.structured_outputs is not None and not grammar:
             grammar = self._grammar(params.structured_outputs)
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
-        _check_drawable(params, stop_ids, bad_words, self.bounds.vocab_size)
+        _check_drawable(params, stop_ids, bad_words, self.limits.vocab_size)
         shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
 
     def _check_priority(self, priority: int) -> None:
-        if priority and not self.bounds.by_priority:
+        if priority and not self.limits.by_priority:
             raise ParameterError(
                 "priority", "changes nothing here; start the engine with scheduling_policy='priority', or leave it out"
             )
 
-    def need_text(self) -> None:
+    def check_generates(self) -> None:
         """ValueError where the model gives numbers."""
-        if self.bounds.pooling is not None:
+        if self.limits.pooling is not None:
             raise ValueError(
-                f"this model gives numbers ({', '.join(self.bounds.pooling.tasks)}), and no text; use embed(), "
+                f"this model gives numbers ({', '.join(self.limits.pooling.tasks)}), and no text; use embed(), "
                 "classify(), score() or encode() (`quintet embed`, `quintet rerank`), or choose a model that generates"
             )
 
     @property
     def pooling_bounds(self) -> PoolingBounds:
         """ValueError where the model generates text."""
-        if self.bounds.pooling is None:
+        if self.limits.pooling is None:
             raise ValueError(
                 "this model generates text, and was not asked for numbers; start it with runner='pooling' "
                 "(--runner pooling), or choose an embedding model, such as 'bundled-embed'"
             )
-        return self.bounds.pooling
+        return self.limits.pooling
 
     def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[CoreRequest]:
         params = shared.params
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
-        kept = params.kept(len(prompt.token_ids), self.bounds.max_model_len)
+        kept = params.kept(len(prompt.token_ids), self.limits.max_model_len)
         ids = prompt.token_ids[kept]
-        room = self.bounds.max_model_len - len(ids)
+        room = self.limits.max_model_len - len(ids)
         if room < 1:
             raise ValueError(
-                f"the prompt has {len(ids)} tokens, and max_model_len is {self.bounds.max_model_len} with at least one "
+                f"the prompt has {len(ids)} tokens, and max_model_len is {self.limits.max_model_len} with at least one "
                 "token of output; shorten it, raise max_model_len, or set truncate_prompt_tokens"
             )
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         seed: int | str | None = params.seed
         if seed is None:
-            seed = f"{self.seed}/{self.name}{self._num_unseeded}"
+            seed = f"{self.seed}/{self.model_name}{self._num_unseeded}"
             self._num_unseeded += 1
         row = len(prompt.embeds) // len(prompt.token_ids)  # bytes
         embeds = prompt.embeds[row * kept.start : row * kept.stop]
         arrival = time.monotonic()
-        marks = None if shared.thoughts is None else shared.thoughts.marks
-        thought = OUTSIDE if shared.thoughts is None else shared.thoughts.begun(ids)
+        marks = None if shared.reasoning_markers is None else shared.reasoning_markers.marks
+        thought = OUTSIDE if shared.reasoning_markers is None else shared.reasoning_markers.open_tokens(ids)
         return [
             CoreRequest(
                 request_id=engine_id,
                 prompt_ids=ids,
                 params=params,
-                key=random_key(seed, index),
+                random_key=random_key(seed, index),
                 max_tokens=max_tokens,
                 stop_ids=shared.stop_ids,
                 bad_words_ids=shared.bad_words_ids,
                 salt=(prompt.cache_salt or "").encode(),
                 priority=shared.priority,
                 arrival=arrival,
-                scored=index == 0,
+                returns_prompt_logprobs=index == 0,
                 embeds=embeds,
                 grammar=shared.grammar,
-                marks=marks,
-                thought=thought,
+                reasoning_marker_ids=marks,
+                open_reasoning_tokens=thought,
             )
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
@@ -181,13 +181,13 @@ class InputProcessor:
         """Compiles it, so that it is there when the request comes to the engine."""
         if self.grammars is None:
             raise ParameterError("structured_outputs", "were not tried before; that is for the caller to do")
-        return self.grammars.admit(wanted)
+        return self.grammars.compile_and_wait(wanted)
 
     def _bounded(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> ReasoningMarkers | None:
         """Returns the markers of reasoning if thinking_token_budget bounds it, else None."""
         if params.thinking_token_budget is None:
             return None
-        thoughts = self.thoughts()
+        thoughts = self.reasoning_markers()
         if isinstance(thoughts, str):
             raise ParameterError("thinking_token_budget", f"cannot be served: {thoughts}")
         forced, banned = set(thoughts.marks.forced), {word[0] for word in bad_words if len(word) == 1}

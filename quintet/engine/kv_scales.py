@@ -32,7 +32,7 @@ def kv_scaling(
         return KVScaling(computed=True)
     if config.kv_cache_dtype != "fp8" or there is None:
         return KVScaling()
-    names = kv_scales.named(there())
+    names = kv_scales.kv_scale_names(there())
     if names:
         reasons.append(f"scales of K and V: the checkpoint's, in {len(names)} layers")
     return KVScaling(names)
@@ -43,19 +43,19 @@ def calibrate(engine: Engine, ranks: WorkerGroup, vocab: int, longest: int) -> N
 
     What it wrote to the cache is never read: `engine` has bookkeeping of its own, which is dropped.
     """
-    ranks.each(_look)
+    ranks.map_workers(_look)
     drawn = torch.randint(vocab, (min(TOKENS, longest - 1),), generator=torch.Generator().manual_seed(0))
     engine.add(CoreRequest("scales of K and V", drawn.tolist(), SamplingParams(detokenize=False), (0, 0), 1))
     while engine.busy:
         failed = [delta.error for delta in engine.step() if delta.error]
         if failed:
             raise ValueError(f"calculate_kv_scales: the first prompt failed ({failed[0]}); leave it out")
-    ranks.each(_settle)
+    ranks.map_workers(_settle)
 
 
 def scales_of(worker: Worker) -> bytes:
     """All scales of a worker's layers."""
-    placed = [layer.placed[name] for layer in _layers(worker) for name in sorted(layer.placed)]
+    placed = [layer.assigned_tensors[name] for layer in _layers(worker) for name in sorted(layer.assigned_tensors)]
     return b"".join(worker.device.to_host(each)().float().numpy().tobytes() for each in placed)
 
 
@@ -64,7 +64,7 @@ def _layers(worker: Worker) -> list[KVScales]:
 
 
 def _look(worker: Worker) -> None:
-    worker.recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
+    worker.allow_recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
     for layer in _layers(worker):
         layer.peaks = {}
 
@@ -73,6 +73,6 @@ def _settle(worker: Worker) -> None:
     """Written over the ones that are there: recorded steps hold their addresses."""
     for layer in _layers(worker):
         dtype = worker.layouts[0].dtype
-        for name, scale in layer.found(float(torch.finfo(dtype).max)).items():
-            layer.placed[name].copy_(scale)
-    worker.recorded(True)
+        for name, scale in layer.compute_scales(float(torch.finfo(dtype).max)).items():
+            layer.assigned_tensors[name].copy_(scale)
+    worker.allow_recorded(True)

@@ -16,15 +16,15 @@ LONGEST = 256  # characters of a name or an address
 
 
 @dataclass(frozen=True)
-class Peer:
+class LeasePeer:
     """Pages of a prompt that wait at another engine."""
 
     host: str
     port: int
-    loan: str  # their name there
+    lease: str  # their name there
     tokens: int | None = None  # of the prompt that they hold; None: unknown
     ports: tuple[int, ...] = ()  # of each process there, where ranks are processes
-    share: int = 1  # ranks there that share each layer
+    stage_size: int = 1  # ranks there that share each layer
     stages: int = 1  # that share the layers
     hosts: tuple[str, ...] = ()  # of each process there, where these are on several machines
 
@@ -34,7 +34,7 @@ class Peer:
         return max(1, len(self.ports))
 
     @property
-    def place(self) -> str:
+    def host_port(self) -> str:
         return f"{self.host}:{self.port}"
 
 
@@ -42,22 +42,22 @@ class Peer:
 class TransferParams:
     """KV transfer of one request's pages."""
 
-    lends: bool = False  # another engine will go on with its prompt
-    peer: Peer | None = None  # has begun with it
-    taken: bool = False  # pages were asked for there, and are not asked for again
-    chain: list[bytes] = field(default_factory=list)  # its pages' names among engines
-    names: dict[bytes, bytes] = field(default_factory=dict)  # by those of one generation here
+    offers_pages: bool = False  # another engine will go on with its prompt
+    peer: LeasePeer | None = None  # has begun with it
+    requested: bool = False  # pages were asked for there, and are not asked for again
+    peer_hashes: list[bytes] = field(default_factory=list)  # its pages' names among engines
+    peer_names: dict[bytes, bytes] = field(default_factory=dict)  # by those of one generation here
     generation: int = -1
 
 
-def given(params: SamplingParams) -> Any:
+def kv_transfer_params_of(params: SamplingParams) -> Any:
     """Returns the caller's kv_transfer_params; None if there are none."""
     return (params.extra_args or {}).get(NAME)
 
 
-def handoff_of(params: SamplingParams) -> TransferParams | None:
+def transfer_params_of(params: SamplingParams) -> TransferParams | None:
     """None: this request's pages are no other engine's business. ParameterError says what is wrong."""
-    said = given(params)
+    said = kv_transfer_params_of(params)
     if not said:
         return None
     if not isinstance(said, Mapping):
@@ -66,7 +66,7 @@ def handoff_of(params: SamplingParams) -> TransferParams | None:
     if lends and takes:
         raise ParameterError(NAME, "asks for do_remote_decode and do_remote_prefill; one engine does one of them")
     if lends:
-        return TransferParams(lends=True)
+        return TransferParams(offers_pages=True)
     if not takes:
         return None
     tokens = said.get("remote_num_tokens")
@@ -74,22 +74,22 @@ def handoff_of(params: SamplingParams) -> TransferParams | None:
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
     host, port, loan = _text(said, "remote_host"), _port(said.get("remote_port")), _text(said, "remote_request_id")
     ports, share, stages = _ranks(said)
-    return TransferParams(peer=Peer(host, port, loan, tokens, ports, share, stages, _hosts(said, len(ports))))
+    return TransferParams(peer=LeasePeer(host, port, loan, tokens, ports, share, stages, _hosts(said, len(ports))))
 
 
-def check_handoff(params: SamplingParams, role: str | None) -> None:
+def check_transfer_params(params: SamplingParams, role: str | None) -> None:
     """ParameterError where an engine of this kv_role cannot do what is asked."""
-    handoff = handoff_of(params)
+    handoff = transfer_params_of(params)
     if handoff is None:
         return
     if role is None:
         raise ParameterError(NAME, "is of engines that give each other pages; start this one with kv_transfer_config")
-    asked, lacks = ("do_remote_decode", "kv_consumer") if handoff.lends else ("do_remote_prefill", "kv_producer")
+    asked, lacks = ("do_remote_decode", "kv_consumer") if handoff.offers_pages else ("do_remote_prefill", "kv_producer")
     if role == lacks:
         raise ParameterError(NAME, f"asks for {asked}, and this engine is a {role}; ask another, or make it kv_both")
 
 
-def told(engine: str, peer: Peer) -> dict[str, Any]:
+def response_params(engine: str, peer: LeasePeer) -> dict[str, Any]:
     """Returns kv_transfer_params for a response: with them, another engine finds the pages that wait here."""
     return {
         "do_remote_prefill": True,
@@ -98,9 +98,9 @@ def told(engine: str, peer: Peer) -> dict[str, Any]:
         "remote_block_ids": None,  # pages are found by names that both sides compute
         "remote_host": peer.host,
         "remote_port": peer.port,
-        "remote_request_id": peer.loan,
+        "remote_request_id": peer.lease,
         "remote_num_tokens": peer.tokens,
-        "tp_size": peer.share,
+        "tp_size": peer.stage_size,
         **({"pp_size": peer.stages} if peer.stages > 1 else {}),
         **({"remote_ports": list(peer.ports)} if peer.ports else {}),
         **({"remote_hosts": list(peer.hosts)} if peer.hosts else {}),

@@ -15,23 +15,25 @@ GIB = 2**30
 class ModelMemory:
     """Memory that the model takes on one device, and the length that it was made for, in tokens."""
 
-    takes: Estimate
-    arrangement: KVCacheLayout
-    length: int
-    step: int  # tokens of the largest step
+    estimate: Estimate
+    kv_cache_layout: KVCacheLayout
+    max_model_len: int
+    max_step_tokens: int  # tokens of the largest step
 
     @property
-    def page(self) -> int:
+    def page_bytes(self) -> int:
         """Bytes of one page."""
-        return self.arrangement.page_bytes
+        return self.kv_cache_layout.page_bytes
 
-    def pages(self, tokens: int, page_size: int) -> int:
+    def pages_for(self, tokens: int, page_size: int) -> int:
         """The most that a request of so many tokens holds."""
-        return self.arrangement.pages(tokens, page_size, self.step)
+        return self.kv_cache_layout.max_pages(tokens, page_size, self.max_step_tokens)
 
-    def longest(self, pages: int, page_size: int) -> int:
+    def max_tokens(self, pages: int, page_size: int) -> int:
         """Tokens of the longest request that so many pages hold, up to the length."""
-        return bisect_right(range(self.length + 1), pages, key=lambda tokens: self.pages(tokens, page_size)) - 1
+        return (
+            bisect_right(range(self.max_model_len + 1), pages, key=lambda tokens: self.pages_for(tokens, page_size)) - 1
+        )
 
 
 @dataclass(frozen=True)
@@ -40,73 +42,77 @@ class MemoryPlan:
 
     num_pages: int
     max_model_len: int
-    footprint: ModelMemory
+    model_memory: ModelMemory
     budget: int  # bytes for weights, workspace and cache together; 0 where the cache was sized by hand
-    each: int = 0  # pages of a request of max_model_len
+    budget_share: int = 0  # pages of a request of max_model_len
     num_slots: int = 0  # of states, where layers keep some; the first takes the writes of padding
 
     @property
     def kv_bytes(self) -> int:
-        return self.num_pages * self.footprint.page + self.state_bytes
+        return self.num_pages * self.model_memory.page_bytes + self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        return self.num_slots * self.footprint.arrangement.slot_bytes
+        return self.num_slots * self.model_memory.kv_cache_layout.slot_bytes
 
     @property
-    def num_requests(self) -> int | None:
+    def max_requests(self) -> int | None:
         """The most that find slots at once; None: no layer keeps a state."""
         return (self.num_slots - 1) // EACH if self.num_slots else None
 
     @property
-    def num_tokens(self) -> int:
+    def kv_cache_tokens(self) -> int:
         """Tokens of requests of max_model_len that fit at once, the last of them in part."""
-        return (self.num_pages - 1) * self.max_model_len // self.each if self.each else 0
+        return (self.num_pages - 1) * self.max_model_len // self.budget_share if self.budget_share else 0
 
     @property
     def buckets(self) -> tuple[ShapeBucket, ...]:
         """Steps that the platform captures where shapes are free."""
-        return self.footprint.takes.buckets
+        return self.model_memory.estimate.buckets
 
     @property
-    def ahead(self) -> tuple[ShapeBucket, ...]:
+    def captured_ahead(self) -> tuple[ShapeBucket, ...]:
         """Those of them that `capture_ahead` captures."""
-        return tuple(each for each in self.buckets if each.tokens not in self.footprint.takes.compiled_on_demand)
+        return tuple(each for each in self.buckets if each.tokens not in self.model_memory.estimate.compiled_on_demand)
 
     def __str__(self) -> str:
-        takes = self.footprint.takes
+        takes = self.model_memory.estimate
         captured = f"captured steps {_gib(takes.captured)}, " if takes.captured else ""
-        groups = len(self.footprint.arrangement.groups)
+        groups = len(self.model_memory.kv_cache_layout.groups)
         shared = f" that {groups} groups of layers share" if groups > 1 else ""
         shared += (
-            f", of which {_gib(self.state_bytes)} in {self.num_slots} states of {self.num_requests} requests at once"
+            f", of which {_gib(self.state_bytes)} in {self.num_slots} states of {self.max_requests} requests at once"
             if self.num_slots
             else ""
         )
         return (
             f"weights {_gib(takes.weights)}, workspace {_gib(takes.workspace)}, {captured}"
             f"KV cache {_gib(self.kv_bytes)} in {self.num_pages} pages{shared}, max_model_len {self.max_model_len}"
-            + (f": {(self.num_pages - 1) / self.each:.1f} requests of that length fit at once" if self.each else "")
+            + (
+                f": {(self.num_pages - 1) / self.budget_share:.1f} requests of that length fit at once"
+                if self.budget_share
+                else ""
+            )
         )
 
 
 def plan_memory(config: EngineConfig, footprint: ModelMemory, memory: Memory) -> MemoryPlan:
     """Pages from num_pages, kv_cache_memory_bytes or the rest of the budget; ValueError with the numbers if too few."""
-    budget, takes, page = 0, footprint.takes, max(1, footprint.page)
+    budget, takes, page = 0, footprint.estimate, max(1, footprint.page_bytes)
     room: int | None = None  # bytes for the cache; None: pages were counted
     if config.kv_cache_memory_bytes is not None:
         room = config.kv_cache_memory_bytes
     elif config.num_pages is None:
         budget = min(int(memory.total * config.gpu_memory_utilization), memory.free)
         room = budget - takes.weights - takes.workspace - takes.captured
-    wanted = footprint.length if config.max_model_len is None else config.max_model_len
-    need = 0 if wanted == "auto" else (footprint.pages(int(wanted), config.page_size) + 1) * footprint.page
+    wanted = footprint.max_model_len if config.max_model_len is None else config.max_model_len
+    need = 0 if wanted == "auto" else (footprint.pages_for(int(wanted), config.page_size) + 1) * footprint.page_bytes
     slots = _slots(config, footprint, room, need)
-    pages = (config.num_pages or 0) if room is None else (room - slots * footprint.arrangement.slot_bytes) // page
-    pages = pages if footprint.page else max(2, pages)  # of no bytes
-    fits = footprint.longest(max(0, pages - 1), config.page_size)
+    pages = (config.num_pages or 0) if room is None else (room - slots * footprint.kv_cache_layout.slot_bytes) // page
+    pages = pages if footprint.page_bytes else max(2, pages)  # of no bytes
+    fits = footprint.max_tokens(max(0, pages - 1), config.page_size)
     length = fits if wanted == "auto" else int(wanted)
-    each = footprint.pages(length, config.page_size)
+    each = footprint.pages_for(length, config.page_size)
     if length < 1 or pages < each + 1:
         raise ValueError(_does_not_fit(config, footprint, budget, max(each + 1, 2), max(0, pages)))
     useful = config.max_num_seqs * each + 1  # more would never be held at once
@@ -120,8 +126,8 @@ def _slots(config: EngineConfig, footprint: ModelMemory, room: int | None, need:
     """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
     room, all of it without pages, or more than is left beside the `need` bytes of one request's pages, as many as that
     holds. ValueError if one request's do not fit."""
-    arrangement = footprint.arrangement
-    if not arrangement.stateful:
+    arrangement = footprint.kv_cache_layout
+    if not arrangement.has_states:
         return 0
     wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
     if room is None or not arrangement.slot_bytes:
@@ -139,7 +145,7 @@ def _slots(config: EngineConfig, footprint: ModelMemory, room: int | None, need:
 
 
 def _does_not_fit(config: EngineConfig, footprint: ModelMemory, budget: int, need: int, fit: int) -> str:
-    takes = footprint.takes
+    takes = footprint.estimate
     given = (
         f"num_pages={config.num_pages}"
         if config.num_pages is not None
@@ -150,11 +156,11 @@ def _does_not_fit(config: EngineConfig, footprint: ModelMemory, budget: int, nee
             f"{_gib(takes.workspace + takes.captured)} activations"
         )
     )
-    room = footprint.longest(max(0, fit - 1), config.page_size)
+    room = footprint.max_tokens(max(0, fit - 1), config.page_size)
     knob = f"lower max_model_len to {room} or less (or 'auto')" if room else "choose a smaller model"
     more = "raise gpu_memory_utilization" if budget else "raise it"
     return (
-        f"KV cache needs {need} pages of {footprint.page / 2**20:.2f} MiB for one request of max_model_len, "
+        f"KV cache needs {need} pages of {footprint.page_bytes / 2**20:.2f} MiB for one request of max_model_len, "
         f"{fit} fit: {given}; {knob}, or {more}"
     )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Processed(NamedTuple):
+class ProcessedOutputs(NamedTuple):
     """Outputs that result from deltas, and requests to abort."""
 
     outputs: list[RequestOutput]
@@ -46,8 +46,8 @@ class _Completion:
     stop_reason: int | str | None = None
     error: str | None = None
     num_preemptions: int = 0
-    touched: bool = False  # since it was last given out
-    num_given: int = 0  # tokens that were given out; counted where outputs are held back
+    has_new: bool = False  # since it was last given out
+    num_returned: int = 0  # tokens that were given out; counted where outputs are held back
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Request:
     completions: list[_Completion]
     prompt_logprobs: list[LogprobsAt | None] | None
     metrics: RequestMetrics
-    pooled: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
+    pooled_data: "np.ndarray[Any, np.dtype[np.float32]] | None" = None
     kv_transfer_params: dict[str, Any] | None = None
 
     @property
@@ -124,7 +124,7 @@ class OutputProcessor:
         wanted = params.num_logprobs is not None
         return _Completion(engine_id, index, detokenizer, [] if wanted else None, 0.0 if wanted else None)
 
-    def process(self, deltas: Iterable[TokenDelta]) -> Processed:
+    def process(self, deltas: Iterable[TokenDelta]) -> ProcessedOutputs:
         """Deltas of unknown requests are passed over: those were aborted here while the core went on."""
         now = time.monotonic()
         touched: dict[str, _Request] = {}
@@ -140,18 +140,18 @@ class OutputProcessor:
                 if delta.finish_reason is None:
                     aborts.append(completion.engine_id)
         outputs = [output for request in touched.values() if (output := self._give(request, now)) is not None]
-        return Processed(outputs, aborts)
+        return ProcessedOutputs(outputs, aborts)
 
-    def abort(self, request_ids: str | Iterable[str]) -> Processed:
+    def abort(self, request_ids: str | Iterable[str]) -> ProcessedOutputs:
         """The caller takes requests back; their outputs say "abort". Those that have finished are passed over."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         return self._end([self._requests[each] for each in ids if each in self._requests], FinishReason.ABORT)
 
-    def fail(self, error: str) -> Processed:
+    def fail(self, error: str) -> ProcessedOutputs:
         """The core is gone: every running request ends with this error."""
         return self._end(list(self._requests.values()), FinishReason.ERROR, error)
 
-    def _end(self, requests: list[_Request], reason: FinishReason, error: str | None = None) -> Processed:
+    def _end(self, requests: list[_Request], reason: FinishReason, error: str | None = None) -> ProcessedOutputs:
         deltas = [
             TokenDelta(completion.engine_id, [], reason, error=error)
             for request in requests
@@ -164,7 +164,7 @@ class OutputProcessor:
             self._requests.pop(request.request_id, None)
             for completion in request.completions:
                 self._owners.pop(completion.engine_id, None)
-        return Processed(outputs, aborts)
+        return ProcessedOutputs(outputs, aborts)
 
     def _take(self, request: _Request, completion: _Completion, delta: TokenDelta, now: float) -> None:
         """Adds one delta to its completion."""
@@ -186,10 +186,10 @@ class OutputProcessor:
         if delta.data is not None:
             import numpy as np  # where a model generates text, an API process starts without it
 
-            request.pooled = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
+            request.pooled_data = np.frombuffer(delta.data, np.float32).reshape(delta.shape)
             request.metrics.first_token_time = request.metrics.last_token_time = now  # as vLLM counts it
         completion.token_ids += ids
-        completion.touched |= bool(ids) or completion.finish_reason is not None
+        completion.has_new |= bool(ids) or completion.finish_reason is not None
         _count(request.metrics, completion, delta, len(ids), now)
 
     def _detokenize(self, params: SamplingParams, completion: _Completion, ids: list[int]) -> list[int]:
@@ -226,7 +226,7 @@ class OutputProcessor:
         if finished:
             request.metrics.finished_time = now
             del self._requests[request.request_id]
-        elif kind is RequestOutputKind.FINAL_ONLY or not any(each.touched for each in request.completions):
+        elif kind is RequestOutputKind.FINAL_ONLY or not any(each.has_new for each in request.completions):
             return None
         delta = kind is RequestOutputKind.DELTA
         interval = max(self._interval, request.params.stream_interval or 1)
@@ -237,30 +237,30 @@ class OutputProcessor:
             request.prompt,
             request.prompt_ids,
             request.prompt_logprobs,
-            [_show(each, delta) for each in request.completions if each.touched or not delta],
+            [_show(each, delta) for each in request.completions if each.has_new or not delta],
             finished,
             request.metrics.num_cached_tokens,
             request.metrics,
-            request.pooled,
+            request.pooled_data,
             request.kv_transfer_params,
         )
         if delta:
             request.prompt_logprobs = None  # given once
         for completion in request.completions:
-            completion.touched = False
+            completion.has_new = False
         return output
 
 
 def _due(request: _Request, delta: bool, interval: int) -> bool:
     """True if a completion has ended, has its first tokens, or `interval` new ones."""
-    new = [len(each.token_ids) - (0 if delta else each.num_given) for each in request.completions]
+    new = [len(each.token_ids) - (0 if delta else each.num_returned) for each in request.completions]
     due = request.finished or any(
-        each.touched and (each.finish_reason is not None or each.num_given == 0 or count >= interval)
+        each.has_new and (each.finish_reason is not None or each.num_returned == 0 or count >= interval)
         for each, count in zip(request.completions, new, strict=True)
     )
     if due:
         for each, count in zip(request.completions, new, strict=True):
-            each.num_given += count
+            each.num_returned += count
     return due
 
 

@@ -13,9 +13,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from quintet.config.cache_dir import kept_folder
+from quintet.config.cache_dir import cache_folder
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
-from quintet.platforms import Chosen, Found
+from quintet.platforms import PlatformCandidate, SelectedPlatform
 
 FILE = "support.json"  # beside the platform's module
 FORMAT = 1
@@ -41,7 +41,7 @@ class Support:
     unsupported: Mapping[str, str]  # feature -> why
 
     @property
-    def when(self) -> datetime:
+    def tested_at(self) -> datetime:
         """Date of the run; UTC if it has no time zone."""
         said = datetime.fromisoformat(self.date)
         return said if said.tzinfo else said.replace(tzinfo=timezone.utc)
@@ -76,7 +76,7 @@ def _support(plain: Any) -> Support:
     words = (made.platform, made.distribution, made.version, made.quintet, made.detail, made.date, *made.supported)
     if not all(isinstance(word, str) for word in (*words, *made.unsupported, *made.unsupported.values())):
         raise ValueError("a name or a reason in it is no text")
-    made.when  # noqa: B018  ValueError where its date is none
+    made.tested_at  # noqa: B018  ValueError where its date is none
     return made
 
 
@@ -87,7 +87,7 @@ class Evidence:
     support: Support | None
     origin: str  # where it is from, or why there is none
 
-    def doubts(self, platform: str, features: Iterable[str]) -> str:
+    def unproven_features(self, platform: str, features: Iterable[str]) -> str:
         """One line about those of the features that are not proven; empty if all are."""
         proven = self.support.supported if self.support else frozenset()
         refuted = self.support.unsupported if self.support else {}
@@ -98,16 +98,16 @@ class Evidence:
         return "; ".join([*said, f"run `quintet conformance --device {platform}`"]) if said else ""
 
 
-def evidence(platform: Chosen | Found) -> Evidence:
+def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence:
     """The newer of what was found on this machine, with this version and device, and what the package brings."""
     kind = platform.platform  # the class
-    facts = platform.capabilities if isinstance(platform, Chosen) else platform.result
+    facts = platform.capabilities if isinstance(platform, SelectedPlatform) else platform.result
     if kind is None or not isinstance(facts, Capabilities):
         return Evidence(None, f"not available here: {facts}")
-    own, shipped = _read_if_there(kept(kind.name)), _shipped(kind)
+    own, shipped = _read_if_there(local_table_path(kind.name)), _shipped(kind)
     emulated = shipped is not None and shipped.emulated and facts.auto_select  # says nothing of a real device
     if own and _holds_here(own, facts, platform):
-        if shipped is None or emulated or own.when >= shipped.when:
+        if shipped is None or emulated or own.tested_at >= shipped.tested_at:
             return Evidence(own, f"of this machine, {own.date[:10]}")
     if emulated:
         return Evidence(None, f"its report is of an emulation; run `quintet conformance --device {kind.name}`")
@@ -123,12 +123,12 @@ def _shipped(kind: type[Platform]) -> Support | None:
     return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
 
 
-def kept(platform: str) -> Path:
+def local_table_path(platform: str) -> Path:
     """Path of the kit's own table on this machine."""
-    return kept_folder("support") / f"{platform}.json"
+    return cache_folder("support") / f"{platform}.json"
 
 
-def _holds_here(own: Support, facts: Capabilities, platform: Chosen | Found) -> bool:
+def _holds_here(own: Support, facts: Capabilities, platform: SelectedPlatform | PlatformCandidate) -> bool:
     """True if the table is of the package that is installed now, and of the device that is here now."""
     same = own.detail == facts.detail and own.contract == CONTRACT_VERSION
     return same and (not platform.version or (own.distribution, own.version) == (platform.source, platform.version))

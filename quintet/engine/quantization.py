@@ -10,36 +10,46 @@ import torch
 from quintet.common.json_files import read_object
 from quintet.config import ONLINE, WRITTEN, EngineConfig
 from quintet.engine.executor.worker import Worker
-from quintet.hub.hf_overrides import BY_OPTIONS, SAID, asked
+from quintet.hub.hf_overrides import BY_OPTIONS, SAID, requested_quantization
 from quintet.interface.platform import Capabilities
 from quintet.interface.weights import Weight
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import Quantized, There, quantized
-from quintet.layers.quantization.online import OnlineQuantization, RoundedWeights, fitting, options_of, wish
-from quintet.model_loader.loader import declared
+from quintet.layers.quantization.checkpoint_config import (
+    CheckpointQuantization,
+    GetStoredTensors,
+    read_quantization_config,
+)
+from quintet.layers.quantization.online import (
+    OnlineQuantization,
+    RoundedWeights,
+    format_for_inputs,
+    online_options,
+    online_quantization,
+)
+from quintet.model_loader.loader import declared_weights
 from quintet.ops.registry import of_kind
 
 ORDERED = "experts in orders of their own (act-order) are dequantized while they are loaded"
 NEAREST = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
 
 
-class Target(NamedTuple):
+class TargetPlatform(NamedTuple):
     """The platform that the model is for."""
 
     name: str
     facts: Capabilities
 
 
-def settled_forms(
-    config: EngineConfig, hf_config: Any, where: Target, there: There, beside: Any = None
+def resolve_quantization(
+    config: EngineConfig, hf_config: Any, where: TargetPlatform, there: GetStoredTensors, beside: Any = None
 ) -> QuantizationPlan:
     """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here. `beside` counts where
     config.json says nothing."""
-    name = asked(config)
+    name = requested_quantization(config)
     places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
     said = next((said for each, key in places if (said := getattr(each, key, None))), None)
     said = said if any(hasattr(each, key) for each, key in places) else beside
-    found = quantized(said, there)
+    found = read_quantization_config(said, there)
     if found is not None:
         _check(name, found, said)
         return QuantizationPlan(None, found, where.facts.weight_formats, config.activation_bits or found.activations)
@@ -55,11 +65,11 @@ def settled_forms(
             f"quantization={name!r} is of checkpoints that are quantized, and config.json says nothing of it; leave it "
             f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
         )
-    wanted = wish(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
+    wanted = online_quantization(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
     return QuantizationPlan(_served(wanted, where), None, where.facts.weight_formats, config.activation_bits)
 
 
-def _check(name: str | None, found: Quantized, said: Any) -> None:
+def _check(name: str | None, found: CheckpointQuantization, said: Any) -> None:
     """ValueError where a name was given that is not the checkpoint's."""
     held = {found.method, str(said.get("quant_method") or found.method).lower()}
     if name is None or held & {*WRITTEN.get(name, ()), name}:
@@ -71,20 +81,20 @@ def _check(name: str | None, found: Quantized, said: Any) -> None:
 def _options(config: EngineConfig) -> Mapping[str, Any] | None:
     given = config.hf_overrides or {}
     if callable(given):
-        return options_of({})
+        return online_options({})
     file = given.get("quantization_config_file")
     if file is None:
-        return options_of(given)
+        return online_options(given)
     if not isinstance(file, str):
         raise ValueError("hf_overrides['quantization_config_file'] is no path")
     return {"quant_type": {"default": read_object(Path(file))}}
 
 
-def _served(wanted: OnlineQuantization, where: Target) -> OnlineQuantization:
+def _served(wanted: OnlineQuantization, where: TargetPlatform) -> OnlineQuantization:
     """Returns the format as this device multiplies it; ValueError if a platform has no quantized format at all."""
     facts = where.facts
     if facts.fp8 not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):  # the latter's platform converts weights to it
-        wanted = wanted.without_activations()
+        wanted = wanted.without_activation_quantization()
     if not facts.weight_formats & set(NEAREST | {"int8": ""}):
         raise ValueError(
             f"quantization={wanted.name!r} is not there on platform {where.name}, which packs no scheme; leave it out"
@@ -94,13 +104,13 @@ def _served(wanted: OnlineQuantization, where: Target) -> OnlineQuantization:
 
 def scheme_of(forms: QuantizationPlan) -> str | None:
     """The kind of most products, where floats are quantized."""
-    fmt = forms.wanted.format if isinstance(forms.wanted, OnlineQuantization) else forms.wanted
+    fmt = forms.online.format if isinstance(forms.online, OnlineQuantization) else forms.online
     return None if fmt is None else fmt.kind
 
 
-def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
+def describe_quantization(forms: QuantizationPlan, worker: Worker) -> list[str]:
     """Describes the weight formats of linear layers, experts and embeddings, and the providers of linear layers."""
-    weights = [each.weight for each in declared(worker.model)]
+    weights = [each.weight for each in declared_weights(worker.model)]
     products = [weight for weight in weights if weight.use == "linear"]
     counts = Counter(weight.format.kind for weight in products if not weight.format.plain)
     by = {kind: worker.ops.choice(of_kind("linear", kind)).provider for kind in counts}
@@ -114,8 +124,8 @@ def described(forms: QuantizationPlan, worker: Worker) -> list[str]:
         for kind, provider in by.items()
         if provider == "reference"
     ]
-    if isinstance(forms.wanted, OnlineQuantization):
-        said.insert(0, f"quantization {forms.wanted.name}: {', '.join([*held, *_rest(forms.wanted, weights)])}")
+    if isinstance(forms.online, OnlineQuantization):
+        said.insert(0, f"quantization {forms.online.name}: {', '.join([*held, *_rest(forms.online, weights)])}")
     if forms.checkpoint is not None:
         undone = sum(weight.format.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
@@ -135,7 +145,7 @@ def _in_orders(weight: Weight) -> bool:
 def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
     """Describes weights that do not have the requested format."""
     products, said = [weight for weight in weights if weight.use == "linear"], []
-    rounded = Counter(weight.reader.of for weight in weights if isinstance(weight.reader, RoundedWeights))
+    rounded = Counter(weight.reader.weight_format for weight in weights if isinstance(weight.reader, RoundedWeights))
     for fmt, count in rounded.items():
         near = NEAREST.get(fmt.kind, "int8")
         said.append(
@@ -143,7 +153,7 @@ def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
             "nearest that takes less memory"
         )
     plain = sum(
-        weight.format.plain and weight.reader is None and fitting(wanted.format, weight.shape[1]).plain
+        weight.format.plain and weight.reader is None and format_for_inputs(wanted.format, weight.shape[1]).plain
         for weight in products
     )  # fmt: skip
     said += [f"{plain} stay as they are: no group of 32 or more divides their inputs"] if plain else []

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quintet.chat.reasoning_tokens import OUTSIDE, Marks
-from quintet.engine.kv_transfer_params import TransferParams, handoff_of
+from quintet.chat.reasoning_tokens import OUTSIDE, ReasoningMarkerIds
+from quintet.engine.kv_transfer_params import TransferParams, transfer_params_of
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.engine.kv_cache.manager import PrefixMatch
-    from quintet.engine.pooling.pooler import Gathered
+    from quintet.engine.pooling.pooler import PooledRows
     from quintet.engine.repetition_detection import RepetitionDetector
     from quintet.engine.spec_decode.ngram import TokenHistory
     from quintet.interface.types import IntArray
@@ -42,31 +42,31 @@ class CoreRequest:
     request_id: str
     prompt_ids: Sequence[int]
     params: SamplingParams
-    key: tuple[int, int]  # of its random numbers, two int32
+    random_key: tuple[int, int]  # of its random numbers, two int32
     max_tokens: int  # resolved: never beyond the model's length
     stop_ids: frozenset[int] = frozenset()  # every token that ends it, end-of-text included unless ignored
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     salt: bytes = b""  # keeps tenants' prefix caches apart
     priority: int = 0  # lower runs first
     arrival: float = field(default_factory=time.monotonic)  # all processes of a machine share this clock
-    scored: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
+    returns_prompt_logprobs: bool = True  # whether prompt log-probabilities are read from it, if any are asked for
     embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
     grammar: str = ""  # what its output must look like, as grammar_text.py writes it; "": anything
-    marks: Marks | None = None  # of its thoughts, where thinking_token_budget bounds them
-    thought: int = OUTSIDE  # tokens of one that the prompt has begun
+    reasoning_marker_ids: ReasoningMarkerIds | None = None  # of its thoughts, where thinking_token_budget bounds them
+    open_reasoning_tokens: int = OUTSIDE  # tokens of one that the prompt has begun
     pooling: PoolingParams | None = None  # what numbers are wanted of it; None: text
-    rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
-    types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
+    pooled_rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
+    token_types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
 
     def embeds_of(self, start: int, stop: int) -> memoryview:
         """Returns the embeddings in the places of tokens start .. stop - 1."""
         row = len(self.embeds) // len(self.prompt_ids)  # bytes
         return memoryview(self.embeds)[row * start : row * stop]
 
-    def counting(self, start: int, count: int) -> range:
+    def pooled_positions(self, start: int, count: int) -> range:
         """Positions of the tokens that are pooled, among `count` tokens from `start` on."""
         last = len(self.prompt_ids) - 1
-        wanted = {FIRST: 0, LAST: last}.get(self.rows)
+        wanted = {FIRST: 0, LAST: last}.get(self.pooled_rows)
         if wanted is None:
             return range(start, start + count)
         return range(wanted, wanted + 1) if start <= wanted < start + count else range(start, start)
@@ -77,16 +77,16 @@ class StateSlots:
     """Slots of a request's states, in a model that has some; 0: none. Only Slots changes them (see state_slots.py)."""
 
     state: int = 0  # after num_state tokens, which are all that are computed
-    following: int = 0  # that the planned step writes
-    before: int = 0  # that the step before read, while its drafts are checked
+    next_state: int = 0  # that the planned step writes
+    previous: int = 0  # that the step before read, while its drafts are checked
     num_state: int = 0
-    num_before: int = 0
-    branch: int = 0  # tokens that others have begun with: a state after them is worth keeping
-    latest: bytes = b""  # the hash under which a state of its output was kept last
+    num_previous: int = 0
+    branch_tokens: int = 0  # tokens that others have begun with: a state after them is worth keeping
+    last_hash: bytes = b""  # the hash under which a state of its output was kept last
 
     @property
     def held(self) -> list[int]:
-        return [slot for slot in (self.state, self.following, self.before) if slot]
+        return [slot for slot in (self.state, self.next_state, self.previous) if slot]
 
 
 @dataclass(eq=False, slots=True)
@@ -110,10 +110,10 @@ class Request:
     preempted request waits with num_computed == 0, and its num_cached stays.
     """
 
-    admitted: CoreRequest
+    core_request: CoreRequest
     order: int = 0  # of admission: settles ties
     params: SamplingParams = field(init=False)  # admitted.params: every step looks there
-    handoff: TransferParams | None = field(init=False)  # its pages, and another engine
+    transfer_params: TransferParams | None = field(init=False)  # its pages, and another engine
     num_prompt: int = field(init=False)
     token_ids: list[int] = field(init=False)
     num_known: int = field(init=False)
@@ -121,34 +121,34 @@ class Request:
     num_computed: int = 0  # tokens with K and V in the cache, or there when the running steps have landed
     num_cached: int = 0  # of the prompt, found in the prefix cache when it was first scheduled
     pages: list[list[int]] = field(default_factory=list)  # by group of layers; empty while it waits
-    rows: "list[IntArray | None]" = field(
+    table_rows: "list[IntArray | None]" = field(
         default_factory=list
     )  # pages as the batch wants them, None where they changed
     trimmed: list[int] = field(default_factory=list)  # pages of each group that were given back behind its window
-    slots: StateSlots = field(default_factory=StateSlots)  # of its state
-    found: "PrefixMatch | None" = None  # of its beginning in the prefix cache, while it waits
-    asked: bool = False  # whether the KV connector was asked for pages since it was last queued
+    state_slots: StateSlots = field(default_factory=StateSlots)  # of its state
+    prefix_match: "PrefixMatch | None" = None  # of its beginning in the prefix cache, while it waits
+    asked_connector: bool = False  # whether the KV connector was asked for pages since it was last queued
     num_fetched: int = 0  # tokens of its beginning that the KV connector loaded since then
-    num_there: int = 0  # tokens that were cached when they had come
+    num_available: int = 0  # tokens that were cached when they had come
     page_hashes: list[bytes] = field(default_factory=list)  # one per full page of token_ids, computed as needed
     generation: int = 0  # of the prefix cache that they are for
     num_committed: int = 0  # pages that stand in the prefix cache under their hash
     num_preemptions: int = 0
-    scheduled: float | None = None  # time.monotonic() when its first step was planned
-    num_scored: int = 0  # positions of the prompt that log-probabilities were returned for
+    scheduled_at: float | None = None  # time.monotonic() when its first step was planned
+    num_prompt_logprobs: int = 0  # positions of the prompt that log-probabilities were returned for
     history: "TokenHistory | None" = None  # of the drafts
     repetition: "RepetitionDetector | None" = None  # of its output, if the caller asked for it
     grammar: "Matcher | None" = None  # where its output stands in what it must look like
-    gathered: "Gathered | None" = None  # what steps have given of a text that becomes numbers
+    pooled_rows: "PooledRows | None" = None  # what steps have given of a text that becomes numbers
 
     def __post_init__(self) -> None:
-        self.params, self.token_ids = self.admitted.params, list(self.admitted.prompt_ids)
+        self.params, self.token_ids = self.core_request.params, list(self.core_request.prompt_ids)
         self.num_prompt = self.num_known = len(self.token_ids)
-        self.handoff = None if self.admitted.pooling is not None else handoff_of(self.params)
+        self.transfer_params = None if self.core_request.pooling is not None else transfer_params_of(self.params)
 
     @property
     def request_id(self) -> str:
-        return self.admitted.request_id
+        return self.core_request.request_id
 
     @property
     def num_output(self) -> int:
@@ -162,50 +162,50 @@ class Request:
     @property
     def tokens_left(self) -> int:
         """Tokens that may still be drawn; those that running steps draw count as drawn."""
-        return self.num_prompt + self.admitted.max_tokens - len(self.token_ids)
+        return self.num_prompt + self.core_request.max_tokens - len(self.token_ids)
 
     @property
-    def looks_back(self) -> bool:
+    def needs_previous_tokens(self) -> bool:
         """True if its next draw depends on the values of the tokens before it, and not on their number alone."""
         p = self.params
         penalized = p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
-        shaped = bool(self.admitted.grammar) or self.admitted.marks is not None
-        return penalized or shaped or any(len(word) > 1 for word in self.admitted.bad_words_ids)
+        shaped = bool(self.core_request.grammar) or self.core_request.reasoning_marker_ids is not None
+        return penalized or shaped or any(len(word) > 1 for word in self.core_request.bad_words_ids)
 
     @property
     def ready(self) -> bool:
         """True if it may be scheduled: its grammar, if it has one, is compiled."""
         return self.grammar is None or self.grammar.ready
 
-    def expect(self) -> None:
+    def reserve_sampled(self) -> None:
         """A step was started that draws its next token."""
         self.token_ids.append(PLACEHOLDER)
 
-    def guess(self, token_ids: Sequence[int]) -> None:
+    def append_drafts(self, token_ids: Sequence[int]) -> None:
         """Appends draft tokens after all known ones: the next step computes them, too, and draws after each."""
         self.token_ids += token_ids
         self.num_drafts = len(token_ids)
 
-    def land(self) -> list[int]:
+    def pop_drafts(self) -> list[int]:
         """The step that drew after its drafts has landed: removes and returns them. take() what was drawn, and then
         settle()."""
         drafts = self.token_ids[self.num_known :] if self.num_drafts else []
         if drafts:
-            self.forget_unknown()
+            self.drop_unknown()
         return drafts
 
-    def settle(self) -> None:
+    def drop_rejected(self) -> None:
         """Drops the computation of rejected drafts: the last token is left to compute."""
         self.num_computed = self.num_known - 1
 
-    def take(self, token_id: int) -> FinishReason | None:
+    def append_sampled(self, token_id: int) -> FinishReason | None:
         """The first token that was not known has landed -> why the request ends with it; None: it goes on."""
         if self.num_known < len(self.token_ids):
             self.token_ids[self.num_known] = token_id
         else:
             self.token_ids.append(token_id)
         self.num_known += 1
-        facts, enough = self.admitted, self.num_known - self.num_prompt >= self.params.min_tokens
+        facts, enough = self.core_request, self.num_known - self.num_prompt >= self.params.min_tokens
         circles = self.repetition is not None and self.repetition.add(token_id)
         if token_id in facts.stop_ids and enough:
             return FinishReason.STOP
@@ -213,33 +213,33 @@ class Request:
             return FinishReason.LENGTH
         return FinishReason.REPETITION if circles and enough else None
 
-    def forget_unknown(self) -> None:
+    def drop_unknown(self) -> None:
         """The running steps will not land: what they would have drawn is drawn again. Nor are drafts kept."""
         del self.token_ids[self.num_known :]
         self.num_drafts = 0
 
     @property
-    def wants_scores(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """True if prompt log-probabilities are still to be returned; the last position of a prompt has none."""
-        asked = self.params.prompt_logprobs is not None and self.admitted.scored
-        return asked and self.num_scored < self.num_prompt - 1
+        asked = self.params.prompt_logprobs is not None and self.core_request.returns_prompt_logprobs
+        return asked and self.num_prompt_logprobs < self.num_prompt - 1
 
-    def scored(self, start: int, count: int) -> range:
+    def scored_positions(self, start: int, count: int) -> range:
         """Positions, among `count` tokens from `start` on, that still need log-probabilities.
 
         A preempted request has returned the first of them before; the last token of a prompt has none.
         """
-        if not self.wants_scores:
+        if not self.wants_prompt_logprobs:
             return range(0)
-        return range(max(start, self.num_scored), min(start + count, self.num_prompt - 1))
+        return range(max(start, self.num_prompt_logprobs), min(start + count, self.num_prompt - 1))
 
     def num_rows(self, start: int, count: int) -> int:
         """Rows of logits that `count` tokens from `start` on need: for each score; if it samples, for the next token
         and each draft, too."""
-        if self.admitted.pooling is not None:
-            return len(self.admitted.counting(start, count))
+        if self.core_request.pooling is not None:
+            return len(self.core_request.pooled_positions(start, count))
         drawn = 1 + self.num_drafts if start + count == len(self.token_ids) else 0
-        return drawn if self.params.prompt_logprobs is None else drawn + len(self.scored(start, count))
+        return drawn if self.params.prompt_logprobs is None else drawn + len(self.scored_positions(start, count))
 
 
 def random_key(seed: int | str, index: int) -> tuple[int, int]:

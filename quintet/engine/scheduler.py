@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, forget_cache, missing_pages
-from quintet.engine.kv_transfer.manager import Entered, KVTransferManager, Wait
+from quintet.engine.kv_cache.manager import KVCacheManager, PrefixMatch, clear_cache_state, missing_pages
+from quintet.engine.kv_transfer.manager import CachedPage, KVTransferManager, LoadState
 from quintet.engine.observability.stats import SchedulerStats
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.spec_decode.ngram import NgramProposer
 
-Key = tuple[int, int]
+SortKey = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,19 @@ class SchedulerLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_logit_rows: int  # tokens that logits are computed for
-    chunked: bool = True
+    chunked_prefill: bool = True
     by_priority: bool = False
-    long_prefill: int = 0  # a prompt with more tokens is long, and a step computes so many of it at most; 0: none is
-    max_partial: int | None = None  # prompts that are partly computed after a step
-    max_long: int | None = None  # of which are long
-    at_once: int = 1  # steps that run one behind the other, in stages: each takes its part of the requests that decode
+    long_prefill_threshold: int = (
+        0  # a prompt with more tokens is long, and a step computes so many of it at most; 0: none is
+    )
+    max_partial_prefills: int | None = None  # prompts that are partly computed after a step
+    max_long_prefills: int | None = None  # of which are long
+    num_stages: int = (
+        1  # steps that run one behind the other, in stages: each takes its part of the requests that decode
+    )
 
     def is_long(self, request: Request) -> bool:
-        return 0 < self.long_prefill < request.num_prompt
+        return 0 < self.long_prefill_threshold < request.num_prompt
 
 
 @dataclass
@@ -48,9 +52,11 @@ class StepPlan:
     """One step: how many tokens each request computes, in the order of the batch."""
 
     tokens: dict[Request, int] = field(default_factory=dict)
-    committed: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
-    entered: list[Entered] = field(default_factory=list)  # the same with their hashes, for the KV connector
-    late: list[Request] = field(default_factory=list)  # requests that fill a page with a token that is not known yet
+    cached_pages: dict[Request, list[int]] = field(default_factory=dict)  # pages that entered the prefix cache for it
+    new_cached_pages: list[CachedPage] = field(default_factory=list)  # the same with their hashes, for the KV connector
+    late_commits: list[Request] = field(
+        default_factory=list
+    )  # requests that fill a page with a token that is not known yet
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0  # of them; counted when the step was started
@@ -70,7 +76,7 @@ class StepPlan:
             "drafts": self.num_drafts,
         }
 
-    def enter(self, request: Request, count: int) -> None:
+    def schedule(self, request: Request, count: int) -> None:
         self.tokens[request] = count
         self.num_tokens += count
         self.num_rows += request.num_rows(request.num_computed, count)
@@ -95,7 +101,7 @@ class Scheduler:
         kv_transfer: KVTransferManager | None = None,
     ) -> None:
         self.limits: Final = limits
-        self.tables: Final = tables
+        self.kv_cache_manager: Final = tables
         self.pool: Final = tables.pool
         self.kv_transfer: Final = kv_transfer
         self._drafts = drafts
@@ -104,10 +110,10 @@ class Scheduler:
         self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
         self._num_fetched = 0  # that the KV connector loaded
         self._num_preemptions = 0
-        self.max_drafts = 0 if drafts is None else drafts.count  # of a request in a step
-        self._longest = limits.long_prefill or sys.maxsize  # chunk of a prompt
-        self._counts_partial = limits.max_partial is not None or limits.max_long is not None
-        self._key: Callable[[Request], Key] = _by_priority if limits.by_priority else _by_order
+        self.max_num_drafts = 0 if drafts is None else drafts.num_drafts  # of a request in a step
+        self._longest = limits.long_prefill_threshold or sys.maxsize  # chunk of a prompt
+        self._counts_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
+        self._key: Callable[[Request], SortKey] = _by_priority if limits.by_priority else _by_order
 
     def stats(self) -> SchedulerStats:
         """Returns the lengths of the queues, the use of pages, and counters."""
@@ -131,22 +137,22 @@ class Scheduler:
                 queue.remove(request)
                 break
         if self.kv_transfer is not None:
-            self.kv_transfer.leave(request)
-        self.tables.release(request)
+            self.kv_transfer.cancel_request(request)
+        self.kv_cache_manager.release(request)
 
-    def lend(self, request: Request) -> dict[str, Any] | None:
+    def offer_pages(self, request: Request) -> dict[str, Any] | None:
         """Returns kv_transfer_params for the response of a request that ends, if another engine continues it."""
-        return None if self.kv_transfer is None or not request.pages else self.kv_transfer.lend(request)
+        return None if self.kv_transfer is None or not request.pages else self.kv_transfer.offer_pages(request)
 
     def schedule(self) -> StepPlan:
         """Decodes first, then prefills that have begun, then those that wait, as far as budget and pages go."""
         plan = StepPlan()
-        for request in self.running if self.tables.windows else ():
-            self.tables.trim(request)
+        for request in self.running if self.kv_cache_manager.windows else ():
+            self.kv_cache_manager.free_out_of_window(request)
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
-        decodes = decodes[: -(-len(self.running) // self.limits.at_once)]  # the others' step follows this one
-        if self._drafts is not None and self._drafts.serves(len(decodes)):
+        decodes = decodes[: -(-len(self.running) // self.limits.num_stages)]  # the others' step follows this one
+        if self._drafts is not None and self._drafts.is_enabled_for(len(decodes)):
             self._propose_drafts(decodes, self._drafts)
         for requests, size in ((decodes, self._token_budget), (prefills, self._chunk_size)):
             for request in requests:
@@ -168,28 +174,30 @@ class Scheduler:
         for request in decodes:
             most = min(left, request.tokens_left - 1)
             if request.num_unknown == 0 and most > 0:
-                request.guess(drafts.propose(request)[:most])
+                request.append_drafts(drafts.propose(request)[:most])
                 left -= request.num_drafts
         if not self.has_room():
             for request in decodes:
                 if request.num_drafts:
-                    request.forget_unknown()
+                    request.drop_unknown()
 
     def has_drafts(self) -> bool:
         """True if a running request has drafts, once the running step has landed. The proposer keeps what it finds."""
         drafts = self._drafts
-        if drafts is None or not drafts.serves(len(self.running)):
+        if drafts is None or not drafts.is_enabled_for(len(self.running)):
             return False
         return any(r.num_computed >= r.num_known and r.tokens_left > 1 and drafts.propose(r) for r in self.running)
 
     def has_room(self) -> bool:
         """True if there are free pages for the next tokens of all running requests, without preemption."""
         most, free = self.limits.max_num_batched_tokens, self.pool.num_free
-        groups = len(self.tables.groups)
-        if free >= groups * (len(self.running) + most // self.tables.page_size):  # each begins a page, and fills others
+        groups = len(self.kv_cache_manager.groups)
+        if free >= groups * (
+            len(self.running) + most // self.kv_cache_manager.page_size
+        ):  # each begins a page, and fills others
             return True
         ends = [(request, min(len(request.token_ids), request.num_computed + most)) for request in self.running]
-        return sum(missing_pages(request, end, self.tables.page_size) for request, end in ends) <= free
+        return sum(missing_pages(request, end, self.kv_cache_manager.page_size) for request, end in ends) <= free
 
     def _token_budget(self, request: Request, plan: StepPlan, start: int) -> int:
         """Tokens from `start` on that the step has room for: within its budget, and that of rows of logits.
@@ -200,36 +208,40 @@ class Scheduler:
         left = self.limits.max_logit_rows - plan.num_rows
         if count <= left or request.num_rows(start, count) <= left:  # no token has more than one row
             return count
-        scored = request.scored(start, count)
+        scored = request.scored_positions(start, count)
         return max(0, min(count - 1, scored.start + left - start)) if scored else count - 1  # it samples a step later
 
     def _chunk_size(self, request: Request, plan: StepPlan, start: int) -> int:
         """The same for a prompt; a step may have to compute less of it."""
         count = min(self._token_budget(request, plan, start), self._longest)
-        return self.tables.cut(request, start, start + count) - start if self.limits.chunked else count
+        return (
+            self.kv_cache_manager.align_step_end(request, start, start + count) - start
+            if self.limits.chunked_prefill
+            else count
+        )
 
     def _allocate(self, request: Request, plan: StepPlan, count: int) -> None:
         """Gives a running request pages for its next tokens, taking them from the last in line if there are none."""
         end = request.num_computed + count
-        if missing_pages(request, end, self.tables.page_size):
-            while missing_pages(request, end, self.tables.page_size) > self.pool.num_free:
-                if self.kv_transfer is not None and self.kv_transfer.give_way():
+        if missing_pages(request, end, self.kv_cache_manager.page_size):
+            while missing_pages(request, end, self.kv_cache_manager.page_size) > self.pool.num_free:
+                if self.kv_transfer is not None and self.kv_transfer.cancel_last_load():
                     continue
                 victim = self.running[-1]
                 self._preempt(victim, plan)
                 if victim is request:
                     return
-            self.tables.reserve(request, end)
+            self.kv_cache_manager.reserve(request, end)
         self._schedule_tokens(request, plan, count)
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Moves it back to the queue; its tokens are computed again, or found in the prefix cache."""
         self.running.remove(request)
-        for page in plan.committed.pop(request, ()):  # it was in this step already: they will not be written
-            self.pool.forget(page)
+        for page in plan.cached_pages.pop(request, ()):  # it was in this step already: they will not be written
+            self.pool.uncache(page)
         plan.preempt(request)
-        request.forget_unknown()
-        self.tables.release(request)
+        request.drop_unknown()
+        self.kv_cache_manager.release(request)
         request.num_preemptions += 1
         self._num_preemptions += 1
         self.add(request)
@@ -239,55 +251,63 @@ class Scheduler:
         place = 0
         while place < len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
             wait = self._start(place, plan)
-            if wait is Wait.ROOM:
+            if wait is LoadState.NEEDS_PAGES:
                 return
-            place += wait is Wait.COMES
+            place += wait is LoadState.LOADING
 
-    def _start(self, place: int, plan: StepPlan) -> Wait:
+    def _start(self, place: int, plan: StepPlan) -> LoadState:
         """Moves a waiting request to the running ones, if it need not wait -> what it waits for."""
         request = self.waiting[place]
         wait = self._waits_for(request)
-        if wait is not Wait.NO:
+        if wait is not LoadState.READY:
             return wait
-        match = self.tables.find(request)
+        match = self.kv_cache_manager.find_prefix(request)
         count = self._chunk_size(request, plan, match.tokens)
         wait = self._lacks(request, plan, match, count)
-        if wait is Wait.NO:
-            self.tables.hold(request, match)
+        if wait is LoadState.READY:
+            self.kv_cache_manager.start_from(request, match)
             del self.waiting[place]
             bisect.insort(self.running, request, key=self._key)
             self._count_admission(request, match)
-            self.tables.reserve(request, match.tokens + count)
+            self.kv_cache_manager.reserve(request, match.tokens + count)
             self._schedule_tokens(request, plan, count)
         return wait
 
-    def _lacks(self, request: Request, plan: StepPlan, match: PrefixMatch, count: int) -> Wait:
+    def _lacks(self, request: Request, plan: StepPlan, match: PrefixMatch, count: int) -> LoadState:
         """Returns what a request must wait for before it computes `count` tokens after its match."""
         end, length = match.tokens + count, len(request.token_ids)
-        if count <= 0 and request.wants_scores and plan.num_tokens < self.limits.max_num_batched_tokens:
-            return Wait.COMES  # rows of logits are out: those behind it need fewer
+        if count <= 0 and request.wants_prompt_logprobs and plan.num_tokens < self.limits.max_num_batched_tokens:
+            return LoadState.LOADING  # rows of logits are out: those behind it need fewer
         if count <= 0 or (end < length and not self._may_cut(request)):
-            return Wait.ROOM
+            return LoadState.NEEDS_PAGES
         if self._counts_partial and length - end > 1 and not self._may_begin(request, plan):
-            return Wait.COMES  # shorter ones go before it
+            return LoadState.LOADING  # shorter ones go before it
         # with none behind it to take pages from, all of it must fit: it would stop half way and start again
         last = not self.running or self._key(request) > self._key(self.running[-1])
-        return Wait.NO if self.tables.fits(match, end, length if last else end) else Wait.ROOM
+        return (
+            LoadState.READY
+            if self.kv_cache_manager.fits(match, end, length if last else end)
+            else LoadState.NEEDS_PAGES
+        )
 
-    def _waits_for(self, request: Request) -> Wait:
+    def _waits_for(self, request: Request) -> LoadState:
         """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
         if not request.ready:
-            return Wait.COMES
-        return Wait.NO if self.kv_transfer is None else self.kv_transfer.ask(request, alone=not self.running)
+            return LoadState.LOADING
+        return (
+            LoadState.READY
+            if self.kv_transfer is None
+            else self.kv_transfer.start_load(request, alone=not self.running)
+        )
 
     def _may_cut(self, request: Request) -> bool:
         """True if its prompt may take several steps. One that is scored always may: its rows might never fit one."""
-        return self.limits.chunked or request.wants_scores
+        return self.limits.chunked_prefill or request.wants_prompt_logprobs
 
     def _may_begin(self, request: Request, plan: StepPlan) -> bool:
         """True if one more prompt may be partly computed after this step. With one token left, a request decodes."""
         begun = [r for r in self.running if len(r.token_ids) - r.num_computed - plan.tokens.get(r, 0) > 1]
-        most, most_long = self.limits.max_partial, self.limits.max_long
+        most, most_long = self.limits.max_partial_prefills, self.limits.max_long_prefills
         if most is not None and len(begun) >= most:
             return False
         if most_long is None or not self.limits.is_long(request):
@@ -296,7 +316,7 @@ class Scheduler:
 
     def _count_admission(self, request: Request, match: PrefixMatch) -> None:
         if request.num_preemptions == 0:
-            request.scheduled = request.scheduled or time.monotonic()
+            request.scheduled_at = request.scheduled_at or time.monotonic()
             request.num_cached = match.tokens
             fetched = min(request.num_fetched, match.tokens)
             self._num_queries += request.num_prompt
@@ -305,72 +325,76 @@ class Scheduler:
 
     def _schedule_tokens(self, request: Request, plan: StepPlan, count: int) -> None:
         """Adds it to the plan; from now on the pages that the step fills are in the prefix cache, for this step too."""
-        plan.enter(request, count)
-        if self.tables.slots is not None:
-            self.tables.slots.follow(request)
-        full = (request.num_computed + count) // self.tables.page_size
+        plan.schedule(request, count)
+        if self.kv_cache_manager.state_slots is not None:
+            self.kv_cache_manager.state_slots.allocate_next(request)
+        full = (request.num_computed + count) // self.kv_cache_manager.page_size
         if not self.pool.caching or full <= request.num_committed:
             return
-        known = min(full, request.num_known // self.tables.page_size)
+        known = min(full, request.num_known // self.kv_cache_manager.page_size)
         if known < full:
-            plan.late.append(request)  # a hash of tokens needs the tokens
+            plan.late_commits.append(request)  # a hash of tokens needs the tokens
         if known > request.num_committed:
             self._commit(request, plan, known)
 
     def _commit(self, request: Request, plan: StepPlan, full: int) -> None:
         """Adds its first `full` pages to the prefix cache."""
-        entered = self.tables.commit(request, full)
+        entered = self.kv_cache_manager.commit(request, full)
         if entered:
-            plan.committed.setdefault(request, []).extend(entered)
+            plan.cached_pages.setdefault(request, []).extend(entered)
             if self.kv_transfer is not None:
-                plan.entered += [(page, self.pool.digest(page)) for page in entered]
+                plan.new_cached_pages += [(page, self.pool.digest(page)) for page in entered]
 
-    def advance(self, plan: StepPlan) -> None:
+    def mark_started(self, plan: StepPlan) -> None:
         """The step was started: its tokens count as computed."""
         for request, count in plan.tokens.items():
             start = request.num_computed
             if start < request.num_prompt:
                 plan.num_prompt_tokens += min(count, request.num_prompt - start)
             request.num_computed = start + count
-            if self.tables.slots is not None:
-                self.tables.slots.advance(request)
-                self.tables.keep_state(request)
+            if self.kv_cache_manager.state_slots is not None:
+                self.kv_cache_manager.state_slots.mark_started(request)
+                self.kv_cache_manager.cache_state(request)
 
-    def expect(self, plan: StepPlan, failed: Collection[Request] = ()) -> None:
+    def reserve_sampled(self, plan: StepPlan, failed: Collection[Request] = ()) -> None:
         """The step was drawn, and the next may be planned before it has landed: requests that sample get an unknown
         token, except for those that reach their last token (no step computes it), and those that `failed`.
         """
         for request in plan.tokens:
             more = request.tokens_left > 1 and request not in failed
             if more and request.num_computed == len(request.token_ids):
-                request.expect()
+                request.reserve_sampled()
 
     def commit_late(self, plan: StepPlan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
-        for request in plan.late:
+        for request in plan.late_commits:
             if request in plan.tokens and _begun(request):  # it has not ended
-                full = min(request.num_computed, request.num_known) // self.tables.page_size
+                full = min(request.num_computed, request.num_known) // self.kv_cache_manager.page_size
                 self._commit(request, plan, full)
-                self.tables.keep_state(request)
-        plan.late = [request for request in plan.late if request.num_drafts]  # this very step draws theirs
+                self.kv_cache_manager.cache_state(request)
+        plan.late_commits = [
+            request for request in plan.late_commits if request.num_drafts
+        ]  # this very step draws theirs
 
     def start_over(self, requests: Iterable[Request]) -> None:
         """Nothing in the cache can be relied on, and after Ctrl-C not even this bookkeeping: it is made anew. All
         requests begin again, and nothing is found of earlier ones."""
-        self.tables.clear()
+        self.kv_cache_manager.clear()
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
             request.num_preemptions += _begun(request)
             self._num_preemptions += _begun(request)
-            request.forget_unknown()
+            request.drop_unknown()
             if request.grammar is not None:
-                request.grammar.begin_again()
-            forget_cache(request)
+                request.grammar.reset()
+            clear_cache_state(request)
 
     def check_integrity(self) -> None:
         """Asserts what must hold between steps."""
-        self.tables.check_integrity(self.running, [] if self.kv_transfer is None else self.kv_transfer.held)
+        self.kv_cache_manager.check_integrity(
+            self.running, [] if self.kv_transfer is None else self.kv_transfer.held_pages
+        )
         for request in self.running:
             known, tail = request.token_ids[: request.num_known], request.token_ids[request.num_known :]
             assert 0 <= request.num_computed <= len(request.token_ids), request
@@ -383,14 +407,14 @@ class Scheduler:
             assert queue == sorted(queue, key=self._key), "a queue is out of order"
 
 
-def _by_order(request: Request) -> Key:
+def _by_order(request: Request) -> SortKey:
     return 0, request.order
 
 
-def _by_priority(request: Request) -> Key:
-    return request.admitted.priority, request.order
+def _by_priority(request: Request) -> SortKey:
+    return request.core_request.priority, request.order
 
 
 def _begun(request: Request) -> bool:
     """True if it holds pages, or a state."""
-    return bool(request.pages) or request.slots.state != 0
+    return bool(request.pages) or request.state_slots.state != 0

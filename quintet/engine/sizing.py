@@ -6,7 +6,7 @@ from quintet.config import EngineConfig
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan, ModelMemory, plan_memory
-from quintet.engine.parallel.setup import least_of_all
+from quintet.engine.parallel.setup import smallest_plan
 from quintet.engine.scheduler import SchedulerLimits
 from quintet.interface.types import MaxShape, ShapeBucket
 
@@ -15,9 +15,9 @@ STAGED = 128  # tokens of a step, where stages take turns: a prompt's chunks fol
 LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
-def limits_of(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
+def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
     """Returns the limits of a step. Long prompts are limited as in vLLM; running requests also by the state slots."""
-    length, most = plan.max_model_len, plan.num_requests
+    length, most = plan.max_model_len, plan.max_requests
     staged = config.pipeline_parallel_size > 1 and config.enable_chunked_prefill
     several = (config.max_num_partial_prefills or 1) > 1
     long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
@@ -25,35 +25,37 @@ def limits_of(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
         max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
         max_num_batched_tokens=min(config.max_num_batched_tokens, STAGED) if staged else config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
-        chunked=config.enable_chunked_prefill,
+        chunked_prefill=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
-        long_prefill=long,
-        max_partial=config.max_num_partial_prefills,
-        max_long=config.max_long_partial_prefills or (1 if several else None),
-        at_once=config.pipeline_parallel_size,
+        long_prefill_threshold=long,
+        max_partial_prefills=config.max_num_partial_prefills,
+        max_long_prefills=config.max_long_partial_prefills or (1 if several else None),
+        num_stages=config.pipeline_parallel_size,
     )
 
 
-def plan_of(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: WorkerGroup) -> MemoryPlan:
+def make_memory_plan(config: EngineConfig, hf_config: Any, sizes: ModelSizes, ranks: WorkerGroup) -> MemoryPlan:
     """Every rank plans; the one with the fewest pages decides, since all count alike."""
     tokens = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:  # a whole prompt must find room
         tokens = max(tokens, sizes.max_model_len)
 
     def plan(worker: Worker) -> MemoryPlan:
-        most = largest(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
-        width = hf_config.vocab_size if sizes.wanted.logits else hf_config.hidden_size
+        most = largest_step(config.replace(max_num_batched_tokens=tokens), worker, sizes.max_model_len)
+        width = hf_config.vocab_size if sizes.requested_outputs.logits else hf_config.hidden_size
         took = worker.estimate(MaxShape(most, hf_config.hidden_size, width))
-        return plan_memory(config, ModelMemory(took, worker.arrangement, sizes.max_model_len, tokens), worker.memory())
+        return plan_memory(
+            config, ModelMemory(took, worker.kv_cache_layout, sizes.max_model_len, tokens), worker.memory()
+        )
 
-    least = min(ranks.each(plan), key=lambda each: (each.num_pages, each.max_model_len))
-    return least if ranks.channel is None else least_of_all(least, ranks.channel)
+    least = min(ranks.map_workers(plan), key=lambda each: (each.num_pages, each.max_model_len))
+    return least if ranks.channel is None else smallest_plan(least, ranks.channel)
 
 
-def largest(config: EngineConfig, worker: Worker, length: int) -> ShapeBucket:
+def largest_step(config: EngineConfig, worker: Worker, length: int) -> ShapeBucket:
     """The largest step, with requests of so many tokens."""
     pages = -(-length // config.page_size)
-    widths = worker.arrangement.widths(pages)
+    widths = worker.kv_cache_layout.table_widths(pages)
     return ShapeBucket(config.max_num_batched_tokens, config.max_num_seqs, _logit_rows(config), widths)
 
 

@@ -19,59 +19,59 @@ from quintet.engine.executor.shape_buckets import describe, plan_buckets
 from quintet.engine.executor.warm_up import warm_up
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.kv_cache.events import KVEventLog, journal_of
+from quintet.engine.kv_cache.events import KVEventLog, make_event_log
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.kv_scales import calibrate, kv_scaling
-from quintet.engine.kv_transfer.factory import check_elsewhere, make_kv_transfer
+from quintet.engine.kv_transfer.factory import check_kv_transfer, make_kv_transfer
 from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.spans import Spans
 from quintet.engine.parallel import expert_parallel as experts
 from quintet.engine.parallel import setup as ranking
-from quintet.engine.parallel.eplb.balancer import Balancer
+from quintet.engine.parallel.eplb.balancer import ExpertBalancer
 from quintet.engine.parallel.pipeline import PipelineRunner
-from quintet.engine.parallel.step_agreement import Agreement
-from quintet.engine.platform_support import evidence
-from quintet.engine.pooling.factory import bounds_of, decided, make_pooler, settled_for
+from quintet.engine.parallel.step_agreement import StepAgreement
+from quintet.engine.platform_support import support_evidence
+from quintet.engine.pooling.factory import bounds_of, make_pooler, pooling_of, resolve_pooling
 from quintet.engine.pooling.heads import TENSORS
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
-from quintet.engine.quantization import Target, described, scheme_of, settled_forms
+from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization, scheme_of
 from quintet.engine.sampling.logits_processors import load_processors
 from quintet.engine.sampling.sampler import HostSampling, Sampler, logprob_sizes
 from quintet.engine.scheduler import Scheduler
-from quintet.engine.sizing import largest, limits_of, plan_of
+from quintet.engine.sizing import largest_step, make_memory_plan, scheduler_limits
 from quintet.engine.spec_decode.ngram import NgramProposer
 from quintet.hub.dtypes import dtype_of, kv_dtype_of, name_of
-from quintet.hub.max_model_len import longest
+from quintet.hub.max_model_len import resolve_max_model_len
 from quintet.hub.model_impl import read_model
-from quintet.hub.pooling_task import Pooling, wants_numbers
-from quintet.hub.resolve import load_generation_config, quantization_beside, resolve_config, resolve_model
+from quintet.hub.pooling_task import Pooling, is_pooling_model
+from quintet.hub.resolve import load_generation_config, resolve_config, resolve_model, separate_quantization_config
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo, ShapeBucket
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import check_counts, tensors_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
-from quintet.model_loader.weight_files import Weights, weights_of
+from quintet.model_loader.weight_files import WeightFiles, weights_of
 from quintet.model_loader.weights_cache import CacheEntry
 from quintet.models import model_class
 from quintet.ops import bind
 from quintet.ops.activation import UnknownActivation
-from quintet.platforms import Chosen, choose
-from quintet.structured_output.grammar import Grammars
+from quintet.platforms import SelectedPlatform, choose
+from quintet.structured_output.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
 USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
 
 
-class Files(NamedTuple):
+class ModelFiles(NamedTuple):
     """A model's weights, and the model family that reads them."""
 
-    folder: Weights
+    folder: WeightFiles
     family: type[ModelBase]
 
 
@@ -88,9 +88,9 @@ class EnginePlan:
     generation: dict[str, Any]  # sampling defaults, and eos_token_id
     sizes: ModelSizes
     ranks: WorkerGroup
-    plan: MemoryPlan
+    memory_plan: MemoryPlan
     pooling: Pooling | None  # how its hidden states become numbers; None: it generates text
-    doubts: str  # what of this no conformance report vouches for; empty if all is proven
+    unproven_features: str  # what of this no conformance report vouches for; empty if all is proven
     profiler: Profiler
 
     @property
@@ -98,17 +98,17 @@ class EnginePlan:
         return self.ranks.workers[0].model.vocab_size
 
     @property
-    def bounds(self) -> PoolingBounds | None:
+    def pooling_bounds(self) -> PoolingBounds | None:
         """Limits of pooling requests; None if the model generates."""
-        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.plan.max_model_len)
+        return None if self.pooling is None else bounds_of(self.pooling, self.hf_config, self.memory_plan.max_model_len)
 
     @property
-    def fixed(self) -> tuple[ShapeBucket, ...]:
+    def fixed_shapes(self) -> tuple[ShapeBucket, ...]:
         """The sizes of all steps, where the device wants fixed shapes."""
         if not self.capabilities.static_shapes:
             return ()
         first = self.ranks.workers[0]
-        sizes = plan_buckets(largest(self.config, first, self.plan.max_model_len))
+        sizes = plan_buckets(largest_step(self.config, first, self.memory_plan.max_model_len))
         if first.model.uses_token_types and self.pooling is not None:
             return tuple(each._replace(inputs=("token_type_ids",)) for each in sizes)
         if not self.embeds_width:
@@ -123,18 +123,18 @@ class EnginePlan:
     @property
     def buckets(self) -> tuple[ShapeBucket, ...]:
         """The sizes of steps that are compiled, or captured."""
-        return self.fixed or self.plan.buckets
+        return self.fixed_shapes or self.memory_plan.buckets
 
 
 def prepare(
-    config: EngineConfig, chosen: Chosen | None = None, rank_info: RankInfo | None = None, met: bool = True
+    config: EngineConfig, chosen: SelectedPlatform | None = None, rank_info: RankInfo | None = None, met: bool = True
 ) -> EnginePlan:
     """Chooses the platform, reads the model's configuration, plans the memory. ValueError or OSError says why not.
 
     Where ranks are processes, it starts the others; `place` says that this is one of those, and where the ranks meet.
     `met`: False if nothing will be launched, so that no process is needed.
     """
-    config = ranking.settled(read_environment().apply(config))
+    config = ranking.with_launcher_values(read_environment().apply(config))
     chosen = chosen or choose(config.device)
     config, settled = chosen.configure(config)
     reasons = [f"platform {chosen.platform.name}: {chosen.reason}", *settled]
@@ -142,15 +142,19 @@ def prepare(
     ranking.check_stages(config, chosen.platform.name, chosen.capabilities)
     folder = resolve_model(config)
     facts = chosen.capabilities
-    if not ranking.in_processes(config, facts) or ranking.size_of(config, facts) == 1:
+    if not ranking.uses_processes(config, facts) or ranking.num_ranks(config, facts) == 1:
         return _decide(config, chosen, folder, reasons)
-    meeting = ranking.met(config, facts, rank_info, met)
-    with ranking.closing(meeting.others):
+    meeting = ranking.join_ranks(config, facts, rank_info, met)
+    with ranking.closing_on_error(meeting.remote_ranks):
         return _decide(config, chosen, folder, reasons, meeting)
 
 
 def _decide(
-    config: EngineConfig, chosen: Chosen, folder: Path, reasons: list[str], meeting: ranking.ParallelGroup | None = None
+    config: EngineConfig,
+    chosen: SelectedPlatform,
+    folder: Path,
+    reasons: list[str],
+    meeting: ranking.ParallelGroup | None = None,
 ) -> EnginePlan:
     facts, platform = chosen.capabilities, chosen.platform(config)
     place = resolve_config(config, folder)
@@ -158,7 +162,7 @@ def _decide(
     if backend and facts.ops_only:
         raise ValueError(f"{backend}, which platform {platform.name} does not compile; choose another device or model")
     reasons += [backend] if backend else []
-    if wants_numbers(config, vars(whole), folder):
+    if is_pooling_model(config, vars(whole), folder):
         config = config.replace(runner="pooling")
     generation = load_generation_config(place, config.generation_config, config.override_generation_config)
     hf_config = whole.get_text_config()  # of a multimodal wrapper, its text
@@ -166,40 +170,47 @@ def _decide(
     if weights.load_format == "pt" and config.load_format == "auto":
         reasons.append(f"weights: {folder} has only what torch.save wrote; it is read without running what is in it")
     family: type[ModelBase] = model_class(hf_config, platform.models, bool(backend))
-    files = Files(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
+    files = ModelFiles(weights, family) if config.load_format not in ("dummy", *SHARDED) else None
     there = functools.partial(tensors_of, *files) if files else dict
-    forms = settled_forms(config, whole, Target(platform.name, facts), there, quantization_beside(folder))
+    forms = resolve_quantization(
+        config, whole, TargetPlatform(platform.name, facts), there, separate_quantization_config(folder)
+    )
     if files is not None:
         check_counts(weights, files.family, hf_config)
-    pooling = decided(config, whole, folder, family)
+    pooling = pooling_of(config, whole, folder, family)
     if pooling is not None:
-        config = settled_for(config, pooling, backend, reasons)
+        config = resolve_pooling(config, pooling, backend, reasons)
     dtype, kv_dtype = dtype_of(config, hf_config, facts, reasons), kv_dtype_of(config, facts)
     scaling = kv_scaling(config, facts, None if files is None else there, reasons)
     made_for = None if pooling is None else pooling.sentence.max_length
-    length = longest(config, hf_config, family.length(hf_config), made_for)
+    length = resolve_max_model_len(config, hf_config, family.max_text_length(hf_config), made_for)
     sizes = ModelSizes(dtype, config.page_size, length, forms, kv_dtype, scaling)
     sizes = replace(sizes, attention=config.attention_backend, weights_cache=_weights_cache(config, facts))
-    sizes = replace(sizes, backend=bool(backend), dealing=experts.dealing_of(config, facts))
+    sizes = replace(
+        sizes, transformers_backend=bool(backend), expert_placement=experts.expert_placement_of(config, facts)
+    )
     if pooling is not None:
         sizes = replace(
-            sizes, wanted=RequestedOutputs(logits=False, hidden_states=True), causal=pooling.causal, beside=TENSORS
+            sizes,
+            requested_outputs=RequestedOutputs(logits=False, hidden_states=True),
+            causal=pooling.causal,
+            ignored_tensors=TENSORS,
         )
     profiler = Profiler(config.profiler_config, platform)
     with _named(config.model):
-        ranks = ranking.ranks_of(
-            config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.timed)
+        ranks = ranking.make_workers(
+            config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.wrap_op)
         )
-    check_elsewhere(config, facts, ranks)
-    ranking.check_alike(config, ranks, whole, None if config.load_format == "dummy" else weights)
-    plan = plan_of(config, hf_config, sizes, ranks)
+    check_kv_transfer(config, facts, ranks)
+    ranking.check_same_settings(config, ranks, whole, None if config.load_format == "dummy" else weights)
+    plan = make_memory_plan(config, hf_config, sizes, ranks)
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
-        ranks.each(lambda worker: worker.build(hf_config, sizes))
+        ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
     config = _fitted(config, plan, platform, facts, reasons)
-    reasons += [*described(forms, ranks.workers[0]), *ranking.described(config, facts, ranks)]
-    reasons += experts.described(config, ranks.workers[0].model)
-    doubts = evidence(chosen).doubts(platform.name, _features(config, hf_config, sizes))
+    reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
+    reasons += experts.describe_experts(config, ranks.workers[0].model)
+    doubts = support_evidence(chosen).unproven_features(platform.name, _features(config, hf_config, sizes))
     return EnginePlan(
         config, platform, facts, tuple(reasons), folder, hf_config, generation, sizes, ranks, plan, pooling,
         doubts, profiler,
@@ -235,30 +246,30 @@ def _named(model: str) -> Iterator[None]:
         raise ValueError(f"the model {model!r} cannot run here: {error}") from None
 
 
-def launch(prepared: EnginePlan, progress: bool = True, grammars: Grammars | None = None) -> Engine:
+def launch(prepared: EnginePlan, progress: bool = True, grammars: GrammarCompiler | None = None) -> Engine:
     """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
-    with ranking.closing(prepared.ranks.others):
+    with ranking.closing_on_error(prepared.ranks.remote_ranks):
         return _launched(prepared, progress, grammars)
 
 
-def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -> Engine:
-    config, plan = prepared.config, prepared.plan
+def _launched(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | None) -> Engine:
+    config, plan = prepared.config, prepared.memory_plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
-    if prepared.doubts:
-        logger.warning("%s", prepared.doubts)
+    if prepared.unproven_features:
+        logger.warning("%s", prepared.unproven_features)
     logger.info("memory: %s", plan)
     logger.info("ops: %s", _op_table(prepared))
-    fixed, buckets = prepared.fixed, prepared.buckets
+    fixed, buckets = prepared.fixed_shapes, prepared.buckets
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     ahead, room = _ahead(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
     with _named(config.model):  # a device that compiles sees what a layer asks for only now
-        prepared.ranks.each(lambda w: w.load(folder, room, buckets, progress and w.place.rank == 0, ahead))
+        prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
-    groups, model = prepared.ranks.workers[0].arrangement.groups, prepared.ranks.workers[0].model
+    groups, model = prepared.ranks.workers[0].kv_cache_layout.groups, prepared.ranks.workers[0].model
     types = prepared.pooling is not None and model.uses_token_types
     batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, types)
     runner = _runner(prepared, batches)
@@ -267,25 +278,27 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: Grammars | None) -
     return ranking.make_engine(_parts(prepared, runner, grammars, folder), prepared.ranks)
 
 
-def _parts(prepared: EnginePlan, runner: StepRunner, grammars: Grammars | None, folder: Weights | None) -> EngineParts:
+def _parts(
+    prepared: EnginePlan, runner: StepRunner, grammars: GrammarCompiler | None, folder: WeightFiles | None
+) -> EngineParts:
     """Makes the parts of the engine that serves."""
     config, ranks, profiler = prepared.config, prepared.ranks, prepared.profiler
     journal = None
-    if config.kv_events_config.told and ranking.leads(ranks):
-        journal = journal_of(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
+    if config.kv_events_config.is_enabled and ranking.is_leader(ranks):
+        journal = make_event_log(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
     tables = _tables(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
     drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
-    scheduler = Scheduler(limits_of(config, prepared.plan), tables, drafts, kv_transfer)
-    balancer = Balancer(config.eplb_config, ranks) if config.enable_eplb else None
-    tracer = None if profiler.timed is None else profiler
+    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer)
+    balancer = ExpertBalancer(config.eplb_config, ranks) if config.enable_eplb else None
+    tracer = None if profiler.wrap_op is None else profiler
     hooks = tuple(hook for hook in (tracer, kv_transfer, balancer, journal) if hook is not None)
     return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, hooks)
 
 
 def _tables(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
-    config, plan, groups = prepared.config, prepared.plan, prepared.ranks.workers[0].arrangement.groups
+    config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
     pool = PagePool(plan.num_pages, caching, journal)
     return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
@@ -294,7 +307,7 @@ def _tables(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = No
 def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
     """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
     if config.capture_ahead:
-        return plan.ahead
+        return plan.captured_ahead
     decodes = [each for each in plan.buckets if each.decode] if config.capture_decode_ahead else []
     usual = sorted({each.pages for each in decodes})[:USUAL_WIDTHS]
     return tuple(each for each in decodes if each.pages in usual)
@@ -304,18 +317,18 @@ def _try_out(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) ->
     """Runs the first requests: for scales of K and V, and to compile kernels that are compiled when they are called.
 
     Their engine has bookkeeping and a sampler of its own: what it counts, caches and draws is dropped."""
-    config, longest = prepared.config, prepared.plan.max_model_len
+    config, longest = prepared.config, prepared.memory_plan.max_model_len
     warms_up = config.warm_up and prepared.capabilities.compiles_late
     if not (warms_up or config.calculate_kv_scales):
         return
     if prepared.pooling is None:  # code of the user's sees requests of users alone
         runner = _generating(prepared, batches, _sampler(prepared, processors=()))
-    scheduler = Scheduler(limits_of(config, prepared.plan), _tables(prepared, caching=False))
+    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), _tables(prepared, caching=False))
     engine = Engine(EngineParts(scheduler, runner, prepared.capabilities.overlap))
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, longest)
     if warms_up:
-        warm_up(engine, prepared.vocab_size, longest, prepared.bounds)
+        warm_up(engine, prepared.vocab_size, longest, prepared.pooling_bounds)
 
 
 def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
@@ -341,8 +354,8 @@ def _staged(prepared: EnginePlan, runner: StepRunner) -> StepRunner:
     return runner if pipe is None else PipelineRunner(runner, prepared.ranks, pipe)
 
 
-def _agreement(ranks: WorkerGroup) -> Agreement | None:
-    return None if ranks.channel is None else Agreement(ranks.channel)
+def _agreement(ranks: WorkerGroup) -> StepAgreement | None:
+    return None if ranks.channel is None else StepAgreement(ranks.channel)
 
 
 def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> Sampler:
@@ -355,7 +368,7 @@ def _sampler(prepared: EnginePlan, processors: Sequence[Any] | None = None) -> S
         names = ", ".join(each.__name__ for each in classes)
         logger.warning("sampling on the host: %s computes with torch, which cannot on what this device holds", names)
         ops, device = bind({}), HostSampling()
-    settled = config.replace(max_model_len=prepared.plan.max_model_len)
+    settled = config.replace(max_model_len=prepared.memory_plan.max_model_len)
     made = [each.make(prepared.vocab_size, device, settled) for each in classes]
     sizes = logprob_sizes(prepared.vocab_size, config.max_logprobs) if facts.static_shapes else ()
     return Sampler(ops, device, prepared.vocab_size, made, config.logprobs_mode, sizes)
@@ -366,14 +379,14 @@ def _features(config: EngineConfig, hf_config: Any, sizes: ModelSizes) -> list[s
     asked = {
         "family": hf_config.model_type,
         "dtype": name_of(sizes.dtype),
-        "scheme": scheme_of(sizes.forms),
+        "scheme": scheme_of(sizes.quantization),
         "kv": name_of(sizes.kv_dtype) if sizes.kv_dtype else None,
         "parallel": config.tensor_parallel_size if config.tensor_parallel_size > 1 else None,
     }
     return [f"{group}/{name}" for group, name in asked.items() if name is not None]
 
 
-def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> Weights:
+def _weights(config: EngineConfig, path: Path, facts: Capabilities) -> WeightFiles:
     weights = weights_of(config, path)
     if weights.load_format not in SHARDED:
         return weights

@@ -9,7 +9,7 @@ from quintet.engine.observability.stats import Stats
 if TYPE_CHECKING:  # the scheduler knows the KV connector, which is a hook
     from quintet.engine.request import Request
     from quintet.engine.scheduler import Scheduler, StepPlan
-    from quintet.model_loader.weight_files import Weights
+    from quintet.model_loader.weight_files import WeightFiles
 
 Fail = Callable[["Request", str], None]  # ends a request with an error
 
@@ -40,7 +40,7 @@ class StepHook:
     def reset_prefix_cache(self) -> None:
         """Called when the prefix cache was emptied."""
 
-    def reload_weights(self, weights: "Weights | Path | None") -> None:
+    def reload_weights(self, weights: "WeightFiles | Path | None") -> None:
         """Called when the weights were replaced, before the prefix cache is emptied."""
 
     def add_stats(self, stats: Stats) -> Stats:

@@ -8,12 +8,12 @@ from quintet.engine.executor.model_runner import StepResult
 from quintet.engine.in_flight import InFlightSteps
 from quintet.engine.observability.stats import STEP_BOUNDS, SpecDecodeStats, StepStats
 from quintet.engine.request import FinishReason, Request
-from quintet.engine.sampling.logits_edits import banned
+from quintet.engine.sampling.logits_edits import banned_tokens
 from quintet.engine.scheduler import Scheduler, StepPlan
 from quintet.outputs import TokenDelta, TokenLogprobs
 
 if TYPE_CHECKING:
-    from quintet.engine.pooling.heads import Numbers
+    from quintet.engine.pooling.heads import FloatRows
 
 JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
@@ -38,7 +38,7 @@ class StepOutputProcessor:
         self._num_computed = self._num_generated = 0  # tokens of prompts, and of outputs
         self._num_jumped = 0  # output tokens that no step drew: grammars left no other
         self._num_drafts = self._num_drafted = 0  # guesses at once, and tokens in them
-        self._accepted_at = [0] * scheduler.max_drafts  # right ones, by their place in the guess
+        self._accepted_at = [0] * scheduler.max_num_drafts  # right ones, by their place in the guess
         self._step_sizes = [0] * (len(STEP_BOUNDS) + 1)  # steps by their tokens
         self._num_tokens = 0  # of all steps
 
@@ -61,7 +61,7 @@ class StepOutputProcessor:
         self._step_sizes[bisect_left(STEP_BOUNDS, plan.num_tokens)] += 1
         deltas = [self.fail(request, why) for request, why in result.failed.items() if request in plan.tokens]
         for request, found in result.prompt_logprobs.items():
-            request.num_scored += len(found)
+            request.num_prompt_logprobs += len(found)
         deltas += [self._pool(request, found) for request, found in result.pooled.items() if request in plan.tokens]
         after = result.rows.after_drafts() if plan.num_drafts else {}
         for row, request in enumerate(result.rows.sample):
@@ -80,7 +80,7 @@ class StepOutputProcessor:
                     deltas.append(TokenDelta(request.request_id, [], prompt_logprobs=found))
         return deltas
 
-    def _pool(self, request: Request, found: "Numbers | str") -> TokenDelta:
+    def _pool(self, request: Request, found: "FloatRows | str") -> TokenDelta:
         """Ends a pooling request with its numbers, or with why there are none."""
         if isinstance(found, str):
             return self.fail(request, found)
@@ -91,7 +91,7 @@ class StepOutputProcessor:
     def _verify(self, request: Request, rows: Sequence[int], result: StepResult) -> list[TokenDelta]:
         """Verifies the drafts of a request with its rows: returns a delta for each drawn token, up to the first that is
         not the draft in its place."""
-        drafts, deltas = request.land(), []
+        drafts, deltas = request.pop_drafts(), []
         for place, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=False)):
             deltas.append(self._append(request, row, result))
             accepted = deltas[-1].token_ids == [draft]
@@ -103,9 +103,9 @@ class StepOutputProcessor:
                 break
         self._num_drafts, self._num_drafted = self._num_drafts + 1, self._num_drafted + len(drafts)
         if deltas[-1].finish_reason is None:
-            request.settle()
-            if self._scheduler.tables.slots is not None:
-                self._scheduler.tables.slots.settle(request)
+            request.drop_rejected()
+            if self._scheduler.kv_cache_manager.state_slots is not None:
+                self._scheduler.kv_cache_manager.state_slots.drop_rejected(request)
             deltas += self._jump(request)
         return deltas
 
@@ -116,7 +116,7 @@ class StepOutputProcessor:
         most = 0 if any(request in plan.tokens for plan in self._flights.plans) else JUMP
         grammar = request.grammar
         while grammar is not None and len(deltas) < most and self._num_decided(request):
-            deltas.append(self._say(request, grammar.forced()))
+            deltas.append(self._say(request, grammar.forced_token()))
             self._num_jumped += 1
         if self._has_said_all(request):
             deltas.append(self.end(request, FinishReason.STOP))
@@ -128,11 +128,11 @@ class StepOutputProcessor:
         params = request.params
         if request.grammar is None or params.num_logprobs is not None or not self._jumps:
             return 0
-        if params.allowed_token_ids or request.admitted.bad_words_ids:
+        if params.allowed_token_ids or request.core_request.bad_words_ids:
             return 0
         return request.grammar.num_forced if self.requests.get(request.request_id) is request else 0
 
-    def about_to_jump(self) -> bool:
+    def will_append_forced(self) -> bool:
         """True if a request will get tokens without a draw, by its grammar, after the one that is being drawn."""
         return any(r.num_unknown and self._num_decided(r) > 1 for r in self._scheduler.running if r.grammar)
 
@@ -154,9 +154,9 @@ class StepOutputProcessor:
     def _say(self, request: Request, token_id: int) -> TokenDelta:
         """The token is the next of its output."""
         self._num_generated += 1
-        reason, grammar = request.take(token_id), request.grammar
+        reason, grammar = request.append_sampled(token_id), request.grammar
         if grammar is not None:
-            if why := grammar.follow(request):
+            if why := grammar.advance(request):
                 return self.fail(request, f"structured_outputs ended: {why}")
             if reason in (FinishReason.LENGTH, FinishReason.REPETITION) and grammar.complete:
                 reason = None  # its grammar is complete: it ends with STOP
@@ -169,11 +169,11 @@ class StepOutputProcessor:
     def end(
         self, request: Request, reason: FinishReason, token_ids: Sequence[int] = (), stop: int | str | None = None
     ) -> TokenDelta:
-        lends = request.handoff is not None and reason not in (FinishReason.ABORT, FinishReason.ERROR)
-        lent = self._scheduler.lend(request) if lends else None
+        lends = request.transfer_params is not None and reason not in (FinishReason.ABORT, FinishReason.ERROR)
+        lent = self._scheduler.offer_pages(request) if lends else None
         self._scheduler.remove(request)
-        self._flights.forget(request)
-        request.forget_unknown()
+        self._flights.drop(request)
+        request.drop_unknown()
         del self.requests[request.request_id]
         delta = _delta(request, list(token_ids))
         delta.finish_reason, delta.stop_reason, delta.kv_transfer_params = reason.value, stop, lent
@@ -191,13 +191,13 @@ def _why_none(request: Request) -> str:
     if request.grammar is not None:
         return NOTHING_LEFT
     allowed = request.params.allowed_token_ids
-    return ALL_BANNED if allowed and banned(request).issuperset(allowed) else NOT_FINITE
+    return ALL_BANNED if allowed and banned_tokens(request).issuperset(allowed) else NOT_FINITE
 
 
 def _delta(request: Request, token_ids: list[int]) -> TokenDelta:
-    cached, preemptions, scheduled = request.num_cached, request.num_preemptions, request.scheduled
+    cached, preemptions, scheduled = request.num_cached, request.num_preemptions, request.scheduled_at
     return TokenDelta(
-        request.admitted.request_id, token_ids, num_cached=cached, num_preemptions=preemptions, scheduled=scheduled
+        request.core_request.request_id, token_ids, num_cached=cached, num_preemptions=preemptions, scheduled=scheduled
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.gguf import defaults
-from quintet.gguf.cursor import Array, shown
-from quintet.gguf.file import File, Stored
-from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, Names, unnumbered
+from quintet.gguf.cursor import Array, format_name
+from quintet.gguf.file import GGUFFile, GGUFTensor
+from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, ArchitectureNames, without_expert_number
 
 Entries = dict[str, Any]
 
@@ -26,12 +26,12 @@ COMMON: Mapping[str, str] = {
 }
 
 
-class Model:
+class GGUFModel:
     """Metadata and tensors of all files of a model."""
 
-    def __init__(self, files: Sequence[File]) -> None:
+    def __init__(self, files: Sequence[GGUFFile]) -> None:
         self.path, self.metadata = files[0].path, files[0].metadata
-        self.tensors: dict[str, tuple[File, Stored]] = {
+        self.tensors: dict[str, tuple[GGUFFile, GGUFTensor]] = {
             name: (f, each) for f in files for name, each in f.tensors.items()
         }
         name = self.metadata.get("general.architecture")
@@ -55,7 +55,7 @@ class Model:
             )
         return found.pop() if found else default
 
-    def whole(self, key: str, default: int | None = None) -> int:
+    def required_number(self, key: str, default: int | None = None) -> int:
         """A number that the model cannot do without."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
@@ -82,49 +82,51 @@ class Model:
 
     @property
     def heads(self) -> int:
-        return self.whole("attention.head_count")
+        return self.required_number("attention.head_count")
 
     @property
     def kv_heads(self) -> int:
-        return self.whole("attention.head_count_kv", self.heads)
+        return self.required_number("attention.head_count_kv", self.heads)
 
     @property
-    def biased(self) -> bool:
+    def has_query_bias(self) -> bool:
         """True if queries have a bias."""
         return self.has("blk.0.attn_q.bias") or self.has("blk.0.attn_qkv.bias")
 
     @property
     def head_dim(self) -> int:
-        return self.whole("attention.key_length", max(1, self.whole("embedding_length") // self.heads))
+        return self.required_number(
+            "attention.key_length", max(1, self.required_number("embedding_length") // self.heads)
+        )
 
     @property
     def window(self) -> int | None:
         """Tokens that are looked back at; None for all of them, as 0 says too."""
-        return self.whole("attention.sliding_window") if self.get("attention.sliding_window") else None
+        return self.required_number("attention.sliding_window") if self.get("attention.sliding_window") else None
 
     @functools.cached_property
-    def turned(self) -> int:
+    def rotary_dim(self) -> int:
         """Features of a head that are turned."""
-        return self.whole("rope.dimension_count", self.head_dim)
+        return self.required_number("rope.dimension_count", self.head_dim)
 
 
 def _as_said(value: Any) -> str:
     """A text in quotes, without line ends; others as they are."""
-    return shown(value) if isinstance(value, str) else str(value)[:40]
+    return format_name(value) if isinstance(value, str) else str(value)[:40]
 
 
 @dataclass(frozen=True)
 class Architecture:
     """Mapping of one of GGUF's architectures to one of our families."""
 
-    kind: Callable[[Model], str]  # model_type
-    names: Names
-    entries: Callable[[Model], Entries] = lambda model: {}
+    kind: Callable[[GGUFModel], str]  # model_type
+    names: ArchitectureNames
+    entries: Callable[[GGUFModel], Entries] = lambda model: {}
     common: Mapping[str, str] = field(default_factory=lambda: COMMON)
     dtype: str | None = None  # where float16 does not reach as far as the activations
 
 
-def config(model: Model) -> Entries:
+def config(model: GGUFModel) -> Entries:
     """Returns the entries of config.json. ValueError names what the file lacks, or what of it is not understood."""
     said = _shape(model) | model.architecture.entries(model)
     said |= _tokens(model) | {"dtype": _dtype(model)}
@@ -134,12 +136,12 @@ def config(model: Model) -> Entries:
     return said
 
 
-def _shape(model: Model) -> Entries:
+def _shape(model: GGUFModel) -> Entries:
     architecture = model.architecture
     said: Entries = {}
     for key, name in architecture.common.items():
         default = model.heads if key == "attention.head_count_kv" else None
-        said[name] = model.number(key) if key.endswith("epsilon") else model.whole(key, default)
+        said[name] = model.number(key) if key.endswith("epsilon") else model.required_number(key, default)
     said["model_type"] = architecture.kind(model)
     said["vocab_size"] = model.shape("token_embd.weight")[0]
     said["tie_word_embeddings"] = not model.has("output.weight")
@@ -150,7 +152,7 @@ def _shape(model: Model) -> Entries:
     return said
 
 
-def _tokens(model: Model) -> Entries:
+def _tokens(model: GGUFModel) -> Entries:
     """The ids that a text begins, is padded and ends with."""
     said: Entries = {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
@@ -158,7 +160,7 @@ def _tokens(model: Model) -> Entries:
     return said | {"eos_token_id": generation(model)["eos_token_id"] or None}
 
 
-def generation(model: Model) -> Entries:
+def generation(model: GGUFModel) -> Entries:
     """Returns the entries of generation_config.json."""
     try:
         return defaults.generation(model.metadata)
@@ -166,7 +168,7 @@ def generation(model: Model) -> Entries:
         raise ValueError(f"{model.path}: {error}") from None
 
 
-def _types(model: Model) -> dict[str, str]:
+def _types(model: GGUFModel) -> dict[str, str]:
     """Returns the GGUF type of each module with a weight that is not in floats."""
     found: dict[str, str] = {}
     for name, (_, each) in model.tensors.items():
@@ -174,12 +176,12 @@ def _types(model: Model) -> dict[str, str]:
         if last != "weight" or each.kind.name in FLOATS:
             continue
         for module in model.architecture.names.modules(base):
-            if found.setdefault(unnumbered(module), each.kind.name) != each.kind.name:
+            if found.setdefault(without_expert_number(module), each.kind.name) != each.kind.name:
                 raise ValueError(f"{model.path}: {name} is of another type than the other experts of its layer")
     return found
 
 
-def _dtype(model: Model) -> str:
+def _dtype(model: GGUFModel) -> str:
     """Returns the first of bfloat16, float16 and float32 that a matrix is in; quantized ones compute in bfloat16."""
     kinds = {each.kind.name for _, each in model.tensors.values() if len(each.shape) > 1}
     wanted = {DTYPES.get(kind, "bfloat16") for kind in kinds}
@@ -190,13 +192,13 @@ def _dtype(model: Model) -> str:
 # ------------------------------------------------------------------------------------------------- rotary positions
 
 
-def _rope(model: Model, partial: bool = False, base: float = 1e4) -> Entries:
+def _rope(model: GGUFModel, partial: bool = False, base: float = 1e4) -> Entries:
     """rope_parameters; ValueError where part of each head is turned in a family that turns all of it."""
     said: Entries = {"rope_type": "default", "rope_theta": model.number("rope.freq_base", base)}
     if partial:
-        said["partial_rotary_factor"] = model.turned / model.head_dim
-    elif model.turned != model.head_dim:
-        raise ValueError(f"{model.path}: {model.turned} of {model.head_dim} features are turned, not all of them")
+        said["partial_rotary_factor"] = model.rotary_dim / model.head_dim
+    elif model.rotary_dim != model.head_dim:
+        raise ValueError(f"{model.path}: {model.rotary_dim} of {model.head_dim} features are turned, not all of them")
     kind = model.get("rope.scaling.type", "linear" if model.get("rope.scale_linear") else "none")
     if kind == "linear":
         factor = model.number("rope.scaling.factor", model.get("rope.scale_linear", 1.0))
@@ -208,11 +210,11 @@ def _rope(model: Model, partial: bool = False, base: float = 1e4) -> Entries:
     return said | _divisors(model)
 
 
-def _yarn(model: Model) -> Entries:
+def _yarn(model: GGUFModel) -> Entries:
     said: Entries = {
         "rope_type": "yarn",
         "factor": model.number("rope.scaling.factor"),
-        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": model.required_number("rope.scaling.original_context_length"),
     }
     for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attn_factor", "attention_factor")):
         if model.get(f"rope.scaling.yarn_{key}") is not None:
@@ -220,30 +222,30 @@ def _yarn(model: Model) -> Entries:
     return said
 
 
-def _divisors(model: Model) -> Entries:
+def _divisors(model: GGUFModel) -> Entries:
     """A divisor for each frequency: Llama 3's, which the file has computed, and those of LongRoPE."""
     one, long, short = (_numbers(model, name) for name in ("rope_freqs", "rope_factors_long", "rope_factors_short"))
     if one is not None:
         long = short = one
     if long is None or short is None:
         return {}
-    length = model.whole("context_length")
+    length = model.required_number("context_length")
     return {
         "rope_type": "longrope",
         "long_factor": long,
         "short_factor": short,
         "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
-        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length", length),
+        "original_max_position_embeddings": model.required_number("rope.scaling.original_context_length", length),
     }
 
 
-def _numbers(model: Model, name: str) -> list[float] | None:
+def _numbers(model: GGUFModel, name: str) -> list[float] | None:
     if not model.has(f"{name}.weight"):
         return None
     file, each = model.tensors[f"{name}.weight"]
-    if each.kind.name != "F32" or each.shape != (model.turned // 2,):
+    if each.kind.name != "F32" or each.shape != (model.rotary_dim // 2,):
         raise ValueError(
-            f"{model.path}: {name}.weight is {list(each.shape)} of {each.kind.name}, not [{model.turned // 2}] of F32"
+            f"{model.path}: {name}.weight is {list(each.shape)} of {each.kind.name}, not [{model.rotary_dim // 2}] of F32"
         )
     return file.floats(each)
 
@@ -251,47 +253,50 @@ def _numbers(model: Model, name: str) -> list[float] | None:
 # ----------------------------------------------------------------------------------------------------- architectures
 
 
-def _llama(model: Model) -> Entries:
-    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.biased}
+def _llama(model: GGUFModel) -> Entries:
+    said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has_query_bias}
     said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
     said["sliding_window"] = model.window
     return said | (_experts(model, "num_local_experts") if _mixed(model) else {})
 
 
-def _llama_kind(model: Model) -> str:
+def _llama_kind(model: GGUFModel) -> str:
     """llama.cpp has all of them in one architecture; windows are ours, which it passes over."""
     if _mixed(model):
         return "mixtral"
     return "mistral" if model.window else "llama"
 
 
-def _mixed(model: Model) -> bool:
+def _mixed(model: GGUFModel) -> bool:
     return bool(model.get("expert_count", 0))
 
 
-def _experts(model: Model, name: str = "num_experts") -> Entries:
-    return {name: model.whole("expert_count"), "num_experts_per_tok": model.whole("expert_used_count")}
+def _experts(model: GGUFModel, name: str = "num_experts") -> Entries:
+    return {
+        name: model.required_number("expert_count"),
+        "num_experts_per_tok": model.required_number("expert_used_count"),
+    }
 
 
-def _qwen2(model: Model) -> Entries:
+def _qwen2(model: GGUFModel) -> Entries:
     return {"rope_parameters": _rope(model), "use_sliding_window": False}
 
 
-def _qwen3(model: Model) -> Entries:
-    return _qwen2(model) | {"attention_bias": model.biased}
+def _qwen3(model: GGUFModel) -> Entries:
+    return _qwen2(model) | {"attention_bias": model.has_query_bias}
 
 
-def _qwen2_moe(model: Model) -> Entries:
+def _qwen2_moe(model: GGUFModel) -> Entries:
     shared = model.shape("blk.0.ffn_gate_shexp.weight")[0]
-    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.biased}
+    said = {"shared_expert_intermediate_size": shared, "qkv_bias": model.has_query_bias}
     return _qwen2(model) | said | _qwen_experts(model, renormalized=False)
 
 
-def _qwen3_moe(model: Model) -> Entries:
+def _qwen3_moe(model: GGUFModel) -> Entries:
     return _qwen3(model) | _qwen_experts(model, renormalized=True)
 
 
-def _qwen_experts(model: Model, renormalized: bool) -> Entries:
+def _qwen_experts(model: GGUFModel, renormalized: bool) -> Entries:
     """Experts as llama.cpp computes them: the weights are renormalized or not by the architecture alone."""
     both = model.has("blk.0.ffn_gate_up_exps.weight")
     name = "blk.0.ffn_gate_up_exps.weight" if both else "blk.0.ffn_gate_exps.weight"
@@ -300,17 +305,17 @@ def _qwen_experts(model: Model, renormalized: bool) -> Entries:
     return {**_experts(model), **said, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
-def _gemma2(model: Model) -> Entries:
+def _gemma2(model: GGUFModel) -> Entries:
     return {
         "rope_parameters": _rope(model),
         "query_pre_attn_scalar": _scored(model, 46),
-        "sliding_window": model.whole("attention.sliding_window", 4096),
+        "sliding_window": model.required_number("attention.sliding_window", 4096),
         "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": model.number("final_logit_softcapping", 30.0),
     }
 
 
-def _gemma3(model: Model) -> Entries:
+def _gemma3(model: GGUFModel) -> Entries:
     local = model.number("rope.freq_base_swa", 10000.0)
     window, capped = model.window, model.get("final_logit_softcapping")
     kinds = ["full_attention" if not window or not (i + 1) % 6 else "sliding_attention" for i in range(_layers(model))]
@@ -326,25 +331,29 @@ def _gemma3(model: Model) -> Entries:
     }
 
 
-def _layers(model: Model) -> int:
-    return min(model.whole("block_count"), len(model.tensors))
+def _layers(model: GGUFModel) -> int:
+    return min(model.required_number("block_count"), len(model.tensors))
 
 
-def _scored(model: Model, deepest: int) -> float:
+def _scored(model: GGUFModel, deepest: int) -> float:
     """Returns the number that scores are divided by the root of: no entry has it, and the deepest Gemma has its own."""
-    return model.whole("embedding_length") // model.heads if model.whole("block_count") == deepest else model.head_dim
+    return (
+        model.required_number("embedding_length") // model.heads
+        if model.required_number("block_count") == deepest
+        else model.head_dim
+    )
 
 
-def _phi3(model: Model) -> Entries:
-    length = model.whole("context_length")
+def _phi3(model: GGUFModel) -> Entries:
+    length = model.required_number("context_length")
     return {
         "rope_parameters": _rope(model, partial=True),
-        "original_max_position_embeddings": model.whole("rope.scaling.original_context_length", length),
+        "original_max_position_embeddings": model.required_number("rope.scaling.original_context_length", length),
         "sliding_window": model.window,
     }
 
 
-def _granite(model: Model) -> Entries:
+def _granite(model: GGUFModel) -> Entries:
     return _llama(model) | {
         "attention_multiplier": model.number("attention.scale", model.head_dim**-0.5),
         "embedding_multiplier": model.number("embedding_scale", 1.0),
@@ -353,21 +362,21 @@ def _granite(model: Model) -> Entries:
     }
 
 
-def _smollm3(model: Model) -> Entries:
+def _smollm3(model: GGUFModel) -> Entries:
     return _llama(model) | {"use_sliding_window": False, "no_rope_layer_interval": 4}
 
 
-def _olmo2(model: Model) -> Entries:
+def _olmo2(model: GGUFModel) -> Entries:
     if model.get("attention.sliding_window"):
         raise ValueError(f"{model.path} is of OLMo 3, whose windows quintet does not read from GGUF")
     return {"rope_parameters": _rope(model), "attention_bias": False}
 
 
-def _olmoe(model: Model) -> Entries:
+def _olmoe(model: GGUFModel) -> Entries:
     return {"rope_parameters": _rope(model), "norm_topk_prob": False, **_experts(model)}
 
 
-def _gpt2(model: Model) -> Entries:
+def _gpt2(model: GGUFModel) -> Entries:
     return {"activation_function": "gelu_new"}
 
 

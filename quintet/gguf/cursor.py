@@ -132,6 +132,6 @@ class Array(Sequence[Any]):
             yield data[first:at].decode(errors="surrogateescape")
 
 
-def shown(name: str) -> str:
+def format_name(name: str) -> str:
     """A name of the file's in an error's line."""
     return repr(name if len(name) <= SHOWN else f"{name[:SHOWN]}...")

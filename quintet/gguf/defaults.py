@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.gguf.cursor import shown
+from quintet.gguf.cursor import format_name
 from quintet.gguf.vocabulary import read_ends
 
 TEMPLATE = "tokenizer.chat_template"
@@ -25,7 +25,7 @@ def templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
     wrong = next((key for key, value in found.items() if not isinstance(value, str)), None)
     if wrong is not None or len(found) > MOST_TEMPLATES:
         what = f"{wrong} is no text" if wrong else f"it has {len(found)} chat templates, more than {MOST_TEMPLATES}"
-        raise ValueError(f"{shown(what)}; give another conversion of the model")
+        raise ValueError(f"{format_name(what)}; give another conversion of the model")
     if set(found) <= {TEMPLATE}:
         return found.get(TEMPLATE)
     return {key.removeprefix(TEMPLATE).removeprefix(".") or "default": value for key, value in found.items()}
@@ -42,6 +42,8 @@ def generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if type(value) not in (int, kind) or not math.isfinite(value):
-            raise ValueError(f"general.sampling.{key} is {shown(str(value))}, not a number; give another conversion")
+            raise ValueError(
+                f"general.sampling.{key} is {format_name(str(value))}, not a number; give another conversion"
+            )
         said[name] = kind(value)
     return said | {"eos_token_id": list(read_ends(metadata))}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quintet.gguf.cursor import Array, CorruptFile, Cursor, shown
+from quintet.gguf.cursor import Array, CorruptFile, Cursor, format_name
 from quintet.gguf.tensor_types import KINDS, TensorType
 
 MAGIC = b"GGUF"
@@ -25,7 +25,7 @@ SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 Value = int | float | bool | str | Array
 
 
-class Stored(NamedTuple):
+class GGUFTensor(NamedTuple):
     """A tensor in a file."""
 
     kind: TensorType
@@ -35,14 +35,14 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class File:
+class GGUFFile:
     """Content of one file. Lists of its metadata are read from the file on access."""
 
     path: Path
     metadata: Mapping[str, Value]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, GGUFTensor]
 
-    def floats(self, tensor: Stored) -> list[float]:
+    def floats(self, tensor: GGUFTensor) -> list[float]:
         """The numbers of a short tensor of F32."""
         with self.path.open("rb") as stream:
             stream.seek(tensor.start)
@@ -55,7 +55,7 @@ def read_metadata(path: Path) -> Mapping[str, Value]:
     return read(path).metadata
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> GGUFFile:
     """ValueError says in one line what of the file is damaged or not understood; OSError that it cannot be opened."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; check the path")
@@ -73,7 +73,7 @@ def is_gguf(path: Path) -> bool:
         return stream.read(len(MAGIC)) == MAGIC
 
 
-def files(path: Path) -> list[File]:
+def files(path: Path) -> list[GGUFFile]:
     """The file, or all files that the model was split into, the first first; `path` is any of them."""
     given = read(path)
     count = given.metadata.get("split.count", 1)
@@ -102,13 +102,13 @@ def split_names(path: Path, count: Any) -> list[Path]:
     return [path.with_name(f"{named[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
 
 
-def _check_split(found: list[File]) -> None:
+def _check_split(found: list[GGUFFile]) -> None:
     names: set[str] = set()
     for each in found:
         twice = names & set(each.tensors)
         if twice:
             raise ValueError(
-                f"{each.path}: tensor {shown(min(twice))} is in another file of the model too; fetch them again"
+                f"{each.path}: tensor {format_name(min(twice))} is in another file of the model too; fetch them again"
             )
         names |= set(each.tensors)
     said = found[0].metadata.get("split.tensors.count", len(names))
@@ -116,7 +116,7 @@ def _check_split(found: list[File]) -> None:
         raise ValueError(f"{found[0].path} and its neighbours hold {len(names)} tensors, not {said}; fetch them again")
 
 
-def _read(path: Path) -> File:
+def _read(path: Path) -> GGUFFile:
     with path.open("rb") as stream:
         size = stream.seek(0, 2)
         if size < 24:
@@ -125,7 +125,7 @@ def _read(path: Path) -> File:
     cursor = Cursor(data)
     tensors, entries = _beginning(cursor)
     metadata = _metadata(cursor, entries)
-    return File(path, metadata, _tensors(cursor, tensors, _alignment(metadata)))
+    return GGUFFile(path, metadata, _tensors(cursor, tensors, _alignment(metadata)))
 
 
 def _beginning(cursor: Cursor) -> tuple[int, int]:
@@ -157,16 +157,16 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     for index in range(count):
         key = cursor.text(f"the name of metadata entry {index}", MOST_KEY)
         if key in found:
-            raise CorruptFile(f"metadata entry {shown(key)} stands there twice")
-        kind = cursor.number("I", f"the type of {shown(key)}")
-        found[key] = cursor.value(kind, f"metadata entry {shown(key)}")
+            raise CorruptFile(f"metadata entry {format_name(key)} stands there twice")
+        kind = cursor.number("I", f"the type of {format_name(key)}")
+        found[key] = cursor.value(kind, f"metadata entry {format_name(key)}")
     return found
 
 
 def _alignment(metadata: Mapping[str, Value]) -> int:
     said = metadata.get("general.alignment", ALIGNMENT)
     if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
-        raise CorruptFile(f"general.alignment is {shown(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
+        raise CorruptFile(f"general.alignment is {format_name(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
     return said
 
 
@@ -179,22 +179,22 @@ class _Listed(NamedTuple):
     size: int
 
 
-def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Stored]:
+def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, GGUFTensor]:
     listed: dict[str, _Listed] = {}
     for index in range(count):
         name = cursor.text(f"the name of tensor {index}", MOST_NAME)
         if not name.isprintable():
-            raise CorruptFile(f"tensor {shown(name)} has a name that cannot be printed")
+            raise CorruptFile(f"tensor {format_name(name)} has a name that cannot be printed")
         if name in listed:
-            raise CorruptFile(f"tensor {shown(name)} stands there twice")
+            raise CorruptFile(f"tensor {format_name(name)} stands there twice")
         listed[name] = _listed(cursor, name, alignment)
     start = cursor.at + -cursor.at % alignment
     _check_places(listed, cursor.end - start)
-    return {name: Stored(each.kind, each.shape, start + each.offset, each.size) for name, each in listed.items()}
+    return {name: GGUFTensor(each.kind, each.shape, start + each.offset, each.size) for name, each in listed.items()}
 
 
 def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
-    what = f"tensor {shown(name)}"
+    what = f"tensor {format_name(name)}"
     axes = cursor.number("I", what)
     if not 1 <= axes <= MOST_AXES:
         raise CorruptFile(f"{what} has {axes} axes, not 1 to {MOST_AXES}")
@@ -203,14 +203,14 @@ def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
     kind = KINDS.get(number)
     if kind is None:
         raise CorruptFile(f"{what} is of type {number}, which quintet does not know")
-    if 0 in shape or shape[-1] % kind.values:
-        raise CorruptFile(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.values}")
+    if 0 in shape or shape[-1] % kind.block_size:
+        raise CorruptFile(f"{what} is {list(shape)}, and {kind.name} has rows of a multiple of {kind.block_size}")
     if offset % alignment:
         raise CorruptFile(f"{what} begins at {offset}, no multiple of the alignment, {alignment}")
-    blocks = shape[-1] // kind.values
+    blocks = shape[-1] // kind.block_size
     for length in shape[:-1]:
         blocks *= length
-    return _Listed(kind, shape, offset, blocks * kind.size)
+    return _Listed(kind, shape, offset, blocks * kind.type_size)
 
 
 def _check_places(listed: Mapping[str, _Listed], room: int) -> None:
@@ -218,10 +218,10 @@ def _check_places(listed: Mapping[str, _Listed], room: int) -> None:
     last, before = 0, ""
     for name, each in sorted(listed.items(), key=lambda entry: entry[1].offset):
         if each.offset < last:
-            raise CorruptFile(f"tensor {shown(name)} begins within {shown(before)}")
+            raise CorruptFile(f"tensor {format_name(name)} begins within {format_name(before)}")
         last, before = each.offset + each.size, name
         if last > room:
             raise CorruptFile(
-                f"tensor {shown(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at {each.offset}, "
+                f"tensor {format_name(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at {each.offset}, "
                 f"and the file has {max(room, 0)} bytes of tensors: it is cut short, or not the file it was"
             )

@@ -22,7 +22,7 @@ class GGUFQuery(NamedTuple):
     file: str | None = None  # of "owner/name/path/file.gguf", from the repository on
 
 
-def asked(name: str) -> GGUFQuery:
+def parse_query(name: str) -> GGUFQuery:
     """Parses the name of a model that is no local folder or file."""
     if name.endswith(".gguf") and name.count("/") >= 2:
         owner, repository, file = name.split("/", 2)

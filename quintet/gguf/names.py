@@ -38,13 +38,13 @@ ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.wei
 
 
 @dataclass(frozen=True)
-class Names:
+class ArchitectureNames:
     """An architecture's."""
 
     blocks: Mapping[str, str]
     ends: Mapping[str, str] = field(default_factory=lambda: ENDS)
     layers: str = "model.layers"
-    turned: bool = False  # rows of q and k stand for rotations of neighbours: see unturned()
+    permutes_qk: bool = False  # rows of q and k stand for rotations of neighbours: see unturned()
     offset: float = 0.0  # what was added to the weights of norms
     transposed: tuple[str, ...] = ()  # of the modules: [out, in] in GGUF, [in, out] in the model's own checkpoints
 
@@ -76,7 +76,7 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 BLOCK = re.compile(r"blk\.(\d{1,5})\.(\w+)")
 ALONE = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|down)\.(\d{1,5})")  # an expert of the first files of Mixtral
 
-GPT2 = Names(
+GPT2 = ArchitectureNames(
     {
         "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj",
         "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
@@ -88,14 +88,14 @@ GPT2 = Names(
     "transformer.h",
     transposed=("c_attn", "c_proj", "c_fc"),
 )  # fmt: skip
-PHI3 = Names({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
-GEMMA = Names({**LLAMA, **SANDWICH}, offset=1.0)
-OLMO2 = Names({**LLAMA, **SANDWICH})
-MIXTURE = Names({**LLAMA, **EXPERTS})
-TURNED = Names({**LLAMA, **EXPERTS}, turned=True)
+PHI3 = ArchitectureNames({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
+GEMMA = ArchitectureNames({**LLAMA, **SANDWICH}, offset=1.0)
+OLMO2 = ArchitectureNames({**LLAMA, **SANDWICH})
+MIXTURE = ArchitectureNames({**LLAMA, **EXPERTS})
+TURNED = ArchitectureNames({**LLAMA, **EXPERTS}, permutes_qk=True)
 
 
-def unnumbered(module: str) -> str:
+def without_expert_number(module: str) -> str:
     """A module's name without the number of its expert."""
     return EXPERT.sub(".experts.", module)
 
@@ -103,13 +103,13 @@ def unnumbered(module: str) -> str:
 EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
-def unturned(rows: int, head_dim: int) -> list[int]:
+def unpermuted_rows(rows: int, head_dim: int) -> list[int]:
     """Returns, for each row of q or k as the model has them, the row of the file.
 
     Rotations are of the features i and i + head_dim / 2 in the model, and of neighbours in the file. ValueError where
     the rows are no heads.
     """
-    refuse_no_heads(rows, head_dim)
+    check_head_rows(rows, head_dim)
     half = head_dim // 2
 
     def place(feature: int) -> int:
@@ -118,7 +118,7 @@ def unturned(rows: int, head_dim: int) -> list[int]:
     return [row - row % head_dim + place(row % head_dim) for row in range(rows)]
 
 
-def refuse_no_heads(rows: int, head_dim: int) -> None:
+def check_head_rows(rows: int, head_dim: int) -> None:
     """ValueError where rows of q or k are no heads."""
     if head_dim < 2 or head_dim % 2 or rows % head_dim:
         raise ValueError(

@@ -70,7 +70,7 @@ class PreTokenizer(NamedTuple):
     """Patterns that cut texts into words, and settings that come with them."""
 
     patterns: tuple[str, ...]  # each is looked for in what the ones before it left, and what it matches stands alone
-    whole: bool = False  # a word that is a token is that token, whatever merges say (ignore_merges)
+    ignore_merges: bool = False  # a word that is a token is that token, whatever merges say (ignore_merges)
     bos: bool = False  # a text begins with BOS, where the file does not say
     spelled: bool = True  # words are written in GPT-2's letters for bytes; else as they are, with U+2581 for spaces
 
@@ -82,11 +82,11 @@ def _named(words: PreTokenizer, names: str) -> dict[str, PreTokenizer]:
 WORDS: Mapping[str, PreTokenizer] = {
     **_named(PreTokenizer((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")), "default"),
     **_named(
-        PreTokenizer((_LLAMA3,), whole=True, bos=True),
+        PreTokenizer((_LLAMA3,), ignore_merges=True, bos=True),
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
     ),
     **_named(PreTokenizer((_LLAMA3,)), "dbrx smaug-bpe chatglm-bpe"),
-    **_named(PreTokenizer((_LLAMA3,), whole=True), "glm4 glm5"),
+    **_named(PreTokenizer((_LLAMA3,), ignore_merges=True), "glm4 glm5"),
     **_named(
         PreTokenizer((rf"{_WORDS}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|{_JAIS2}",)),
         "jais-2",
@@ -121,7 +121,7 @@ WORDS: Mapping[str, PreTokenizer] = {
         "spark2_5",
     ),
     **_named(
-        PreTokenizer((_YOUTU, _cased(_UPPERS, _LOWERS, f"{_SHORT_ANY}?", r"\p{N}")), whole=True),
+        PreTokenizer((_YOUTU, _cased(_UPPERS, _LOWERS, f"{_SHORT_ANY}?", r"\p{N}")), ignore_merges=True),
         "youtu",
     ),
     **_named(PreTokenizer((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]")), "falcon"),
@@ -148,7 +148,7 @@ WORDS: Mapping[str, PreTokenizer] = {
     **_named(PreTokenizer((_LINES, _QWEN2)), "laguna"),
     **_named(PreTokenizer((_BLOOM,)), "poro-chat bloom gpt3-finnish"),
     **_named(PreTokenizer((_BLOOM, r"\p{N}")), "viking"),
-    **_named(PreTokenizer((_cased(_UPPER, _LOWER, "", r"\p{N}"),), whole=True, bos=True), "tekken"),
+    **_named(PreTokenizer((_cased(_UPPER, _LOWER, "", r"\p{N}"),), ignore_merges=True, bos=True), "tekken"),
     **_named(
         PreTokenizer(
             (
@@ -166,7 +166,8 @@ WORDS: Mapping[str, PreTokenizer] = {
     **_named(PreTokenizer((_GPT4O,)), "gpt-4o llama4 kanana2 talkie minimax-m2"),
     **_named(
         PreTokenizer(
-            (_cased(r"[\p{L}\p{M}&&[^a-z]]", r"[\p{L}\p{M}&&[^A-Z]]", f"{_SHORT_ANY}?", r"\p{N}{1,3}"),), whole=True
+            (_cased(r"[\p{L}\p{M}&&[^a-z]]", r"[\p{L}\p{M}&&[^A-Z]]", f"{_SHORT_ANY}?", r"\p{N}{1,3}"),),
+            ignore_merges=True,
         ),
         "granite-embed-multi-97m",
     ),
@@ -209,7 +210,7 @@ WORDS: Mapping[str, PreTokenizer] = {
         "exaone-moe",
     ),
     **_named(
-        PreTokenizer((r"\p{N}{1,3}", rf"{_WORDS}|\p{{N}}+|{_SYMBOLS}|{_SPACES}"), whole=True),
+        PreTokenizer((r"\p{N}{1,3}", rf"{_WORDS}|\p{{N}}+|{_SYMBOLS}|{_SPACES}"), ignore_merges=True),
         "minicpm5",
     ),
     **_named(PreTokenizer((_LINES,), bos=True, spelled=False), "gemma4 granite-embed-multi-311m"),

@@ -8,8 +8,8 @@ class TensorType(NamedTuple):
     """A type of ggml's."""
 
     name: str
-    values: int  # of a block, which are neighbours in a row
-    size: int  # bytes of a block
+    block_size: int  # of a block, which are neighbours in a row
+    type_size: int  # bytes of a block
 
 
 # By the numbers that stand in files. Those that are missing were taken back, or are of activations (Q8_1, Q8_K).

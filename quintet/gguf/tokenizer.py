@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.gguf.pretokenizers import WORDS
-from quintet.gguf.vocabulary import NAMED, Kind, Vocabulary
+from quintet.gguf.vocabulary import NAMED, TokenKind, Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,9 +29,9 @@ def backend(vocabulary: Vocabulary) -> "Tokenizer":
     return made
 
 
-def named(vocabulary: Vocabulary) -> dict[str, str]:
+def special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
     """The tokens that have a name, as transformers calls them: "bos_token" -> "<s>"."""
-    return {NAMED[name]: vocabulary.tokens[number] for name, number in vocabulary.named.items()}
+    return {NAMED[name]: vocabulary.tokens[number] for name, number in vocabulary.special_ids.items()}
 
 
 def _ids(tokens: Sequence[str]) -> dict[str, int]:
@@ -46,11 +46,11 @@ def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
     merges = [each for each in vocabulary.merges if each[0] in ids and each[1] in ids and "".join(each) in ids]
     splits: list[Any] = [pre_tokenizers.Split(Regex(each), "isolated") for each in words.patterns]
     if words.spelled:
-        made = Tokenizer(BPE(ids, merges, ignore_merges=words.whole))
+        made = Tokenizer(BPE(ids, merges, ignore_merges=words.ignore_merges))
         splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         made.decoder = _spelled(vocabulary)
     else:
-        made = Tokenizer(BPE(ids, merges + _lines(ids, merges), ignore_merges=words.whole, byte_fallback=True))
+        made = Tokenizer(BPE(ids, merges + _lines(ids, merges), ignore_merges=words.ignore_merges, byte_fallback=True))
         made.normalizer = normalizers.Replace(" ", SPACE)
         made.decoder = _unescaped(strip=False)
     made.pre_tokenizer = pre_tokenizers.Sequence(splits)
@@ -61,7 +61,7 @@ def _spelled(vocabulary: Vocabulary) -> Any:
     """Decoder of letters for bytes. A letter of a byte that UTF-8 never has, if a token by itself, means the letter."""
     from tokenizers import decoders
 
-    own = {token for token, kind in vocabulary.pairs if kind == Kind.USER_DEFINED}
+    own = {token for token, kind in vocabulary.pairs if kind == TokenKind.USER_DEFINED}
     meant: list[Any] = [decoders.Replace(each, _AS_LETTER[each]) for each in sorted(_AS_LETTER) if each in own]
     return decoders.Sequence([*meant, decoders.ByteLevel()]) if meant else decoders.ByteLevel()
 
@@ -79,7 +79,7 @@ def _spm(vocabulary: Vocabulary) -> "Tokenizer":
     from tokenizers import Tokenizer, normalizers
     from tokenizers.models import BPE
 
-    unknown = vocabulary.named.get("unknown")
+    unknown = vocabulary.special_ids.get("unknown")
     made = Tokenizer(
         BPE(
             _ids(vocabulary.tokens),
@@ -98,7 +98,9 @@ def _spm(vocabulary: Vocabulary) -> "Tokenizer":
 def _scored(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     """Pairs of tokens that make a third, the highest score first: what SPM merges, in its order."""
     ids, scores, kinds = _ids(vocabulary.tokens), vocabulary.scores, vocabulary.kinds
-    usual = (number for number, token in enumerate(vocabulary.tokens) if len(token) > 1 and kinds[number] != Kind.BYTE)
+    usual = (
+        number for number, token in enumerate(vocabulary.tokens) if len(token) > 1 and kinds[number] != TokenKind.BYTE
+    )
     for number in sorted(usual, key=lambda each: -scores[each]):
         token = vocabulary.tokens[number]
         if len(token) > MOST_LETTERS:
@@ -125,7 +127,7 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
     ids = {_usual(token, kind): number for number, (token, kind) in enumerate(vocabulary.pairs)}
     if len(ids) < len(vocabulary.tokens):
         raise ValueError("its WordPiece vocabulary has tokens that differ by their marks alone; convert the model anew")
-    unknown = vocabulary.tokens[vocabulary.named["unknown"]] if "unknown" in vocabulary.named else "[UNK]"
+    unknown = vocabulary.tokens[vocabulary.special_ids["unknown"]] if "unknown" in vocabulary.special_ids else "[UNK]"
     made = Tokenizer(WordPiece(ids, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD))
     made.normalizer = normalizers.BertNormalizer(strip_accents=vocabulary.strip_accents, lowercase=vocabulary.lowercase)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -135,7 +137,9 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
 
 def _usual(token: str, kind: int) -> str:
     """Returns the token as vocab.txt has it."""
-    if kind not in (Kind.NORMAL, Kind.UNUSED) or (token.startswith("[") and token.endswith("]") and len(token) > 2):
+    if kind not in (TokenKind.NORMAL, TokenKind.UNUSED) or (
+        token.startswith("[") and token.endswith("]") and len(token) > 2
+    ):
         return token
     return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
 
@@ -149,10 +153,10 @@ def _add(made: "Tokenizer", vocabulary: Vocabulary) -> None:
 
     control, own = [], []
     for token, kind in vocabulary.pairs:
-        if kind in (Kind.CONTROL, Kind.UNKNOWN):
+        if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN):
             kept = not vocabulary.strips or token in ("<unk>", "<s>", "<|endoftext|>")
             control.append(AddedToken(token, special=True, normalized=False, rstrip=not kept))
-        elif kind == Kind.USER_DEFINED:
+        elif kind == TokenKind.USER_DEFINED:
             own.append(AddedToken(token, normalized=False, rstrip=vocabulary.strips))
     made.add_special_tokens(control)
     made.add_tokens(own)
@@ -167,7 +171,7 @@ def _frame(made: "Tokenizer", vocabulary: Vocabulary) -> None:
     behind = [ends] if vocabulary.add_eos else []
     if not before + behind:
         return
-    special = [(f"<{name}>", vocabulary.named[name]) for name in before + behind]
+    special = [(f"<{name}>", vocabulary.special_ids[name]) for name in before + behind]
     made.post_processor = TemplateProcessing(
         single=[*(f"<{name}>:0" for name in before), "$A:0", *(f"<{name}>:0" for name in behind)],
         special_tokens=special,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from quintet.common.suggestions import nearest
-from quintet.gguf.cursor import shown
+from quintet.common.suggestions import nearest_name
+from quintet.gguf.cursor import format_name
 from quintet.gguf.pretokenizers import WORDS
 
 MOST = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
@@ -57,7 +57,7 @@ ALSO_END = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # of "tokenizer.ggml
 SAID = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 
-class Kind(IntEnum):
+class TokenKind(IntEnum):
     """Kind of a token; the numbers are the format's."""
 
     UNDEFINED = 0
@@ -79,8 +79,8 @@ class Vocabulary:
     kinds: Sequence[int]  # of Kind
     scores: Sequence[float]  # of an SPM model: the pair that makes the highest is merged first
     merges: Sequence[tuple[str, str]]  # of a byte-level model: the first first
-    named: Mapping[str, int]  # of NAMED -> id
-    ends: tuple[int, ...]  # ids that end an answer, in their order
+    special_ids: Mapping[str, int]  # of NAMED -> id
+    end_ids: tuple[int, ...]  # ids that end an answer, in their order
     add_bos: bool
     add_eos: bool
     add_space: bool  # before a text, and after a control token
@@ -100,7 +100,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _model(said)
     pre = _pre(said, model)
     tokens = _tokens(said)
-    kinds = said.numbers("token_type", int, len(tokens)) or [Kind.NORMAL] * len(tokens)
+    kinds = said.numbers("token_type", int, len(tokens)) or [TokenKind.NORMAL] * len(tokens)
     named = _ids(said, model, len(tokens))
     ends = _ends(said, tokens, named)
     kinds = _corrected(tokens, kinds, ends)
@@ -120,8 +120,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         kinds=kinds,
         scores=(said.numbers("scores", float, len(tokens)) or [0.0] * len(tokens)) if spm else (),
         merges=() if spm or wordpiece else _merges(said),
-        named=named,
-        ends=ends,
+        special_ids=named,
+        end_ids=ends,
         add_bos=bos,
         add_eos=eos,
         add_space=said.flag("add_space_prefix", spm),
@@ -155,13 +155,13 @@ class _Said:
         said = self.get(name)
         if said is None or isinstance(said, bool):
             return default if said is None else said
-        raise ValueError(f"tokenizer.ggml.{name} is {shown(str(said))}, not true or false; {_MEND}")
+        raise ValueError(f"tokenizer.ggml.{name} is {format_name(str(said))}, not true or false; {_MEND}")
 
     def number(self, name: str) -> int | None:
         said = self.get(f"{name}_token_id")
         if said is None or type(said) is int:
             return said
-        raise ValueError(f"tokenizer.ggml.{name}_token_id is {shown(str(said))}, not a token's number; {_MEND}")
+        raise ValueError(f"tokenizer.ggml.{name}_token_id is {format_name(str(said))}, not a token's number; {_MEND}")
 
     def items(self, name: str, count: int | None = None) -> list[Any] | None:
         """A list, of so many or more entries, of which as many are taken; None if there is none."""
@@ -198,7 +198,7 @@ def _model(said: _Said) -> str:
         raise ValueError(f"it has no tokenizer (tokenizer.ggml.model); {_MEND}")
     what = REFUSED.get(model, "unknown") if isinstance(model, str) else "unknown"
     raise ValueError(
-        f"its tokenizer is of the kind {shown(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_MEND}"
+        f"its tokenizer is of the kind {format_name(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_MEND}"
     )
 
 
@@ -207,9 +207,11 @@ def _pre(said: _Said, model: str) -> str:
         return "default"
     pre = "gemma4" if model == "gemma4" else said.get("pre") or "default"
     if pre not in WORDS:
-        match = nearest(pre, WORDS) if isinstance(pre, str) else None
+        match = nearest_name(pre, WORDS) if isinstance(pre, str) else None
         hint = f" (the nearest is {match!r})" if match else ""
-        raise ValueError(f"its tokenizer.ggml.pre, {shown(str(pre))}, is not a known pre-tokenizer{hint}; {_MEND}")
+        raise ValueError(
+            f"its tokenizer.ggml.pre, {format_name(str(pre))}, is not a known pre-tokenizer{hint}; {_MEND}"
+        )
     return str(pre)
 
 
@@ -222,7 +224,9 @@ def _tokens(said: _Said) -> list[str]:
     if len(set(tokens)) < len(tokens):
         first: dict[str, int] = {}
         twice = next(index for index, each in enumerate(tokens) if first.setdefault(each, index) != index)
-        raise ValueError(f"its tokens {first[tokens[twice]]} and {twice} are both {shown(tokens[twice])}; {_MEND}")
+        raise ValueError(
+            f"its tokens {first[tokens[twice]]} and {twice} are both {format_name(tokens[twice])}; {_MEND}"
+        )
     return tokens
 
 
@@ -244,7 +248,7 @@ def _merges(said: _Said) -> list[tuple[str, str]]:
     for index, each in enumerate(found):
         cut = each.find(" ", 1)  # the first part may begin with one
         if cut < 0 or cut + 1 == len(each):
-            raise ValueError(f"its merge {index} is {shown(each)}, not two parts and a space between; {_MEND}")
+            raise ValueError(f"its merge {index} is {format_name(each)}, not two parts and a space between; {_MEND}")
         pairs[each[:cut], each[cut + 1 :]] = None
     return list(pairs)
 
@@ -277,10 +281,10 @@ def _ends(said: _Said, tokens: Sequence[str], named: Mapping[str, int]) -> tuple
 
 def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int]) -> list[int]:
     """Corrects the file's kinds: tokens that end an answer are control tokens, and channel markers are not."""
-    found = [each if 0 <= each <= max(Kind) else Kind.UNDEFINED for each in kinds]
+    found = [each if 0 <= each <= max(TokenKind) else TokenKind.UNDEFINED for each in kinds]
     for number in ends:
-        found[number] = Kind.CONTROL
+        found[number] = TokenKind.CONTROL
     for number, token in enumerate(tokens):
         if token in SAID or (token == "<|end|>" and number not in ends):
-            found[number] = Kind.USER_DEFINED
+            found[number] = TokenKind.USER_DEFINED
     return found

@@ -38,15 +38,15 @@ def download(
         )
 
 
-def exactly(names: Iterable[str]) -> list[str]:
+def exact_patterns(names: Iterable[str]) -> list[str]:
     """Patterns that match these names alone."""
     return [glob.escape(name) for name in names]
 
 
-def listed(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> list[str]:
+def list_files(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> list[str]:
     """The files of a hub id, by their paths: on the hub, or in its cache where the hub is not to be asked."""
     if environment.use_modelscope:
-        return modelscope.listed(ModelScopeRequest(name, revision))
+        return modelscope.list_files(ModelScopeRequest(name, revision))
     from huggingface_hub import HfApi
 
     if environment.hf_hub_offline:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.hub import transformers_cache as readings
-from quintet.hub.legacy_configs import FOREIGN, foreign, settled, version
+from quintet.hub.legacy_configs import FOREIGN, adapted_config, resolved_model_type, version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -44,11 +44,11 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> HFConfig:
     name = digest(kind, raw)
     if (kept := readings.find(name, thaw)) is not None:
         return kept
-    config = made(kind, raw, file)
+    config = transformers_config(kind, raw, file)
     reading = json.loads(json.dumps(freeze(config)))
     # another package's class may change without transformers
     if kind in FOREIGN or type(config).__module__.startswith("transformers."):
-        readings.keep(name, reading)
+        readings.store(name, reading)
     return thaw(reading)
 
 
@@ -59,7 +59,7 @@ def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], A
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type, so hf_overrides has no config to change")
-    changed = change(made(kind, raw, file))
+    changed = change(transformers_config(kind, raw, file))
     if not isinstance(changed, PretrainedConfig):
         raise ValueError(f"hf_overrides is a function, and must return the config; it gave {type(changed).__name__}")
     return thaw(json.loads(json.dumps(freeze(changed))))
@@ -70,12 +70,12 @@ def digest(kind: str, raw: Mapping[str, Any]) -> str:
     return readings.digest("config", [*parts, version()] if kind in FOREIGN else parts)
 
 
-def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
+def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     """transformers' own object. ValueError as read_config()."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    kind = settled(KIN.get(kind, kind), raw)
+    kind = resolved_model_type(KIN.get(kind, kind), raw)
     if kind not in CONFIG_MAPPING and kind not in FOREIGN:
         raise ValueError(
             f"transformers has no config for model type {kind!r}; the package that adds the family "
@@ -84,7 +84,7 @@ def made(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
     try:
         # A deep copy: transformers moves entries about in what it is given.
         copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_read)
-        config: PretrainedConfig = foreign(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
+        config: PretrainedConfig = adapted_config(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
     except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:

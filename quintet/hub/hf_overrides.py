@@ -21,21 +21,21 @@ _ROPE_KEYS = (
 _ROPE_FIELDS = ("rope_parameters", "rope_scaling")  # transformers' name since 5.0, and before
 
 
-def of_the_model(config: EngineConfig) -> Overrides:
+def model_overrides(config: EngineConfig) -> Overrides:
     """The hf_overrides that replace entries of config.json, or a function; the others say how to quantize."""
     given = config.hf_overrides or {}
     if callable(given):
         return given
-    options = (*OPTIONS, *SAID[:1]) if asked(config) in BY_OPTIONS and given.get(SAID[0]) else OPTIONS
+    options = (*OPTIONS, *SAID[:1]) if requested_quantization(config) in BY_OPTIONS and given.get(SAID[0]) else OPTIONS
     return {name: value for name, value in given.items() if name not in options} or None
 
 
-def asked(config: EngineConfig) -> str | None:
+def requested_quantization(config: EngineConfig) -> str | None:
     """The name of a quantization, if one was given."""
     return config.quantization or ("bitsandbytes" if config.load_format == "bitsandbytes" else None)
 
 
-def known(config: HFConfig) -> set[str]:
+def known_names(config: HFConfig) -> set[str]:
     """Returns the names that overrides may use besides the file's own entries."""
     names = set(vars(config))
     if "rope_parameters" in names:
@@ -43,7 +43,7 @@ def known(config: HFConfig) -> set[str]:
     return names
 
 
-def merged(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+def merge_overrides(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Deep: an object is merged entry by entry, anything else is replaced. `known` refuses typos inside objects."""
     result = dict(raw)
     for name, value in _where_rope_lives(raw, overrides).items():
@@ -54,7 +54,7 @@ def merged(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str
             inner = known[name]
             if inner and not all(isinstance(key, int) for key in inner):
                 refuse_unknown(f"entry of hf_overrides[{name!r}]", value, {*inner, *(old or {})})
-            result[name] = merged(old or {}, value, inner)
+            result[name] = merge_overrides(old or {}, value, inner)
         else:
             result[name] = value
     return result

@@ -29,9 +29,9 @@ def _as_it_is(said: Entries) -> Entries:
 class ConfigAdapter:
     """Rules to read the entries of a type."""
 
-    like: str  # the type of the class that reads them
+    target_type: str  # the type of the class that reads them
     names: Mapping[str, str] = field(default_factory=dict)  # theirs -> that class's
-    absent: Mapping[str, Any] = field(default_factory=dict)  # the published class's defaults for missing entries
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the published class's defaults for missing entries
     read: Callable[[Entries], Entries] = _as_it_is  # after renaming: converts entries of another form
 
 
@@ -209,16 +209,16 @@ FOREIGN: Mapping[str, ConfigAdapter] = {
             "layer_norm_epsilon": "rms_norm_eps",
         },
     ),
-    "internlm": ConfigAdapter("llama", absent={"bias": True}, read=_internlm1),
-    "internlm2": ConfigAdapter("llama", absent={"bias": True}, read=_internlm),
+    "internlm": ConfigAdapter("llama", defaults={"bias": True}, read=_internlm1),
+    "internlm2": ConfigAdapter("llama", defaults={"bias": True}, read=_internlm),
     "jina_bert": ConfigAdapter("bert", read=_jina_bert),
     FLASH: ConfigAdapter(
-        "jina_embeddings_v3", absent={"rotary_emb_base": 10000.0, "lora_adaptations": None}, read=_jina_flash
+        "jina_embeddings_v3", defaults={"rotary_emb_base": 10000.0, "lora_adaptations": None}, read=_jina_flash
     ),
-    "mimo": ConfigAdapter("qwen2", absent={"num_nextn_predict_layers": 0}),
+    "mimo": ConfigAdapter("qwen2", defaults={"num_nextn_predict_layers": 0}),
     "new": ConfigAdapter(
         "gte",
-        absent={
+        defaults={
             "position_embedding_type": "rope",
             "layer_norm_type": "layer_norm",
             "logn_attention_scale": False,
@@ -230,17 +230,17 @@ FOREIGN: Mapping[str, ConfigAdapter] = {
         read=_new,
     ),
     "plamo2": ConfigAdapter("llama", {"hidden_size_per_head": "head_dim"}, PLAMO2, _plamo2),
-    "rwkv7": ConfigAdapter("mamba2", absent=RWKV7, read=_rwkv7),
+    "rwkv7": ConfigAdapter("mamba2", defaults=RWKV7, read=_rwkv7),
     "solar": ConfigAdapter(
         "llama",
-        absent={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},
+        defaults={f"bskcn_{which}": [] for which in range(1, 5)} | {"bskcn_tv": [0.9, 0.8]},
     ),
 }
 # classes with files that name an earlier generation's type (Ling 2.0) -> how their entries are read
 GENERATIONS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
 
 
-def settled(kind: str, entries: Mapping[str, Any]) -> str:
+def resolved_model_type(kind: str, entries: Mapping[str, Any]) -> str:
     """The type that a file means by its model_type."""
     return POSITIONS.get((kind, str(entries.get("position_embedding_type"))), kind)
 
@@ -250,7 +250,7 @@ def version() -> bytes:
     return hashlib.sha256(Path(__file__).read_bytes()).digest()
 
 
-def foreign(kind: str, entries: Entries) -> "PretrainedConfig":
+def adapted_config(kind: str, entries: Entries) -> "PretrainedConfig":
     """An object of transformers' class that reads the nearest type, which goes by its own model_type."""
     from transformers import CONFIG_MAPPING
 
@@ -262,7 +262,7 @@ def foreign(kind: str, entries: Entries) -> "PretrainedConfig":
     # an override may name an entry as the class does: that one counts
     renamed = {known.names[name]: value for name, value in entries.items() if name in known.names}
     rest = {name: value for name, value in entries.items() if name not in known.names}
-    base = CONFIG_MAPPING[known.like]
+    base = CONFIG_MAPPING[known.target_type]
     named = type(f"Foreign{base.__name__}", (base,), {"model_type": kind, "__module__": __name__})
-    made: PretrainedConfig = named(**{**known.read({**known.absent, **renamed, **rest}), "model_type": kind})
+    made: PretrainedConfig = named(**{**known.read({**known.defaults, **renamed, **rest}), "model_type": kind})
     return made

@@ -9,12 +9,14 @@ LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what confi
 UNSAID = 2048  # tokens of states alone, which hold any number, where no config says: as in vLLM
 
 
-def longest(config: EngineConfig, hf_config: Any, counted: int | None = None, made_for: int | None = None) -> int:
+def resolve_max_model_len(
+    config: EngineConfig, hf_config: Any, num_positions: int | None = None, made_for: int | None = None
+) -> int:
     """The longest request that the model is built for: what was asked for, or the model's own length.
 
     `counted`: its positions, where its family counts them otherwise; `made_for`: tokens that it embeds by default.
     """
-    own = counted or model_length(hf_config)
+    own = num_positions or model_length(hf_config)
     asked = config.max_model_len
     if not isinstance(asked, int):
         return min(own, made_for or own)

@@ -10,30 +10,30 @@ from quintet.common.plugins import load_plugins
 from quintet.common.suggestions import refuse_unknown
 from quintet.config import EngineConfig
 from quintet.hub.config_checks import check_entries, check_shape
-from quintet.hub.hf_config import Overrides, made
-from quintet.hub.hf_overrides import known, merged, of_the_model
-from quintet.hub.pooling_task import wants_numbers
+from quintet.hub.hf_config import Overrides, transformers_config
+from quintet.hub.hf_overrides import known_names, merge_overrides, model_overrides
+from quintet.hub.pooling_task import is_pooling_model
 from quintet.hub.resolve import load_model_config
 from quintet.models import added_for, families
 
 logger = logging.getLogger(__name__)
 
 
-def read_model(config: EngineConfig, place: Path, own: Mapping[str, str]) -> tuple[Any, str]:
+def read_model(config: EngineConfig, place: Path, extra_families: Mapping[str, str]) -> tuple[Any, str]:
     """The model's configuration, and why transformers' code computes it; "" where a family's file does. `own`: families
     that the platform brings; `place`: of resolve_config()."""
     load_plugins()
-    why = _why_backend(config, place, own)
+    why = _why_backend(config, place, extra_families)
     if not why:
-        return load_model_config(place, of_the_model(config), _numbers(config, place)), ""
-    return _for_backend(place / "config.json", of_the_model(config), config.trust_remote_code), why
+        return load_model_config(place, model_overrides(config), _numbers(config, place)), ""
+    return _for_backend(place / "config.json", model_overrides(config), config.trust_remote_code), why
 
 
 def _numbers(config: EngineConfig, place: Path) -> bool:
     """Returns whether it is run as a pooling model, by its config.json and the user's overrides of entries."""
-    overrides = of_the_model(config)
+    overrides = model_overrides(config)
     raw = {} if place.is_file() else read_object(place / "config.json")
-    return wants_numbers(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
+    return is_pooling_model(config, raw if callable(overrides) else {**raw, **(overrides or {})}, place)
 
 
 def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> str:
@@ -43,7 +43,7 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         return ""
     if config.model_impl == "transformers":
         return "model_impl transformers: asked for"
-    overrides = of_the_model(config)
+    overrides = model_overrides(config)
     raw = {**read_object(place / "config.json"), **({} if callable(overrides) else overrides or {})}
     kind, architectures = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or config.model_impl == "quintet" or kind in families() or kind in own:
@@ -86,13 +86,13 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
 def _by_transformers(kind: Any, raw: dict[str, Any], overrides: Mapping[str, Any], file: Path) -> Any:
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type, so that transformers does not know it either")
-    config = made(kind, raw, file)
-    return made(kind, _changed(raw, overrides, config), file) if overrides else config
+    config = transformers_config(kind, raw, file)
+    return transformers_config(kind, _changed(raw, overrides, config), file) if overrides else config
 
 
 def _changed(raw: dict[str, Any], overrides: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config)})
-    return merged(raw, overrides, config.to_dict())
+    refuse_unknown("entry of hf_overrides", overrides, {*raw, *known_names(config)})
+    return merge_overrides(raw, overrides, config.to_dict())
 
 
 def _by_code(file: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> Any:

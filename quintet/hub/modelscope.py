@@ -19,14 +19,14 @@ class ModelScopeRequest(NamedTuple):
     revision: str | None
 
 
-def download(asked: ModelScopeRequest, config: EngineConfig, patterns: Patterns, offline: bool) -> Path:
+def download(request: ModelScopeRequest, config: EngineConfig, patterns: Patterns, offline: bool) -> Path:
     """The folder of a model with the files that match. OSError says why there is none, and what to do."""
     hub = _imported("modelscope.hub.snapshot_download")
-    with _told(asked):
+    with _told(request):
         return Path(
             hub.snapshot_download(
-                asked.name,
-                revision=asked.revision,
+                request.name,
+                revision=request.revision,
                 cache_dir=config.download_dir,
                 allow_patterns=patterns[0],
                 ignore_patterns=patterns[1],
@@ -35,11 +35,11 @@ def download(asked: ModelScopeRequest, config: EngineConfig, patterns: Patterns,
         )
 
 
-def listed(asked: ModelScopeRequest) -> list[str]:
+def list_files(request: ModelScopeRequest) -> list[str]:
     """The files of a model, by their paths."""
     api = _imported("modelscope.hub.api").HubApi()
-    with _told(asked):
-        files = api.get_model_files(asked.name, revision=asked.revision, recursive=True)
+    with _told(request):
+        files = api.get_model_files(request.name, revision=request.revision, recursive=True)
         return sorted(each["Path"] for each in files if each["Type"] != "tree")
 
 
@@ -52,13 +52,13 @@ def _imported(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _told(asked: ModelScopeRequest) -> Iterator[None]:
-    at = f" at revision {asked.revision!r}" if asked.revision else ""
+def _told(request: ModelScopeRequest) -> Iterator[None]:
+    at = f" at revision {request.revision!r}" if request.revision else ""
     try:
         yield
     except Exception as error:  # its package raises kinds of its own
         why = " ".join(str(error).split())[:400] or type(error).__name__
         raise ConnectionError(
-            f"cannot get {asked.name!r}{at} from ModelScope: {why}; check the spelling and the network, give a local "
+            f"cannot get {request.name!r}{at} from ModelScope: {why}; check the spelling and the network, give a local "
             "folder, or unset QUINTET_USE_MODELSCOPE"
         ) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.config import EngineConfig, PoolerConfig
 from quintet.hub.config_checks import GENERATES, HEADED
-from quintet.hub.sentence_transformers import Sentence, read_sentence
+from quintet.hub.sentence_transformers import SentenceTransformersConfig, read_sentence
 
 # ends of the names of classes -> what they are converted to
 CONVERTED = {
@@ -61,8 +61,8 @@ class Pooling:
     returned_token_ids: tuple[int, ...] | None = None
     chunked: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
-    heads_of_tokens: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
-    sentence: Sentence = Sentence()
+    token_heads: bool = False  # BGE M3: sparse_linear.pt and colbert_linear.pt
+    sentence: SentenceTransformersConfig = SentenceTransformersConfig()
 
     @property
     def length(self) -> int | None:
@@ -70,7 +70,7 @@ class Pooling:
         return self.sentence.max_length
 
 
-def wants_numbers(config: EngineConfig, raw: Mapping[str, Any], folder: Path) -> bool:
+def is_pooling_model(config: EngineConfig, raw: Mapping[str, Any], folder: Path) -> bool:
     """Returns whether a model is run as a pooling model: by runner or convert, else by its config.json and files."""
     if config.runner != "auto":
         return config.runner == "pooling"
@@ -98,19 +98,19 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     names = getattr(hf_config, "architectures", None) or []
     own = _converted(names) or "embed"
     convert = own if config.convert in ("auto", "none") else config.convert
-    sentence = read_sentence(folder) if convert == "embed" else Sentence()
+    sentence = read_sentence(folder) if convert == "embed" else SentenceTransformersConfig()
     asked = config.pooler_config or PoolerConfig()
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
     made = "MEAN" if kind in MEANS and convert == "embed" else "CLS" if encoder else "LAST"
     if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
         made = "MEAN"
-    token = asked.kind(True) or ("STEP" if asked.step_tag_id is not None else "ALL")
+    token = asked.type_for(True) or ("STEP" if asked.step_tag_id is not None else "ALL")
     pooling = Pooling(
         convert=convert,
         causal=not (encoder or bidirectional(hf_config)),
         tasks=_tasks(convert, by_tokens, _labels(hf_config), asked),
-        sequence=asked.kind(False) or sentence.pooling or made,
+        sequence=asked.type_for(False) or sentence.pooling or made,
         token=token,
         normalize=_first(asked.normalize, asked.use_activation, sentence.normalize, True),
         activate=_first(asked.use_activation, asked.normalize),
@@ -126,8 +126,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     if token == "STEP" and pooling.step_tag_id is None and pooling.returned_token_ids is None:
         raise ValueError("pooler_config: pooling_type STEP gives the rows at one token; say which with step_tag_id")
     if convert == "embed" and SPARSE in names:
-        return replace(pooling, tasks=("embed", "token_embed", "token_classify"), heads_of_tokens=True)
-    if convert == "embed" and sentence.tokens:  # ColBERT: of tokens alone
+        return replace(pooling, tasks=("embed", "token_embed", "token_classify"), token_heads=True)
+    if convert == "embed" and sentence.pools_tokens:  # ColBERT: of tokens alone
         return replace(pooling, tasks=("token_embed",))
     return pooling
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from quintet.common.json_files import read_object
 from quintet.common.plugins import load_plugins
-from quintet.common.suggestions import nearest, refuse_unknown
+from quintet.common.suggestions import nearest_name, refuse_unknown
 from quintet.config import GENERATION_DEFAULTS, INSIDE, EngineConfig, Environment, read_environment
-from quintet.config.cache_dir import kept_folder
+from quintet.config.cache_dir import cache_folder
 from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
-from quintet.gguf.file_choice import GGUFQuery, asked, choose
+from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
 from quintet.hub.config_checks import MOST, check_architectures, check_entries, check_shape
-from quintet.hub.downloads import download, exactly, listed
+from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
-from quintet.hub.hf_overrides import known, merged
-from quintet.hub.legacy_configs import settled
+from quintet.hub.hf_overrides import known_names, merge_overrides
+from quintet.hub.legacy_configs import resolved_model_type
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.tensor_input import why_raw
 from quintet.model_loader.external_loaders import STORES, STREAMED, fetch
@@ -109,7 +109,7 @@ def _published(name: str, revision: str | None, config: EngineConfig, environmen
     """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
     if config.load_format not in ("auto", "gguf") or name in INSIDE:
         return None
-    files = listed(name, revision, config, environment)
+    files = list_files(name, revision, config, environment)
     if any(map(_is_gguf, files)):
         return _fetched(GGUFQuery(name), files, revision, config, environment)
     pickled = config.load_format == "auto" and any(fnmatch(file, each) for file in files for each in PICKLED)
@@ -127,7 +127,7 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
         there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
         return folder / choose(there, wanted)[0]
     _check_id(wanted.repository)
-    return _fetched(wanted, listed(wanted.repository, revision, config, environment), revision, config, environment)
+    return _fetched(wanted, list_files(wanted.repository, revision, config, environment), revision, config, environment)
 
 
 def _fetched(
@@ -135,7 +135,7 @@ def _fetched(
 ) -> Path:
     parts = choose(files, wanted)
     logger.info("%s: %s", wanted.repository, ", ".join(parts))
-    return download(wanted.repository, revision, config, exactly(parts), environment) / parts[0]
+    return download(wanted.repository, revision, config, exact_patterns(parts), environment) / parts[0]
 
 
 def _begins(name: str) -> bool:
@@ -193,7 +193,7 @@ def _resolve(
         raise ValueError(
             f"model {name!r} is a file, and no GGUF file; give the folder that holds its config.json and *.safetensors"
         )
-    environment, wanted = environment or read_environment(), asked(name)
+    environment, wanted = environment or read_environment(), parse_query(name)
     if wanted != GGUFQuery(name):
         return _one_of(wanted, revision, config, environment)
     _check_id(name)
@@ -206,7 +206,7 @@ def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> 
         raise ValueError(
             f"{address} is in a store, which load_format='runai_streamer' reads, or 'runai_streamer_sharded'; give one"
         )
-    kept = Path(config.download_dir).expanduser() if config.download_dir else kept_folder("stores")
+    kept = Path(config.download_dir).expanduser() if config.download_dir else cache_folder("stores")
     folder = kept / sha256(address.encode()).hexdigest()[:32]
     fetch(address, folder, patterns)
     return folder
@@ -241,7 +241,7 @@ def _without_weights(folder: Path, config: EngineConfig) -> str:
 # --------------------------------------------------------------------------------------------------- what its files say
 
 
-def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = False) -> HFConfig:
+def load_model_config(path: Path, overrides: Overrides = None, pooling: bool = False) -> HFConfig:
     """The model's configuration with the user's entries merged in. Never runs code from the folder. With `numbers`, its
     classes need not be such that generate text."""
     load_plugins()
@@ -251,22 +251,22 @@ def load_model_config(path: Path, overrides: Overrides = None, numbers: bool = F
     if (why := why_raw(raw)) is not None:
         raise ValueError(f"{file}: {why}")
     if callable(overrides):
-        return _changed(raw, file, overrides, numbers)
+        return _changed(raw, file, overrides, pooling)
     overrides = overrides or {}
     kind = overrides.get("model_type", raw.get("model_type"))
     if not isinstance(kind, str):
         raise ValueError(f"{file} names no model_type; supported: {', '.join(families())}")
     architectures = {**raw, **overrides}.get("architectures")
     _check_kind(kind, architectures, "model_type" in overrides)
-    kind = settled(kind, {**raw, **overrides})
+    kind = resolved_model_type(kind, {**raw, **overrides})
     check_entries(raw, str(file))
     check_entries(overrides, "hf_overrides")
-    if "model_type" not in overrides and not numbers:
+    if "model_type" not in overrides and not pooling:
         check_architectures(kind, architectures, str(file))
     config = read_config(kind, raw, file)
     if overrides:
-        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known(config), *(ENTRIES if numbers else ())})
-        config = read_config(kind, merged(raw, overrides, config.to_dict()), file)
+        refuse_unknown("entry of hf_overrides", overrides, {*raw, *known_names(config), *(ENTRIES if pooling else ())})
+        config = read_config(kind, merge_overrides(raw, overrides, config.to_dict()), file)
     check_shape(config.get_text_config(), str(file))
     return config
 
@@ -287,7 +287,7 @@ def _check_kind(kind: str, architectures: Any, given: bool) -> None:
     """ValueError if no family builds a type; names the nearest if a user gave it (`given`): files have no typos."""
     supported = families()
     if kind not in supported and not (isinstance(architectures, list) and added_for(kind, architectures)):
-        match = nearest(kind, supported) if given else None
+        match = nearest_name(kind, supported) if given else None
         hint = f" (the nearest is {match!r})" if match else ""
         raise ValueError(f"model type {reprlib.repr(kind)} is not supported{hint}; supported: {', '.join(supported)}")
 
@@ -355,7 +355,7 @@ def _generation_file(mode: str) -> Path:
     return file
 
 
-def quantization_beside(folder: Path) -> dict[str, Any] | None:
+def separate_quantization_config(folder: Path) -> dict[str, Any] | None:
     """Returns ModelOpt's quantization config of a checkpoint, for a config.json that has none."""
     file = folder / "hf_quant_config.json"
     return {"quant_method": "modelopt", **read_object(file)} if file.is_file() else None

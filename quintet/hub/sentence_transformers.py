@@ -25,11 +25,11 @@ LENGTHS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentenc
 
 
 @dataclass(frozen=True)
-class Sentence:
+class SentenceTransformersConfig:
     """Modules behind the model; the defaults are those of a folder without modules.json."""
 
     pooling: str | None = None  # CLS, LAST, MEAN, MAX, ROOT or WEIGHTED
-    tokens: bool = False  # no pooling: the modules are of each token (late interaction)
+    pools_tokens: bool = False  # no pooling: the modules are of each token (late interaction)
     normalize: bool | None = None
     dense: tuple[Path, ...] = ()  # folders of products behind the pooling, in order
     max_length: int | None = None  # tokens
@@ -38,11 +38,11 @@ class Sentence:
     lower: bool = False  # texts are brought to lower case first
 
 
-def read_sentence(folder: Path) -> Sentence:
+def read_sentence(folder: Path) -> SentenceTransformersConfig:
     """ValueError names the module that is not computed here, or what is wrong with a file."""
     listed = folder / MODULES if folder.is_dir() else None
     if listed is None or not listed.is_file():
-        return Sentence()
+        return SentenceTransformersConfig()
     found, dense, pooling, normalize = _modules(listed), [], None, False
     for path, kind in found:
         if kind == "Transformer":
@@ -68,7 +68,7 @@ def read_sentence(folder: Path) -> Sentence:
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError(f"{folder}: max_seq_length is {length!r}, not a number of tokens; correct it")
     tokens = pooling is None
-    return Sentence(
+    return SentenceTransformersConfig(
         pooling, tokens, normalize or tokens, tuple(dense), length, prompts,
         default if default in prompts else None, bool(settings.get("do_lower_case")),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quintet.config.cache_dir import kept_folder, trouble
+from quintet.config.cache_dir import cache_folder, unsafe_reason
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def digest(kind: str, parts: Iterable[bytes]) -> str:
 
 def find(name: str, thaw: Callable[[Any], Read]) -> Read | None:
     """Returns `thaw` of the cached reading. None if it is missing or damaged: it is then made and kept anew."""
-    shipped, folder = _load(SHIPPED) or {}, kept_folder("readings")
+    shipped, folder = _load(SHIPPED) or {}, cache_folder("readings")
     if name in shipped:
         return thaw(shipped[name])
     file = folder / _file(name)
@@ -56,9 +56,9 @@ def find(name: str, thaw: Callable[[Any], Read]) -> Read | None:
     return read
 
 
-def keep(name: str, reading: Any) -> None:
+def store(name: str, reading: Any) -> None:
     """Stores a reading for later starts. If that fails, each start pays for the import; the reason is logged once."""
-    folder = kept_folder("readings")
+    folder = cache_folder("readings")
     content = json.dumps({name: reading}, ensure_ascii=False).encode(errors="surrogatepass")
     why = f"a reading takes {len(content)} bytes, over {MOST}" if len(content) > MOST else _useless(folder)
     if why is None:
@@ -91,7 +91,7 @@ def _useless(folder: Path) -> str | None:
     """Returns why the folder must not be used; None if it may be."""
     if "dev" in _versions()[0]:
         return f"transformers {_versions()[0]} is in development: what it makes changes under one version"
-    return trouble(folder)
+    return unsafe_reason(folder)
 
 
 def _load(file: Path) -> Any:

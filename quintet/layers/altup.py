@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, whole
+from quintet.layers.build import BuildContext, Layer, replicated
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import router
 from quintet.layers.norm import RMSNorm
@@ -46,7 +46,7 @@ class AltUp(Layer):
         if not self._lanes.scaled:
             return []
         name, width = "correct_output_scale", self._lanes.hidden
-        part = CheckpointSlice(f"{path}.{name}", (width,), whole(width, self._build.size).ranges)
+        part = CheckpointSlice(f"{path}.{name}", (width,), replicated(width, self._build.size).ranges)
         return [Weight(name, (part,), 0, self._build.rank, self._build.dtype, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:
@@ -54,19 +54,19 @@ class AltUp(Layer):
         return {} if self._lanes.scaled else {"correct_output_scale": ones}
 
     def predict(self, streams: Streams) -> Streams:
-        coefs = self.predicting(self._routed(streams[self._lanes.active]))
+        coefs = self.predicting(self._router_modalities(streams[self._lanes.active]))
         predicted: Streams = self.ops.predict_streams(streams, coefs)
         return predicted
 
-    def correct(self, predicted: Streams, made: Tensor) -> tuple[Streams, Tensor]:
+    def correct(self, predicted: Streams, layer_output: Tensor) -> tuple[Streams, Tensor]:
         """-> the streams, and the active one scaled."""
-        coefs = self.correcting(self._routed(made))
+        coefs = self.correcting(self._router_modalities(layer_output))
         *streams, scaled = self.ops.correct_streams(
-            predicted, made, coefs, self.correct_output_scale, self._lanes.active
+            predicted, layer_output, coefs, self.correct_output_scale, self._lanes.active
         )
         return tuple(streams), scaled
 
-    def _routed(self, x: Tensor) -> Tensor:
+    def _router_modalities(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, N], of -1 to 1."""
         normed = self.ops.scale(self.router_norm(x), 1 / self._lanes.hidden)
         routed: Tensor = self.ops.softcap(self.modalities(normed), 1.0)  # tanh
@@ -85,9 +85,9 @@ class SparseMLP(GatedMLP):
         self._deviations = NormalDist().inv_cdf(sparsity)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.ops.gated(self._kept(self.gate_up(x)), self.kind))
+        return self.down(self.ops.gated(self._sparse_gate(self.gate_up(x)), self.kind))
 
-    def _kept(self, both: Tensor) -> Tensor:
+    def _sparse_gate(self, both: Tensor) -> Tensor:
         if self._comm.size == 1:
             kept: Tensor = self.ops.keep_above(both, self._deviations)
             return kept
@@ -99,7 +99,7 @@ class SparseMLP(GatedMLP):
         return torch.cat([above.to(both.dtype), up], -1)
 
 
-class Spread(nn.Module):
+class AltUpProjections(nn.Module):
     """One stream becomes several, each as large as the first; or several one, their mean."""
 
     def __init__(self, build: BuildContext, products: Iterable[nn.Module]) -> None:
@@ -107,10 +107,10 @@ class Spread(nn.Module):
         super().__init__()
         self._products, self._ops = tuple(products), build.ops.take("as_large", "add", "scale")
 
-    def out(self, x: Tensor) -> Streams:
+    def expand(self, x: Tensor) -> Streams:
         return (x, *(self._ops.as_large(product(x), x) for product in self._products))
 
-    def together(self, streams: Streams) -> Tensor:
+    def merge(self, streams: Streams) -> Tensor:
         first, *others = streams
         total = first
         for product, each in zip(self._products, others, strict=True):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import across
+from quintet.layers.decoder import run_residual_layers
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
-from quintet.layers.pipeline import Stage, without
+from quintet.layers.pipeline import Stage, drop_other_layers
 
 
 class NamedParts(nn.Module):
@@ -81,25 +81,25 @@ class NamedTrunk(NamedParts):
         assert isinstance(blocks, nn.ModuleList)
         return blocks
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Only what the stage has."""
         *before, layers, after = [name for name, _ in self.named_children()]
-        without(self, stage, before, layers, [after])
+        drop_other_layers(self, stage, before, layers, [after])
         self._parts = tuple(self.children())
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         if not self._build.stage.first:
-            return across(self.blocks, self._parts[-1], None, cache, self._build)
+            return run_residual_layers(self.blocks, self._parts[-1], None, cache, self._build)
         table, *more, blocks, last = self._parts
         assert isinstance(table, VocabParallelEmbedding) and isinstance(blocks, nn.ModuleList)
-        x = table.of(cache.batch, self._scale)
+        x = table.embed(cache.batch, self._scale)
         for each in more:
             placed = isinstance(each, PositionEmbedding)
             x = self._ops.add(x, each(cache.batch.positions)) if placed else each(x)
-        return across(blocks, last, x, cache, self._build)
+        return run_residual_layers(blocks, last, x, cache, self._build)
 
 
-def slopes(heads: int) -> tuple[float, ...]:
+def alibi_slopes(heads: int) -> tuple[float, ...]:
     """ALiBi's, by head (Press et al. 2022): powers of 2 ** (-8 / n), where n is heads rounded down to a power of two;
     the heads past it take every other one of 2 n heads'."""
     rounded = 2 ** math.floor(math.log2(heads))

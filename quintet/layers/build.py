@@ -44,21 +44,21 @@ class BuildContext:
     """Injected into every layer; there is no current platform."""
 
     ops: Ops
-    mixing: Callable[[AttentionSpec | StateSpec], LayerMixer]
+    make_mixer: Callable[[AttentionSpec | StateSpec], LayerMixer]
     comm: Communicator
     dtype: torch.dtype
     page_size: int
     max_model_len: int  # tokens; rotary tables reach as far
-    forms: QuantizationPlan = QuantizationPlan()  # of the products' weights
+    quantization: QuantizationPlan = QuantizationPlan()  # of the products' weights
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
     requested_outputs: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them, and it keeps nothing
-    dealing: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
+    expert_placement: ExpertPlacement | None = None  # how whole experts are given to ranks; None: each is cut
     stage: Stage = Stage()  # of several that the model's layers are shared out over
     layers: Mapping[str, type] = field(default_factory=dict)  # a layer's class name -> the platform's subclass of it
 
-    def replaced(self, layer: type[T]) -> type[T]:
+    def replacement_for(self, layer: type[T]) -> type[T]:
         """The class that is built where the model names this one."""
         return self.layers.get(layer.__name__, layer)
 
@@ -89,14 +89,14 @@ class Layer(nn.Module):
     def __new__(cls, *args: Any, **settings: Any) -> Any:
         """Makes the platform's subclass of the layer, if there is one."""
         build = next(each for each in (*args, *settings.values()) if isinstance(each, BuildContext))
-        return super().__new__(build.replaced(cls))
+        return super().__new__(build.replacement_for(cls))
 
     def __init__(self, build: BuildContext, *ops: str) -> None:
         """`ops`: those that forward() calls."""
         super().__init__()
         self.ops = build.ops.take(*ops)
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         """Called once, when the model is whole, with the module's path in it: what depends on that is decided here."""
 
     def weights(self, path: str) -> list[Weight]:
@@ -112,16 +112,16 @@ class Layer(nn.Module):
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 
     @property
-    def placed(self) -> dict[str, Tensor]:
+    def assigned_tensors(self) -> dict[str, Tensor]:
         """Tensors that were assigned, by name: other numbers may be written into them."""
         return dict(self.named_parameters(recurse=False))
 
 
-def settle(model: nn.Module) -> None:
+def finalize(model: nn.Module) -> None:
     """Calls settle() of every layer of a whole model with its path."""
     for path, module in model.named_modules():
         if isinstance(module, Layer):
-            module.settle(path)
+            module.finalize(path)
 
 
 @dataclass(frozen=True)
@@ -140,18 +140,18 @@ class Shards:
         return Shards(self.total * n, tuple((a * n, b * n) for a, b in self.ranges))
 
 
-def whole(total: int, size: int) -> Shards:
+def replicated(total: int, size: int) -> Shards:
     """Every rank keeps all."""
     return Shards(total, ((0, total),) * size)
 
 
-def even(total: int, size: int) -> Shards:
+def even_shards(total: int, size: int) -> Shards:
     """As even as integers allow: 11 over 3 is 3, 4, 4."""
     bounds = [rank * total // size for rank in range(size + 1)]
     return Shards(total, tuple(zip(bounds[:-1], bounds[1:], strict=True)))
 
 
-def padded(total: int, size: int) -> Shards:
+def padded_shards(total: int, size: int) -> Shards:
     """Equal shares; the last ones run past the end, where there are zeros."""
     share = -(-total // size)
     return Shards(total, tuple((rank * share, (rank + 1) * share) for rank in range(size)))
@@ -165,16 +165,16 @@ def split_heads(heads: int, kv_heads: int, size: int) -> tuple[Shards, Shards]:
     """
     group = heads // kv_heads
     if kv_heads >= size:
-        kv = even(kv_heads, size)
+        kv = even_shards(kv_heads, size)
         return kv.times(group), kv
     queries, keys = [], []
-    for head, (first, last) in enumerate(even(size, kv_heads).ranges):
+    for head, (first, last) in enumerate(even_shards(size, kv_heads).ranges):
         if last - first > group:
             raise ValueError(
                 f"{size} ranks cannot share {heads} attention heads over {kv_heads} KV heads: a rank would have none; "
                 f"lower tensor_parallel_size to {kv_heads * group} or less"
             )
-        for start, stop in even(group, last - first).ranges:
+        for start, stop in even_shards(group, last - first).ranges:
             queries.append((head * group + start, head * group + stop))
             keys.append((head, head + 1))
     return Shards(heads, tuple(queries)), Shards(kv_heads, tuple(keys))

@@ -14,13 +14,13 @@ from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import RMSNorm
-from quintet.layers.pipeline import Stage, without
+from quintet.layers.pipeline import Stage, drop_other_layers
 
 
 class PipelinedTrunk(Protocol):
     """A trunk with layers that pipeline stages can share out."""
 
-    def keep(self, stage: Stage) -> None: ...
+    def keep_stage(self, stage: Stage) -> None: ...
 
     @property
     def blocks(self) -> nn.ModuleList: ...
@@ -43,82 +43,87 @@ class DecoderTrunk(nn.Module):
         block: BlockFactory,
         scale: float = 1.0,
         norm: nn.Module | None = None,
-        scales_given: bool = False,
+        scales_input_embeds: bool = False,
     ) -> None:
         super().__init__()
         self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config)) if norm is None else norm
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
-        self._scales_given, self._build = scales_given, build
+        self._scales_given, self._build = scales_input_embeds, build
 
     @property
     def blocks(self) -> nn.ModuleList:
         """Its layers."""
         return self.layers
 
-    def keep(self, stage: Stage) -> None:
+    def keep_stage(self, stage: Stage) -> None:
         """Only what the stage has."""
-        without(self, stage, ["embed_tokens"], "layers", ["norm"])
+        drop_other_layers(self, stage, ["embed_tokens"], "layers", ["norm"])
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         if not self._build.stage.first:
-            return across(self.layers, self.norm, None, cache, self._build)
-        x = self.embed_tokens.of(cache.batch, 1.0 if self._scales_given else self._scale)
+            return run_residual_layers(self.layers, self.norm, None, cache, self._build)
+        x = self.embed_tokens.embed(cache.batch, 1.0 if self._scales_given else self._scale)
         if self._scales_given and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
-        return across(self.layers, self.norm, x, cache, self._build)
+        return run_residual_layers(self.layers, self.norm, x, cache, self._build)
 
 
-def across(
+def run_residual_layers(
     layers: Iterable[Callable[..., Any]],
     norm: nn.Module,
     x: Tensor | None,
     cache: StepState,
     build: BuildContext,
-    joints: Mapping[int, Callable[[int, Tensor], Tensor]] | None = None,
+    input_transforms: Mapping[int, Callable[[int, Tensor], Tensor]] | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that hand their last branch and the residual on apart -> the step's rows, normalised, and
     the taps. `joints` change what goes into some layers. A stage goes through its own; x is None where another has
     handed it on, and what the next one is handed stays in the cache."""
     residual: Tensor | None = None
     if x is None:
-        x, residual = cache.received(build.dtype)
-    ops, wanted, taps, joints = build.ops, build.requested_outputs.aux_hidden_states, [], joints or {}
-    for index, layer in build.stage.own([*layers]):
-        if index in wanted or index in joints:
+        x, residual = cache.received_hidden_states(build.dtype)
+    ops, wanted, taps, input_transforms = (
+        build.ops,
+        build.requested_outputs.aux_hidden_states,
+        [],
+        input_transforms or {},
+    )
+    for index, layer in build.stage.select_layers([*layers]):
+        if index in wanted or index in input_transforms:
             # add() may have overwritten what it was given
             x, residual = (x if residual is None else ops.add(x, residual)), None
         if index in wanted:
             taps.append(x)
-        if index in joints:
-            x = joints[index](index, x)
+        if index in input_transforms:
+            x = input_transforms[index](index, x)
         if layer is not None:
             x, residual = layer(x, residual, cache)
     if not build.stage.last:
         cache.intermediate_tensors = (x,) if residual is None else (x, residual)
         return x, taps
-    x = wanted_rows(x, cache.batch, ops)
+    x = select_output_rows(x, cache.batch, ops)
     if residual is None:
         return norm(x), taps
-    return norm(x, wanted_rows(residual, cache.batch, ops))[0], taps
+    return norm(x, select_output_rows(residual, cache.batch, ops))[0], taps
 
 
-def wanted_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
+def select_output_rows(x: Tensor, batch: Batch, ops: Any) -> Tensor:
     """Selects the rows of x [T, H] that outputs are computed for -> [L, H]; x itself where all rows are."""
     rows: Tensor = x if batch.one_token_per_request else ops.take_rows(x, batch.logits_indices)
     return rows
 
 
-def through(
+def run_layers(
     layers: nn.ModuleList, x: Tensor | None, cache: StepState, build: BuildContext
 ) -> tuple[Tensor, list[Tensor]]:
     """x [T, H] through layers that keep no residual apart -> what comes out of the last, and the taps; stages as in
     across()."""
     wanted, taps = build.requested_outputs.aux_hidden_states, []
     if x is None:
-        x, _ = cache.received(build.dtype)
-    for index, layer in build.stage.own([*layers]):
+        x, _ = cache.received_hidden_states(build.dtype)
+    for index, layer in build.stage.select_layers([*layers]):
         if index in wanted:
             taps.append(x)
         x = x if layer is None else layer(x, cache)
@@ -199,10 +204,10 @@ class ModelBase(nn.Module):
         """A checkpoint's tensors, by name, where several of them make one of the modules'."""
         return entries
 
-    def without_head(self) -> None:
+    def drop_lm_head(self) -> None:
         """Called where no logits are wanted: their head is not loaded."""
 
-    def stages(self) -> "PipelinedTrunk":
+    def pipeline_trunk(self) -> "PipelinedTrunk":
         """Returns the trunk that pipeline stages share; ValueError where one could not go on from what it receives."""
         if not self.supports_pipeline:
             family = type(self).__module__.rpartition(".")[2]
@@ -213,13 +218,13 @@ class ModelBase(nn.Module):
             )
         return cast(PipelinedTrunk, self.get_submodule(self.trunk_name))
 
-    def reads(self, at: int) -> tuple[int, ...]:
+    def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """Numbers of a token in each tensor that layers from `at` on read of those before it, beside what comes out of
         the last of them: stages hand them on, in this order."""
         return ()
 
     @classmethod
-    def length(cls, config: Any) -> int | None:
+    def max_text_length(cls, config: Any) -> int | None:
         """Tokens of the longest text, where its positions are counted otherwise than others'."""
         return None
 
@@ -247,7 +252,7 @@ class CausalLM(ModelBase):
     def vocab_size(self) -> int:  # type: ignore[override]  # as long as the head
         return self._vocab or self.lm_head.vocab
 
-    def without_head(self) -> None:
+    def drop_lm_head(self) -> None:
         self._vocab = self.vocab_size
         del self.lm_head
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.interface.types import Batch
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
-from quintet.layers.build import BuildContext, Layer, padded, whole
+from quintet.layers.build import BuildContext, Layer, padded_shards, replicated
 
 
 class VocabParallelEmbedding(Layer):
@@ -19,20 +19,20 @@ class VocabParallelEmbedding(Layer):
     Capabilities.weight_formats): a tied head has the same format, and the two are held once.
     """
 
-    def __init__(self, build: BuildContext, count: int, width: int, replicated: bool = False) -> None:
+    def __init__(self, build: BuildContext, count: int, width: int, is_replicated: bool = False) -> None:
         super().__init__(build, "embedding", "place_rows", "scale")
         self._build, self._shape = build, (count, width)
-        self._split = whole(count, build.size) if replicated else padded(count, build.size)
-        self._partial = build.size > 1 and not replicated
+        self._split = replicated(count, build.size) if is_replicated else padded_shards(count, build.size)
+        self._partial = build.size > 1 and not is_replicated
         self.format: WeightFormat = PLAIN  # of the table, once settled
         self._reader: WeightReader | None = None
         self._first = self._split.ranges[build.rank][0]
         self.weight: Tensor
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         """The format, and the provider for it. What has padding is held in floats."""
         (weight,) = self.weights(path)
-        fmt, self._reader = self._build.forms.of_table().of(path, weight.shard(weight.slices[0]))
+        fmt, self._reader = self._build.quantization.for_embedding().format_for(path, weight.shard(weight.slices[0]))
         self.format = PLAIN if weight.padded else fmt
         if not self.format.plain:
             self.ops.take("quantized_embedding")
@@ -62,7 +62,7 @@ class VocabParallelEmbedding(Layer):
         """Numbers of a row."""
         return self._shape[1]
 
-    def of(self, batch: Batch, scale: float = 1.0) -> Tensor:
+    def embed(self, batch: Batch, scale: float = 1.0) -> Tensor:
         """A step's tokens -> [T, width], scaled; some may come as they are, in the place of their ids."""
         rows, given = self(batch.token_ids), batch.inputs
         if scale != 1.0:
@@ -81,18 +81,18 @@ class PositionEmbedding(VocabParallelEmbedding):
             raise ValueError(
                 f"max_model_len {build.max_model_len} exceeds the {count} positions that the model learned"
             )
-        super().__init__(build, first + count, width, replicated=True)
+        super().__init__(build, first + count, width, is_replicated=True)
         self._offset = first
 
     def forward(self, positions: Tensor) -> Tensor:  # [T] -> [T, width]
         return self._looked_up(positions, -self._offset, self._offset > 0)
 
 
-class Sinusoids(PositionEmbedding):
+class SinusoidalPositionEmbedding(PositionEmbedding):
     """Positions that are not learned: half of a row are sines, half cosines, of ever longer waves (Vaswani et al. 2017,
     with the halves side by side)."""
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         """It is computed: no checkpoint holds it."""
 
     def weights(self, path: str) -> list[Weight]:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext, even, whole
+from quintet.layers.build import BuildContext, even_shards, replicated
 from quintet.layers.decoder import ModelBase
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import columns, rows
+from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.mlp import MLP, GatedMLP
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
@@ -21,7 +21,7 @@ from quintet.layers.rope import Rotary
 QKV = ("q_proj", "k_proj", "v_proj")
 
 
-class PostNorm(nn.Module):
+class PostNormEncoderBlock(nn.Module):
     """Attention and feed-forward, each followed by its sum and a norm."""
 
     def __init__(self, build: BuildContext, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
@@ -67,13 +67,13 @@ class Encoder(ModelBase):
         self.words = VocabParallelEmbedding(build, config.vocab_size, width)
         self.places = self.positions(config, build, width)
         segments = getattr(config, "type_vocab_size", 0)
-        self.types = VocabParallelEmbedding(build, segments, width, replicated=True) if segments else None
+        self.types = VocabParallelEmbedding(build, segments, width, is_replicated=True) if segments else None
         self.uses_token_types = segments > 1
         self.norm = LayerNorm(build, width, eps(config))
         self.widened = None
         if width != config.hidden_size:
-            split = whole(config.hidden_size, build.size)
-            self.widened = columns(build, width, {"widened": split}, True)
+            split = replicated(config.hidden_size, build.size)
+            self.widened = column_parallel(build, width, {"widened": split}, True)
         rotary = self.rotary(config, build)
         self.layers = nn.ModuleList(self.block(config, build, i, rotary) for i in range(self.blocks(config)))
 
@@ -95,8 +95,8 @@ class Encoder(ModelBase):
         return self.layers
 
     def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
-        attention = SelfAttention(build, heads(config), rotary)
-        return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
+        attention = SelfAttention(build, encoder_attention_sizes(config), rotary)
+        return PostNormEncoderBlock(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
 
     @classmethod
     def canonical(cls, name: str) -> str:
@@ -122,7 +122,7 @@ class Encoder(ModelBase):
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         """One step of whole requests."""
         cache, add = StepState(state, batch), self._ops.add
-        x = self.words.of(batch)
+        x = self.words.embed(batch)
         if self.types is not None:
             x = add(
                 x,
@@ -148,9 +148,9 @@ def eps(config: Any) -> float:
     return found
 
 
-def heads(config: Any, bias: bool = True, **differences: Any) -> AttentionSizes:
+def encoder_attention_sizes(config: Any, bias: bool = True, **differences: Any) -> AttentionSizes:
     """Attention that keeps nothing and sees both ways."""
-    return AttentionSizes.of(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
+    return AttentionSizes.from_config(config, causal=False, keeps=False, bias=bias, output_bias=bias, **differences)
 
 
 def plain_mlp(config: Any, build: BuildContext, bias: bool = True) -> MLP:
@@ -163,5 +163,7 @@ def gated_mlp(config: Any, build: BuildContext, kind: str, bias: tuple[bool, boo
     """down(act(gate(x)) * up(x)); `bias`: of the first two, and of the last."""
     made = GatedMLP(build, config.hidden_size, config.intermediate_size, kind, bias[0])
     if bias[0] != bias[1]:
-        made.down = rows(build, even(config.intermediate_size, build.size), ("down_proj", config.hidden_size), bias[1])
+        made.down = row_parallel(
+            build, even_shards(config.intermediate_size, build.size), ("down_proj", config.hidden_size), bias[1]
+        )
     return made

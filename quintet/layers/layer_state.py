@@ -19,7 +19,7 @@ class StepState:
         self.batch = batch
         self._tensors = list(state)
         self.intermediate_tensors: tuple[Tensor, ...] = ()  # for the next stage
-        self.passed: dict[
+        self.shared_kv: dict[
             LayerMixer, tuple[Tensor, Tensor]
         ] = {}  # a layer's K and V of this step, for those that read it
 
@@ -28,7 +28,7 @@ class StepState:
         """As the mixers left it."""
         return tuple(self._tensors)
 
-    def received(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def received_hidden_states(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Returns what the previous pipeline stage sent: x [T, H], and the residual if it stands apart."""
         given = self.batch.inputs.intermediate_tensors
         assert given is not None, "nothing was handed on to this stage"
@@ -46,7 +46,7 @@ class StepState:
         if self.intermediate_tensors:
             self.intermediate_tensors += tuple(tensors)
 
-    def of(self, places: range) -> State:
+    def tensors_at(self, places: range) -> State:
         return tuple(self._tensors[place] for place in places)
 
     def replace(self, places: range, tensors: State) -> None:
@@ -64,7 +64,7 @@ class LayerMixer:
         self.mixer = mixer
         self.group: int | None = None  # None: it keeps nothing
         self.kv_heads: int | None = None  # of the layer, on all ranks; None: not known
-        self.places = range(0)
+        self.tensor_indices = range(0)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -72,23 +72,25 @@ class LayerMixer:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor | None, cache: StepState, sinks: Tensor | None = None) -> Tensor:
         """q [T, H, D], k and v [T, Hkv, D] -> [T, H, value_dim]."""
-        out, state = self.mixer(q, k, v, cache.of(self.places), self._context(cache), sinks)
-        cache.replace(self.places, state)
+        out, state = self.mixer(q, k, v, cache.tensors_at(self.tensor_indices), self._context(cache), sinks)
+        cache.replace(self.tensor_indices, state)
         return out
 
     def with_rotary(
         self, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryArgs, cache: StepState, sinks: Tensor | None
     ) -> Tensor:
         """The same of q and k before rotary, where the mixer `turns`."""
-        out, state = self.mixer.with_rotary(q, k, v, rotary, cache.of(self.places), self._context(cache), sinks)
-        cache.replace(self.places, state)
+        out, state = self.mixer.with_rotary(
+            q, k, v, rotary, cache.tensors_at(self.tensor_indices), self._context(cache), sinks
+        )
+        cache.replace(self.tensor_indices, state)
         return out
 
-    def advance(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
+    def run_state_op(self, cache: StepState, *given: Any, settings: tuple[Any, ...] = ()) -> Tensor:
         """Runs the op of a StateSpec on the given tensors."""
         mixer: Any = self.mixer  # what it is called with is the op's
-        out, state = mixer(given, settings, cache.of(self.places), self._context(cache))
-        cache.replace(self.places, state)
+        out, state = mixer(given, settings, cache.tensors_at(self.tensor_indices), self._context(cache))
+        cache.replace(self.tensor_indices, state)
         made: Tensor = out
         return made
 

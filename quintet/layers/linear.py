@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat, WeightReader
-from quintet.layers.build import BuildContext, Layer, Shards, even, padded, whole
+from quintet.layers.build import BuildContext, Layer, Shards, even_shards, padded_shards, replicated
 from quintet.ops.registry import of_kind
 
 
@@ -18,7 +18,7 @@ class CheckpointLayout:
 
     fused: str | None = None  # all outputs stand one after the other in this one
     transposed: bool = False  # [in, out]
-    strips: int = 1  # of the fused one: that many times a share of each output, one after the other
+    num_strips: int = 1  # of the fused one: that many times a share of each output, one after the other
     order: tuple[int, ...] = ()  # in which the outputs stand in the fused one; (): as they are named
 
 
@@ -44,7 +44,9 @@ class ColumnParallelLinear(Layer):
         self._build, self._inputs, self._outputs = build, inputs, dict(outputs)
         self._has_bias, self._stored = bias, stored or CheckpointLayout()
         self._offset, self._total = 0, sum(split.total for split in self._outputs.values())
-        self._reduce = self.by_inputs and build.size > 1 and inputs.ranges != whole(inputs.total, build.size).ranges
+        self._reduce = (
+            self.by_inputs and build.size > 1 and inputs.ranges != replicated(inputs.total, build.size).ranges
+        )
         self._shares: tuple[Shards, Shards] | None = None  # of inputs and outputs, where both come together from ranks
         self._pieces: list[SubLinear] = []
         self._apart = False  # each strip is a part of its own
@@ -52,10 +54,10 @@ class ColumnParallelLinear(Layer):
         self.weight: Tensor  # as place() packed it, with scales, zeros and order where its format has them
         self.bias: Tensor | None = None
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         """The format, and the provider for it: steps ask for neither. Where outputs are held in different formats they
         become products of their own, side by side."""
-        self._apart = self._stored.strips > 1 and self._packed(path)
+        self._apart = self._stored.num_strips > 1 and self._packed(path)
         weight = self._weight(path)
         held = [
             self._settled(part.source.removesuffix(".weight"), weight, weight.shard(part)) for part in weight.slices
@@ -72,10 +74,10 @@ class ColumnParallelLinear(Layer):
     def _packed(self, path: str) -> bool:
         """True if the checkpoint holds it quantized."""
         sources = {part.source.removesuffix(".weight") for part in self._weight(path).slices}
-        return any(self._build.forms.reader(each) is not None for each in sources)
+        return any(self._build.quantization.reader(each) is not None for each in sources)
 
     def _settled(self, module: str, weight: Weight, shard: ShardRange) -> tuple[WeightFormat, WeightReader | None]:
-        fmt, reader = self._build.forms.of(module, shard)
+        fmt, reader = self._build.quantization.format_for(module, shard)
         if fmt.act_order and self._apart:
             raise ValueError(
                 f"{module} is quantized with its inputs in another order (desc_act), and shares of its outputs take "
@@ -92,7 +94,7 @@ class ColumnParallelLinear(Layer):
             while last < len(held) and held[last] == held[first] and not held[last][0].act_order:
                 last += 1
             piece = SubLinear(self._build, self._inputs, dict(named[first:last]), self._has_bias, self._stored)
-            piece.place_in(path, self._outputs, first)
+            piece.set_parent(path, self._outputs, first)
             self.add_module(f"piece{len(self._pieces)}", piece)
             self._pieces.append(piece)
             first = last
@@ -125,7 +127,7 @@ class ColumnParallelLinear(Layer):
                 offset=offset if fused else 0,
                 transposed=stored.transposed,
                 total=total if fused else None,
-                num_strips=stored.strips if fused and stored.strips > 1 else 0,
+                num_strips=stored.num_strips if fused and stored.num_strips > 1 else 0,
             )
             parts += self._strips(part) if self._apart else [part]
         build = self._build
@@ -144,7 +146,7 @@ class ColumnParallelLinear(Layer):
 
     def _offsets(self) -> list[int]:
         """Returns where each output begins in the fused tensor, or in each of its strips."""
-        shares = [split.total // self._stored.strips for split in self._outputs.values()]
+        shares = [split.total // self._stored.num_strips for split in self._outputs.values()]
         found, offset = [0] * len(shares), self._offset
         for index in self._stored.order or range(len(shares)):
             found[index], offset = offset, offset + shares[index]
@@ -176,7 +178,7 @@ class ColumnParallelLinear(Layer):
 class SubLinear(ColumnParallelLinear):
     """Some outputs of another layer, in a format of their own: the checkpoint has them under the other's path."""
 
-    def place_in(self, path: str, outputs: Mapping[str, Shards], first: int) -> None:
+    def set_parent(self, path: str, outputs: Mapping[str, Shards], first: int) -> None:
         """`outputs` are the other's; the piece begins with number `first`."""
         totals = [split.total for split in outputs.values()]
         self._path, self._offset, self._total = path, sum(totals[:first]), sum(totals)
@@ -185,7 +187,7 @@ class SubLinear(ColumnParallelLinear):
         return super()._weight(self._path)
 
 
-class Section(NamedTuple):
+class TensorSection(NamedTuple):
     """Some rows in a row of a checkpoint's tensor, and how they are shared out."""
 
     source: str
@@ -194,12 +196,12 @@ class Section(NamedTuple):
     total: int  # rows of the tensor
 
 
-class Sections(ColumnParallelLinear):
+class SectionedLinear(ColumnParallelLinear):
     """Outputs in another order than checkpoints hold them in: each is a section of one of their tensors."""
 
-    def __init__(self, build: BuildContext, inputs: int, sections: Sequence[Section], bias: bool = False) -> None:
+    def __init__(self, build: BuildContext, inputs: int, sections: Sequence[TensorSection], bias: bool = False) -> None:
         outputs = {f"{each.source}:{number}": each.split for number, each in enumerate(sections)}
-        super().__init__(build, whole(inputs, build.size), outputs, bias)
+        super().__init__(build, replicated(inputs, build.size), outputs, bias)
         self._sections = tuple(sections)
 
     def _weight(self, path: str) -> Weight:
@@ -223,15 +225,18 @@ class RowParallelLinear(ColumnParallelLinear):
 
     by_inputs = True
 
-    def settle(self, path: str) -> None:
-        super().settle(path)
+    def finalize(self, path: str) -> None:
+        super().finalize(path)
         inputs, (outputs,) = self._inputs, self._splits
         if self._reduce and self._rounds_rows and _in_turn(inputs) and outputs.total >= self._build.size:
             self.by_inputs, self._reduce = False, False
-            outputs = even(outputs.total, self._build.size)
-            self._inputs, self._outputs = whole(inputs.total, self._build.size), dict.fromkeys(self._outputs, outputs)
+            outputs = even_shards(outputs.total, self._build.size)
+            self._inputs, self._outputs = (
+                replicated(inputs.total, self._build.size),
+                dict.fromkeys(self._outputs, outputs),
+            )
             self._widths = (outputs.local(self._build.rank),)
-            super().settle(path)
+            super().finalize(path)
             self.ops.take("beside")
             self._shares = inputs, outputs
 
@@ -260,7 +265,7 @@ class RowParallelLinear(ColumnParallelLinear):
         return functools.reduce(self.ops.beside, [found[:, at * most :][:, :width] for at, width in enumerate(widths)])
 
 
-def columns(
+def column_parallel(
     build: BuildContext,
     inputs: int,
     outputs: Mapping[str, Shards],
@@ -268,10 +273,10 @@ def columns(
     stored: CheckpointLayout | None = None,
 ) -> ColumnParallelLinear:
     """Every rank sees the whole input and computes some outputs."""
-    return ColumnParallelLinear(build, whole(inputs, build.size), outputs, bias, stored)
+    return ColumnParallelLinear(build, replicated(inputs, build.size), outputs, bias, stored)
 
 
-def rows(
+def row_parallel(
     build: BuildContext,
     inputs: Shards,
     output: tuple[str, int],
@@ -280,7 +285,7 @@ def rows(
 ) -> ColumnParallelLinear:
     """Every rank sees its own inputs; the outputs are summed over the ranks."""
     name, total = output
-    return RowParallelLinear(build, inputs, {name: whole(total, build.size)}, bias, stored)
+    return RowParallelLinear(build, inputs, {name: replicated(total, build.size)}, bias, stored)
 
 
 class HeadLinear(ColumnParallelLinear):
@@ -298,11 +303,13 @@ class LMHead(Layer):
     ) -> None:
         super().__init__(build)
         self._comm, self.vocab = build.comm, vocab
-        exact = replace(build, forms=build.forms.of_head())
-        self.linear = HeadLinear(exact, whole(hidden, build.size), {source: padded(vocab, build.size)}, bias)
+        exact = replace(build, quantization=build.quantization.for_head())
+        self.linear = HeadLinear(
+            exact, replicated(hidden, build.size), {source: padded_shards(vocab, build.size)}, bias
+        )
 
     @classmethod
-    def of(
+    def from_config(
         cls, build: BuildContext, config: Any, embedding: str = "model.embed_tokens", bias: bool = False
     ) -> "LMHead":
         """Makes a model's head; its weight is the embedding's, under that name in the checkpoint, if they are tied."""

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, even
-from quintet.layers.linear import CheckpointLayout, columns, rows
+from quintet.layers.build import BuildContext, Layer, even_shards
+from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.ops.activation import KINDS, UnknownActivation
 
 OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
 
-def known(kind: str) -> str:
+def activation_name(kind: str) -> str:
     """The activation's name, or UnknownActivation with those that there are."""
     kind = OTHER_NAMES.get(kind, kind)
     if kind not in KINDS:
@@ -32,10 +32,10 @@ class GatedMLP(Layer):
         stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build, "gated")
-        split = even(width, build.size)
-        self.gate_up = columns(build, hidden, {"gate_proj": split, "up_proj": split}, bias, stored)
-        self.down = rows(build, split, ("down_proj", hidden), bias)
-        self.kind = known(kind)
+        split = even_shards(width, build.size)
+        self.gate_up = column_parallel(build, hidden, {"gate_proj": split, "up_proj": split}, bias, stored)
+        self.down = row_parallel(build, split, ("down_proj", hidden), bias)
+        self.kind = activation_name(kind)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.ops.gated(self.gate_up(x), self.kind))
@@ -54,10 +54,10 @@ class MLP(Layer):
         stored: CheckpointLayout | None = None,
     ) -> None:
         super().__init__(build, "activate")
-        hidden, split = sizes[0], even(sizes[1], build.size)
-        self.up = columns(build, hidden, {names[0]: split}, bias, stored)
-        self.down = rows(build, split, (names[1], hidden), bias, stored)
-        self.kind = known(kind)
+        hidden, split = sizes[0], even_shards(sizes[1], build.size)
+        self.up = column_parallel(build, hidden, {names[0]: split}, bias, stored)
+        self.down = row_parallel(build, split, (names[1], hidden), bias, stored)
+        self.kind = activation_name(kind)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.ops.activate(self.up(x), self.kind))
@@ -86,10 +86,10 @@ class XieluMLP(nn.Module):
 
     def __init__(self, build: BuildContext, sizes: tuple[int, int], names: tuple[str, str]) -> None:
         super().__init__()
-        hidden, split = sizes[0], even(sizes[1], build.size)
-        self.up = columns(build, hidden, {names[0]: split})
+        hidden, split = sizes[0], even_shards(sizes[1], build.size)
+        self.up = column_parallel(build, hidden, {names[0]: split})
         self.act_fn = Xielu(build)
-        self.down = rows(build, split, (names[1], hidden))
+        self.down = row_parallel(build, split, (names[1], hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(self.act_fn(self.up(x)))

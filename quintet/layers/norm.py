@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, whole
+from quintet.layers.build import BuildContext, Layer, Shards, replicated
 
 
 class RMSNorm(Layer):
@@ -16,10 +16,12 @@ class RMSNorm(Layer):
     `offset` is 1 if the weight is kept around 0. What is not `weighed` has ones.
     """
 
-    def __init__(self, build: BuildContext, width: int, eps: float, offset: float = 0.0, weighed: bool = True) -> None:
+    def __init__(
+        self, build: BuildContext, width: int, eps: float, offset: float = 0.0, has_weight: bool = True
+    ) -> None:
         super().__init__(build, "rms_norm", "add_rms_norm")
         self._build, self._width, self.eps, self.offset = build, width, eps, offset
-        self._weighed = weighed
+        self._weighed = has_weight
         self.weight: Tensor
 
     def constants(self) -> dict[str, Tensor]:
@@ -28,7 +30,7 @@ class RMSNorm(Layer):
     def weights(self, path: str) -> list[Weight]:
         if not self._weighed:
             return []
-        return [_vector(self._build, path, "weight", whole(self._width, self._build.size))]
+        return [_vector(self._build, path, "weight", replicated(self._width, self._build.size))]
 
     @overload
     def forward(self, x: Tensor, /) -> Tensor: ...
@@ -90,7 +92,7 @@ class LayerNorm(Layer):
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
-        shifts, split = {"weight": self._offset}, whole(self._width, self._build.size)
+        shifts, split = {"weight": self._offset}, replicated(self._width, self._build.size)
         return [_vector(self._build, path, name, split, shifts.get(name, 0.0)) for name in self._parts]
 
     def constants(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Stage:
         """Its own, of those of the model."""
         return range(self.start, self.stop)
 
-    def own(self, layers: Sequence[T]) -> Iterator[tuple[int, T | None]]:
+    def select_layers(self, layers: Sequence[T]) -> Iterator[tuple[int, T | None]]:
         """Its own layers and their places; behind the model's last, None in a last place."""
         for place in self.layers if self.counts else range(len(layers)):
             yield place, layers[place]
@@ -51,7 +51,7 @@ class Stage:
             yield len(layers), None
 
 
-def shared_out(layers: int, stages: int) -> tuple[int, ...]:
+def layers_per_stage(layers: int, stages: int) -> tuple[int, ...]:
     """Returns the number of layers of each stage: equally many; each one left over goes to another stage, from the last
     but one backwards, since the last has the head as well (as in vLLM)."""
     if stages > layers:
@@ -69,7 +69,7 @@ class MissingLayer(nn.Module):
     """Placeholder for a layer, a table or a norm of another stage (vLLM: PPMissingLayer). What layers here use as well
     stays in its place: a checkpoint has it under that name."""
 
-    def leave(self, path: str, module: nn.Module) -> None:
+    def add_at(self, path: str, module: nn.Module) -> None:
         """`path`: the module's, from here."""
         *parents, name = path.split(".")
         at: nn.Module = self
@@ -80,7 +80,7 @@ class MissingLayer(nn.Module):
         at.add_module(name, module)
 
 
-def without(trunk: nn.Module, stage: Stage, before: Iterable[str], layers: str, after: Iterable[str]) -> None:
+def drop_other_layers(trunk: nn.Module, stage: Stage, before: Iterable[str], layers: str, after: Iterable[str]) -> None:
     """Leaves in a trunk what the stage has of it; `before` its layers stands what the first has, `after` them what the
     last has, all by name."""
     blocks: Any = getattr(trunk, layers)
@@ -89,14 +89,14 @@ def without(trunk: nn.Module, stage: Stage, before: Iterable[str], layers: str, 
     for path, module in blocks.named_modules():  # each once, where it stands first
         place, _, within = path.partition(".")
         if within and int(place) in gone and module in here:
-            gone[int(place)].leave(within, module)
+            gone[int(place)].add_at(within, module)
     for place, empty in gone.items():
         blocks[place] = empty
     for name in (*(() if stage.first else before), *(() if stage.last else after)):
         setattr(trunk, name, MissingLayer())
 
 
-def mixings_of(module: nn.Module) -> set[LayerMixer]:
+def layer_mixers_of(module: nn.Module) -> set[LayerMixer]:
     """Those that its layers hold."""
     found = set()
     for each in module.modules():

@@ -42,21 +42,23 @@ class Rotary(Layer):
         parameters: Parameters,
         trained: int,
         partial: bool = False,
-        neighbours: bool = False,
+        interleaved: bool = False,
     ) -> None:
-        super().__init__(build, *(("pair_rotary",) if neighbours else ("rotary", "norm_rotary")))
-        self._neighbours = neighbours
-        self._dim = turned(head_dim, parameters, partial)
+        super().__init__(build, *(("pair_rotary",) if interleaved else ("rotary", "norm_rotary")))
+        self._neighbours = interleaved
+        self._dim = rotary_dim(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
         self._extent = RopeLengths(trained, build.max_model_len)
         frequencies(self._dim, self._scaling, self._extent)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
     @classmethod
-    def of(cls, build: BuildContext, config: Any, partial: bool = False, neighbours: bool = False) -> "Rotary":
+    def from_config(
+        cls, build: BuildContext, config: Any, partial: bool = False, interleaved: bool = False
+    ) -> "Rotary":
         """Makes the table of a model in which all layers turn alike."""
         trained = config.max_position_embeddings
-        return cls(build, head_dim(config), config.rope_parameters, trained, partial, neighbours)
+        return cls(build, head_dim(config), config.rope_parameters, trained, partial, interleaved)
 
     def constants(self) -> dict[str, Tensor]:
         return {"table": rotary_table(self._dim, self._scaling, self._extent)}
@@ -66,7 +68,7 @@ class Rotary(Layer):
         turned: tuple[Tensor, Tensor] = turn(q, k, self.table, positions)
         return turned
 
-    def of_normed(
+    def norm_and_rotate(
         self, q: Tensor, k: Tensor, norms: tuple[RMSNorm, RMSNorm], positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """q and k turned after each head went through its norm: one op for both."""
@@ -76,7 +78,7 @@ class Rotary(Layer):
         turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _both(of_q, of_k), self.table, positions)
         return turned
 
-    def turn(self, of_q: nn.Module | None, of_k: nn.Module | None) -> RotaryArgs | None:
+    def rotary_args(self, of_q: nn.Module | None, of_k: nn.Module | None) -> RotaryArgs | None:
         """Returns the rotary arguments for a kernel that does more than turn; None where no one op does all of it."""
         if of_q is None or of_k is None:
             return RotaryArgs(self.table, None, self._neighbours)
@@ -89,7 +91,7 @@ def _both(of_q: RMSNorm, of_k: RMSNorm) -> HeadNorms:
     return HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
 
 
-class Growth(Layer):
+class PositionScaling(Layer):
     """A factor for each position: 1 + beta log(1 + floor((position + shift) / first)), as in Llama 4."""
 
     def __init__(self, build: BuildContext, beta: float, first: int, shift: int = 0) -> None:
@@ -113,7 +115,7 @@ def head_dim(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def turned(head_dim: int, parameters: Parameters, partial: bool) -> int:
+def rotary_dim(head_dim: int, parameters: Parameters, partial: bool) -> int:
     """Features of a head that are turned; ValueError where they cannot be.
 
     Families that turn whole heads ignore a partial_rotary_factor, as transformers does. With a scaling it

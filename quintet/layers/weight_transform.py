@@ -13,13 +13,13 @@ class TransformedTensor:
 
     entry: Any  # shape, dtype and tensor()
     change: Callable[..., Tensor]
-    beside: tuple[Any, ...] = ()  # more entries, which it is called with, too
-    becomes: tuple[int, ...] | None = None  # its shape; None: as the entry's
+    extra_entries: tuple[Any, ...] = ()  # more entries, which it is called with, too
+    new_shape: tuple[int, ...] | None = None  # its shape; None: as the entry's
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the result."""
-        shape: tuple[int, ...] = self.entry.shape if self.becomes is None else self.becomes
+        shape: tuple[int, ...] = self.entry.shape if self.new_shape is None else self.new_shape
         return shape
 
     @property
@@ -29,4 +29,4 @@ class TransformedTensor:
 
     def tensor(self) -> Tensor:
         """Returns the result."""
-        return self.change(self.entry.tensor(), *(each.tensor() for each in self.beside))
+        return self.change(self.entry.tensor(), *(each.tensor() for each in self.extra_entries))

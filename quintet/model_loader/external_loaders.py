@@ -14,7 +14,7 @@ STORES = ("s3://", "gs://")  # addresses that Run:ai's streamer fetches from
 STREAMED = ("runai_streamer", "runai_streamer_sharded")  # load_formats that it reads
 
 
-class Package(NamedTuple):
+class LoaderPackage(NamedTuple):
     """Package that reads a load_format."""
 
     module: str
@@ -23,11 +23,11 @@ class Package(NamedTuple):
     pattern: str = "*.safetensors"  # of the files
 
 
-PACKAGES: Mapping[str, Package] = {
-    "runai_streamer": Package("runai_model_streamer", "runai-model-streamer", "runai"),
-    "runai_streamer_sharded": Package("runai_model_streamer", "runai-model-streamer", "runai", SHARDS),
-    "fastsafetensors": Package("fastsafetensors", "fastsafetensors", "fastsafetensors"),
-    "tensorizer": Package("tensorizer", "tensorizer", "tensorizer", "*.tensors"),
+PACKAGES: Mapping[str, LoaderPackage] = {
+    "runai_streamer": LoaderPackage("runai_model_streamer", "runai-model-streamer", "runai"),
+    "runai_streamer_sharded": LoaderPackage("runai_model_streamer", "runai-model-streamer", "runai", SHARDS),
+    "fastsafetensors": LoaderPackage("fastsafetensors", "fastsafetensors", "fastsafetensors"),
+    "tensorizer": LoaderPackage("tensorizer", "tensorizer", "tensorizer", "*.tensors"),
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quintet.gguf.config import Model
-from quintet.gguf.cursor import shown
-from quintet.gguf.file import Stored, files
-from quintet.gguf.names import ROPE, refuse_no_heads, unturned
+from quintet.gguf.config import GGUFModel
+from quintet.gguf.cursor import format_name
+from quintet.gguf.file import GGUFTensor, files
+from quintet.gguf.names import ROPE, check_head_rows, unpermuted_rows
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -25,7 +25,7 @@ KEPT = 4  # models with headers that stay in memory: a start asks for one severa
 
 
 @dataclass(frozen=True)
-class Entry:
+class GGUFEntry:
     """Location of a tensor, and the changes that turn it into the tensor of the model's own checkpoint.
 
     Blocks stay as they are: uint8 [N, bytes of a row].
@@ -33,13 +33,13 @@ class Entry:
 
     name: str  # in the file
     data: Tensor  # uint8, the whole file
-    stored: Stored
-    turned: int = 0  # features of a head; its rows are in the order of unturned()
+    stored: GGUFTensor
+    permuted_head_dim: int = 0  # features of a head; its rows are in the order of unturned()
     offset: float = 0.0  # that was added
     transposed: bool = False
     expert: int | None = None  # of a stack
     rows: tuple[int, int] | None = None  # first and last + 1, of what the file has joined
-    wide: bool = False  # [K], where the model has [1, K]
+    to_float32: bool = False  # [K], where the model has [1, K]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,14 +50,14 @@ class Entry:
         shape = self._laid if self.expert is None else self._laid[1:]
         if self.rows is not None:
             shape = (self.rows[1] - self.rows[0], *shape[1:])
-        return (1, *shape) if self.wide else shape[::-1] if self.transposed else shape
+        return (1, *shape) if self.to_float32 else shape[::-1] if self.transposed else shape
 
     @property
     def _laid(self) -> tuple[int, ...]:
         """Shape in the file; the last axis of quantized blocks counts bytes."""
         *outer, last = self.stored.shape
         kind = self.stored.kind
-        return (*outer, last if kind.name in DTYPES else last // kind.values * kind.size)
+        return (*outer, last if kind.name in DTYPES else last // kind.block_size * kind.type_size)
 
     def tensor(self) -> Tensor:
         raw = self.data[self.stored.start : self.stored.start + self.stored.size]
@@ -67,22 +67,22 @@ class Entry:
             found = found[self.expert]
         if self.rows is not None:
             found = found[slice(*self.rows)]
-        if self.turned:
-            found = found[unturned(len(found), self.turned)]
+        if self.permuted_head_dim:
+            found = found[unpermuted_rows(len(found), self.permuted_head_dim)]
         if self.offset:
             found = found.float() - self.offset
-        return found[None] if self.wide else found.t() if self.transposed else found
+        return found[None] if self.to_float32 else found.t() if self.transposed else found
 
 
-def model_of(path: Path) -> Model:
+def model_of(path: Path) -> GGUFModel:
     """Reads the GGUF files of a model; `path` is any of them. ValueError or OSError says what is wrong with them."""
     state = path.stat() if path.exists() else None
     return _model(path, state and (state.st_mtime_ns, state.st_size))
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _model(path: Path, state: tuple[int, int] | None) -> Model:
-    return Model(files(path))
+def _model(path: Path, state: tuple[int, int] | None) -> GGUFModel:
+    return GGUFModel(files(path))
 
 
 def paths(path: Path) -> list[Path]:
@@ -90,7 +90,7 @@ def paths(path: Path) -> list[Path]:
     return list({file.path: None for file, _ in model_of(path).tensors.values()})
 
 
-def entries(path: Path) -> Iterator[tuple[str, Entry]]:
+def entries(path: Path) -> Iterator[tuple[str, GGUFEntry]]:
     """Every tensor by the modules' name for it; one that no module has, by its own."""
     model = model_of(path)
     maps: dict[Path, Tensor] = {each: _mapped(each) for each in paths(path)}
@@ -98,10 +98,10 @@ def entries(path: Path) -> Iterator[tuple[str, Entry]]:
     for name, (file, stored) in model.tensors.items():
         if name in ROPE:
             continue
-        found = _named(model, name, Entry(name, maps[file.path], stored))
+        found = _named(model, name, GGUFEntry(name, maps[file.path], stored))
         if (count := count + len(found)) > MOST_MATRICES:
             raise ValueError(
-                f"{path}: with the experts of {shown(name)}, {list(stored.shape)}, it has more than {MOST_MATRICES} "
+                f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than {MOST_MATRICES} "
                 "matrices, and no model has; fetch it again"
             )
         yield from found.items()
@@ -113,20 +113,20 @@ def _mapped(path: Path) -> Tensor:
         return torch.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY), dtype=torch.uint8)
 
 
-def _named(model: Model, name: str, entry: Entry) -> Mapping[str, Entry]:
+def _named(model: GGUFModel, name: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
     base, _, last = name.rpartition(".")
     modules = model.architecture.names.modules(base)
     if not modules:
         return {name: entry}
     if len(modules) == 1:
         return _of_module(model, modules[0], last, entry)
-    found: dict[str, Entry] = {}
+    found: dict[str, GGUFEntry] = {}
     for module, rows in zip(modules, _cut(model, name, entry, len(modules)), strict=True):
         found |= _of_module(model, module, last, replace(entry, rows=rows))
     return found
 
 
-def _cut(model: Model, name: str, entry: Entry, count: int) -> list[tuple[int, int]]:
+def _cut(model: GGUFModel, name: str, entry: GGUFEntry, count: int) -> list[tuple[int, int]]:
     """The rows of queries, keys and values, or of gate and up of each expert. ValueError where there are others."""
     shape = entry.stored.shape
     rows = shape[0] if len(shape) < 3 else shape[1]
@@ -138,26 +138,26 @@ def _cut(model: Model, name: str, entry: Entry, count: int) -> list[tuple[int, i
     return list(zip([0, *ends], ends, strict=False))
 
 
-def _of_module(model: Model, module: str, last: str, entry: Entry) -> Mapping[str, Entry]:
+def _of_module(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
     names, (parent, _, own) = model.architecture.names, module.rpartition(".")
     if parent.endswith(".experts"):
         return _of_experts(model, module, last, entry)
     blocks = entry.stored.kind.name not in DTYPES
-    if names.turned and own in ("q_proj", "k_proj"):
+    if names.permutes_qk and own in ("q_proj", "k_proj"):
         try:
-            refuse_no_heads(entry.shape[0], model.head_dim)
+            check_head_rows(entry.shape[0], model.head_dim)
         except ValueError as error:
             raise ValueError(f"{model.path}: {entry.name}: {error}") from None
-        entry = replace(entry, turned=model.head_dim)
+        entry = replace(entry, permuted_head_dim=model.head_dim)
     if names.offset and own.endswith("norm"):
         entry = replace(entry, offset=names.offset)
     if own in names.transposed and last == "weight" and not blocks:
         entry = replace(entry, transposed=True)
     wide = own == "shared_expert_gate" and len(entry.stored.shape) == 1
-    return {f"{module}.{last}": replace(entry, wide=wide)}
+    return {f"{module}.{last}": replace(entry, to_float32=wide)}
 
 
-def _of_experts(model: Model, module: str, last: str, entry: Entry) -> Mapping[str, Entry]:
+def _of_experts(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> Mapping[str, GGUFEntry]:
     parent, _, own = module.rpartition(".")
     if len(entry.stored.shape) != 3:  # a bias of each, say: the loader then says that the model has no place for it
         return {entry.name: entry}

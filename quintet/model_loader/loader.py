@@ -24,7 +24,7 @@ from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader import sharded_state as sharded
 from quintet.model_loader.external_loaders import PACKAGES, reader
 from quintet.model_loader.mmap_release import MappedFiles
-from quintet.model_loader.weight_files import Weights, listed, of
+from quintet.model_loader.weight_files import WeightFiles, format_names, weights_of_folder
 from quintet.model_loader.weights_cache import CacheEntry, WeightsCache, digest
 
 DTYPES = {  # safetensors' names
@@ -53,33 +53,33 @@ QUANTIZED = (
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredWeight:
     """One parameter of one layer of a model."""
 
     path: str
     layer: Layer
     weight: Weight
 
-    def told_of_sharing(self, wanted: Mapping[tuple[str, int, WeightFormat], int]) -> "Declared":
+    def with_sharing(self, wanted: Mapping[tuple[str, int, WeightFormat], int]) -> "DeclaredWeight":
         """Sets Weight.shared if the same slice of a tensor is wanted more than once in the same format."""
         shared = any(wanted[part.source, part.offset, self.weight.format] > 1 for part in self.weight.slices)
         return replace(self, weight=replace(self.weight, shared=shared)) if shared else self
 
 
-def declared(model: nn.Module) -> list[Declared]:
+def declared_weights(model: nn.Module) -> list[DeclaredWeight]:
     """Every parameter that the model wants, in the order of its modules."""
     found = []
     for path, module in model.named_modules():
         if isinstance(module, Layer):
-            found += [Declared(path, module, weight) for weight in module.weights(path)]
+            found += [DeclaredWeight(path, module, weight) for weight in module.weights(path)]
     wanted = Counter((part.source, part.offset, each.weight.format) for each in found for part in each.weight.slices)
-    return [each.told_of_sharing(wanted) for each in found]
+    return [each.with_sharing(wanted) for each in found]
 
 
-def distinct(model: nn.Module) -> list[Weight]:
+def distinct_parameters(model: nn.Module) -> list[Weight]:
     """The model's parameters; what two layers share (a tied head) once."""
     found: dict[Any, Weight] = {}
-    for each in declared(model):
+    for each in declared_weights(model):
         key = each.weight.format, tuple((part.source, part.offset) for part in each.weight.slices)
         found.setdefault(key, each.weight)
     return list(found.values())
@@ -87,44 +87,44 @@ def distinct(model: nn.Module) -> list[Weight]:
 
 def num_bytes(model: nn.Module, platform: Platform) -> int:
     """Returns the bytes that the model's parameters take on one device."""
-    return platform.estimate(model, distinct(model), MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
+    return platform.estimate(model, distinct_parameters(model), MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
 
 
 def load(
     model: ModelBase,
     platform: Platform,
-    folder: Path | Weights | None,
+    folder: Path | WeightFiles | None,
     progress: bool = True,
     rank: int = 0,
     cache: CacheEntry | None = None,
 ) -> None:
     """Fills a rank's model from the folder's weights or a GGUF file; from random numbers where there is none.
     With a `cache`, from what an earlier start kept there, which is kept otherwise."""
-    if isinstance(folder, Weights) and folder.load_format in sharded.FORMATS:
+    if isinstance(folder, WeightFiles) and folder.load_format in sharded.FORMATS:
         read = reader(folder.load_format) if folder.load_format in PACKAGES else None
         sharded.fill(model, folder.folder, rank, fingerprint(model, platform, folder.options["placing"]), read)
         return
     if cache is None or folder is None:
         _fill(model, platform, folder, progress, rank)
         return
-    name = digest(placed_by(model, platform, cache.placing), of(folder).files())
+    name = digest(placement_parts(model, platform, cache.layout_key), weights_of_folder(folder).files())
     kept = WeightsCache(cache.folder / f"{name}.weights")
-    if not kept.find(model):
+    if not kept.load(model):
         _fill(model, platform, folder, progress, rank)
-        kept.keep(model)
+        kept.store(model)
 
 
-def fingerprint(model: ModelBase, platform: Platform, placing: str) -> str:
+def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:
     """Returns a digest of all that a rank's placed weights depend on, except their values."""
-    return digest(placed_by(model, platform, placing), ())
+    return digest(placement_parts(model, platform, layout_key), ())
 
 
-def placed_by(model: ModelBase, platform: Platform, placing: str) -> list[Any]:
+def placement_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
     """Returns the parts of fingerprint()."""
-    return [type(model), platform.name, placing, declared(model), *_computed(model)]
+    return [type(model), platform.name, layout_key, declared_weights(model), *_computed(model)]
 
 
-def _fill(model: ModelBase, platform: Platform, folder: Path | Weights | None, progress: bool, rank: int) -> None:
+def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | None, progress: bool, rank: int) -> None:
     for each, tensors in ParameterLoad(model, folder).weights(progress):
         each.layer.assign(platform.place(each.weight, tensors))
     for layer in (module for module in model.modules() if isinstance(module, Layer)):
@@ -143,12 +143,12 @@ def _computed(model: ModelBase) -> Iterator[tuple[Any, ...]]:
 class ParameterLoad:
     """A folder's weights for a model: once it is made, all are known to be there and to fit."""
 
-    def __init__(self, model: ModelBase, folder: Path | Weights | None) -> None:
-        self._wanted = declared(model)
-        self._source: Checkpoint | Dummy = Dummy() if folder is None else Checkpoint(folder, model)
-        self._source.check(self._wanted)
+    def __init__(self, model: ModelBase, folder: Path | WeightFiles | None) -> None:
+        self._wanted = declared_weights(model)
+        self._source: Checkpoint | RandomWeights = RandomWeights() if folder is None else Checkpoint(folder, model)
+        self._source.check_complete(self._wanted)
 
-    def weights(self, progress: bool = False) -> Iterator[tuple[Declared, dict[str, Tensor]]]:
+    def weights(self, progress: bool = False) -> Iterator[tuple[DeclaredWeight, dict[str, Tensor]]]:
         """Yields each weight with the tensors that it is made of."""
         shelf = TensorIndex(self._source, self._wanted)
         large = sorted(self._wanted, key=_nbytes, reverse=True)  # while one is placed its source is there too
@@ -157,15 +157,15 @@ class ParameterLoad:
         ):
             tensors = shelf.read(each.weight)
             yield each, tensors
-            self._source.forget(tensors.values())  # its place holds a copy, or reads the file again
+            self._source.release_pages(tensors.values())  # its place holds a copy, or reads the file again
 
     def overwrite(self, platform: Platform) -> None:
         """Writes them into those that the model has."""
         for each, tensors in self.weights():
-            platform.place(each.weight, tensors, into=each.layer.placed)
+            platform.place(each.weight, tensors, into=each.layer.assigned_tensors)
 
 
-def _nbytes(each: Declared) -> int:
+def _nbytes(each: DeclaredWeight) -> int:
     return math.prod(each.weight.shape) * each.weight.dtype.itemsize
 
 
@@ -181,7 +181,7 @@ class TensorIndex:
     It also converts them, so that a platform with layers that compute on these very tensors holds them once.
     """
 
-    def __init__(self, source: "Checkpoint | Dummy", wanted: list[Declared]) -> None:
+    def __init__(self, source: "Checkpoint | RandomWeights", wanted: list[DeclaredWeight]) -> None:
         self._source = source
         self._uses = Counter(name for each in wanted for name in each.weight.stored)
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
@@ -203,17 +203,17 @@ class TensorIndex:
 DRAWN = 1_048_573  # numbers of a block; a prime, so that no row of a weight is the row above it
 
 
-class Dummy:
+class RandomWeights:
     """Random weights: small, finite, the same for a name every time. They are one block of numbers again and again,
     from a place on that the name gives: billions would take a minute to draw."""
 
     def __init__(self) -> None:
         self._blocks: dict[torch.dtype, Tensor] = {}
 
-    def check(self, wanted: list[Declared]) -> None:
+    def check_complete(self, wanted: list[DeclaredWeight]) -> None:
         """Does nothing: no weight can be missing."""
 
-    def forget(self, tensors: Iterable[Tensor]) -> None:
+    def release_pages(self, tensors: Iterable[Tensor]) -> None:
         """Does nothing: no file is mapped."""
 
     def read(self, name: str, entry: StoredTensor) -> Tensor:
@@ -239,7 +239,7 @@ class Dummy:
         return numbers
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """Location of a tensor: its file, its name there, and the index in that tensor if it is a stack of several."""
 
     file: Any
@@ -264,23 +264,23 @@ class Entry(NamedTuple):
 class Checkpoint:
     """A folder of weights, or a GGUF file, opened once and read tensor by tensor without copies."""
 
-    def __init__(self, folder: Path | Weights, model: ModelBase) -> None:
+    def __init__(self, folder: Path | WeightFiles, model: ModelBase) -> None:
         self._folder, self._ignored = folder, [re.compile(pattern) for pattern in model.ignored_tensors]
         self._ignored_suffixes, self._other_stage_tensors = model.ignored_suffixes, model.other_stage_tensors
-        self._where: dict[str, Entry] = {}
+        self._where: dict[str, TensorEntry] = {}
         for name, place in _index(folder, model):
             if name in self._where:
                 raise ValueError(f"{folder} holds {name} twice; remove the files that are not the model's")
             self._where[name] = place
         self._where = dict(model.gathered(self._where))
-        self._mapped = MappedFiles(of(folder).files())
+        self._mapped = MappedFiles(weights_of_folder(folder).files())
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, TensorEntry]:
         """Every tensor, by the modules' name."""
         return self._where
 
-    def check(self, wanted: list[Declared]) -> None:
+    def check_complete(self, wanted: list[DeclaredWeight]) -> None:
         """Missing, misshapen and unexpected tensors are errors that name them."""
         needed = {name: want for each in wanted for name, want in each.weight.stored_on_all_ranks.items()}
         missing, surplus = (
@@ -290,19 +290,19 @@ class Checkpoint:
         self._check_quantized(missing, surplus)
         if missing:
             raise ValueError(
-                f"{self._folder} lacks {listed(missing)}, which the model's config.json asks for; "
+                f"{self._folder} lacks {format_names(missing)}, which the model's config.json asks for; "
                 "the files may be incomplete, or the config another model's"
             )
         wrong = [message for name, want in needed.items() if (message := self._misshapen(name, want))]
         if wrong:
             raise ValueError(
-                f"{self._folder} does not fit its config.json: {listed(wrong)}; fetch the model anew, or its "
+                f"{self._folder} does not fit its config.json: {format_names(wrong)}; fetch the model anew, or its "
                 "original if it was quantized"
             )
         extra = [name for name in surplus if not self._passed(name)]
         if extra:
             raise ValueError(
-                f"{self._folder} holds {listed(extra)}, which this model has no place for; "
+                f"{self._folder} holds {format_names(extra)}, which this model has no place for; "
                 "quintet would compute something else than the checkpoint means"
             )
 
@@ -311,7 +311,7 @@ class Checkpoint:
         quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._ignored_suffixes)]
         if quantized:
             raise ValueError(
-                f"{self._folder} holds {listed(quantized)}, as quantized checkpoints do, and the quantization_config "
+                f"{self._folder} holds {format_names(quantized)}, as quantized checkpoints do, and the quantization_config "
                 "of its config.json does not say so of them; fetch config.json again, or use the model's original"
             )
         for name in missing:
@@ -323,7 +323,7 @@ class Checkpoint:
                 )
 
     def _passed(self, name: str) -> bool:
-        silent = name.endswith(self._ignored_suffixes) or kv_scales.passed(name)
+        silent = name.endswith(self._ignored_suffixes) or kv_scales.is_ignored_scale(name)
         if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
             return True
         return name.endswith(".bias") and not self._where[name].tensor().any()  # AutoGPTQ gives one to every product
@@ -331,10 +331,10 @@ class Checkpoint:
     def read(self, name: str, entry: StoredTensor) -> Tensor:
         return self._where[name].tensor()
 
-    def forget(self, tensors: Iterable[Tensor]) -> None:
+    def release_pages(self, tensors: Iterable[Tensor]) -> None:
         """Lets go of the pages that these were read through."""
         for tensor in tensors:
-            self._mapped.forget(tensor)
+            self._mapped.release_pages(tensor)
 
     def _misshapen(self, name: str, want: StoredTensor) -> str | None:
         there = self._where[name]
@@ -346,7 +346,7 @@ class Checkpoint:
         return f"{name} is of {there.dtype}, not of {wanted}"
 
 
-def tensors_of(folder: Path | Weights, family: type[ModelBase]) -> dict[str, StoredTensor]:
+def tensors_of(folder: Path | WeightFiles, family: type[ModelBase]) -> dict[str, StoredTensor]:
     """The tensors of a folder's files by the modules' names; types that torch lacks have none."""
     found = {}
     for name, entry in _index(folder, family):
@@ -355,7 +355,7 @@ def tensors_of(folder: Path | Weights, family: type[ModelBase]) -> dict[str, Sto
     return found
 
 
-def check_counts(folder: Path | Weights, family: type[ModelBase], config: Any) -> None:
+def check_counts(folder: Path | WeightFiles, family: type[ModelBase], config: Any) -> None:
     """ValueError if config.json has more layers or experts than the files; checked before the model is built."""
     if not getattr(family, "config_counts_layers", True):
         return
@@ -366,24 +366,24 @@ def check_counts(folder: Path | Weights, family: type[ModelBase], config: Any) -
         key = next((each for each in keys if getattr(config, each, None)), None)
         if key is not None and 0 < there < getattr(config, key):
             raise ValueError(
-                f"{of(folder).folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of "
+                f"{weights_of_folder(folder).folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of "
                 f"{there}; fetch the rest of the model, or correct it"
             )
 
 
-def _index(folder: Path | Weights, model: ModelBase | type[ModelBase]) -> Iterator[tuple[str, Any]]:
+def _index(folder: Path | WeightFiles, model: ModelBase | type[ModelBase]) -> Iterator[tuple[str, Any]]:
     """Every tensor, by the name that the modules use for it."""
-    weights = of(folder)
+    weights = weights_of_folder(folder)
     if weights.folder.is_file():
         yield from gguf_source.entries(weights.folder)
         return
-    for file, handle in weights.opened():
+    for file, handle in weights.open_files():
         for name in handle.keys():  # a handle is no mapping
             if not name.isprintable() or len(name) > LONGEST:
                 raise ValueError(f"{file} holds a tensor called {name[:64]!r}, which no model has; fetch it again")
-            own = model.canonical(weights.named(name))
+            own = model.canonical(weights.module_name(name))
             several = model.unstacked(own, handle.get_slice(name).get_shape())
             if several:
-                yield from ((each, Entry(handle, name, at)) for each, at in several.items())
+                yield from ((each, TensorEntry(handle, name, at)) for each, at in several.items())
             else:
-                yield own, Entry(handle, name)
+                yield own, TensorEntry(handle, name)

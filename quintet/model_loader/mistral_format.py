@@ -98,7 +98,7 @@ def heads_of(folder: Path) -> dict[str, int]:
     return {"q": queries, "k": keys}
 
 
-class Renamed:
+class MistralFile:
     """A file of Mistral's, by transformers' names and in its order of features."""
 
     def __init__(self, file: Any, heads: Mapping[str, int]) -> None:

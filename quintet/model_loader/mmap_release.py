@@ -20,7 +20,7 @@ class MappedFiles:
         wanted = {os.path.realpath(file) for file in files}
         self._ranges = [found for line in _lines(maps) if (found := _private_range(line, wanted))]
 
-    def forget(self, tensor: Tensor) -> int:
+    def release_pages(self, tensor: Tensor) -> int:
         """Drops the whole pages under a tensor and returns their bytes: who reads it again gets them from the file.
 
         Only pages of a private map of one of the files: any other memory would read as zeros from then on.

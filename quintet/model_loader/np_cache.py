@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.common.json_files import read_object
-from quintet.model_loader.torch_checkpoint import Shape, TorchFile
+from quintet.model_loader.torch_checkpoint import TensorHeader, TorchFile
 
 FOLDER = "np"  # vLLM's
 INDEX = "quintet.json"
@@ -30,9 +30,9 @@ class NpCache:
     def keys(self) -> list[str]:
         return list(self._said)
 
-    def get_slice(self, name: str) -> Shape:
+    def get_slice(self, name: str) -> TensorHeader:
         number, dtype, shape = self._said[name]
-        return Shape(tuple(shape), getattr(torch, dtype))
+        return TensorHeader(tuple(shape), getattr(torch, dtype))
 
     def get_tensor(self, name: str) -> Tensor:
         number, dtype, shape = self._said[name]

@@ -21,7 +21,7 @@ BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # what a model
 INDEX = ".index.json"
 
 
-def save(model: nn.Module, folder: Path, rank: int, named: str) -> None:
+def save(model: nn.Module, folder: Path, rank: int, layout: str) -> None:
     """One rank's part. `named` says everything that placing depends on."""
     first: dict[Any, str] = {}
     tensors: dict[str, Tensor] = {}
@@ -31,10 +31,10 @@ def save(model: nn.Module, folder: Path, rank: int, named: str) -> None:
         kept[name] = first.setdefault(key, name) if tensor.numel() else name
         if kept[name] == name:
             tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-    save_file(tensors, folder / PATTERN.format(rank=rank, part=0), {"of": named, "kept": json.dumps(kept)})
+    save_file(tensors, folder / PATTERN.format(rank=rank, part=0), {"of": layout, "kept": json.dumps(kept)})
 
 
-def copy_beside(original: Path, folder: Path) -> None:
+def copy_config_files(original: Path, folder: Path) -> None:
     """The configuration and the tokenizer."""
     for file in (file for pattern in BESIDE for file in original.glob(pattern)):
         if not file.name.endswith(INDEX):
@@ -44,7 +44,7 @@ def copy_beside(original: Path, folder: Path) -> None:
 Read = Callable[[Path], dict[str, Tensor]]
 
 
-def fill(model: nn.Module, folder: Path, rank: int, named: str, read: Read | None = None) -> None:
+def fill(model: nn.Module, folder: Path, rank: int, layout: str, read: Read | None = None) -> None:
     """A rank's model, from what save() wrote of one that is placed alike. ValueError where it is not.
 
     `read` gives a file's tensors, where safetensors itself is not to.
@@ -53,7 +53,7 @@ def fill(model: nn.Module, folder: Path, rank: int, named: str, read: Read | Non
     try:
         with safe_open(file, framework="pt") as opened:
             said: Mapping[str, str] = opened.metadata() or {}
-            if said.get("of") != named:
+            if said.get("of") != layout:
                 raise ValueError(
                     f"{file} was saved by another version of quintet, or with other settings (dtype, quantization, "
                     "max_model_len, tensor_parallel_size, pipeline_parallel_size) or on another platform; "

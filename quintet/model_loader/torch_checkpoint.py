@@ -29,14 +29,14 @@ ZIP_ERRORS = (zipfile.BadZipFile, struct.error, EOFError, OverflowError)  # that
 MARK = object()
 
 
-class Named(NamedTuple):
+class PickleGlobal(NamedTuple):
     """A function or a class that a pickle names. None of them is ever imported."""
 
     module: str
     name: str
 
 
-class Stored(NamedTuple):
+class PickledTensor(NamedTuple):
     """Numbers in the file, and as what a tensor looks at them."""
 
     key: str
@@ -74,9 +74,9 @@ class TorchFile:
     def keys(self) -> list[str]:
         return list(self._tensors)
 
-    def get_slice(self, name: str) -> "Shape":
+    def get_slice(self, name: str) -> "TensorHeader":
         stored = self._tensors[name]
-        return Shape(stored.shape, stored.dtype)
+        return TensorHeader(stored.shape, stored.dtype)
 
     def get_tensor(self, name: str) -> Tensor:
         """Returns a view of the mapped file; its pages are read on first access."""
@@ -94,7 +94,7 @@ class TorchFile:
         first = self._start(entry)
         return self._memory[first : first + entry.file_size]
 
-    def _check(self, name: str, stored: Stored) -> None:
+    def _check(self, name: str, stored: PickledTensor) -> None:
         entry = self._entries.get(f"data/{stored.key}")
         if entry is None or entry.file_size != stored.numbers * stored.dtype.itemsize:
             raise ValueError(f"the numbers of {name[:80]!r} are not in it as it says")
@@ -115,7 +115,7 @@ class TorchFile:
         return first
 
 
-class Shape(NamedTuple):
+class TensorHeader(NamedTuple):
     """Shape and dtype of a tensor that was not read yet, with the methods of safetensors."""
 
     shape: tuple[int, ...]
@@ -135,25 +135,25 @@ def _entries(found: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
     return {each.filename.partition("/")[2]: each for each in found}
 
 
-def _tensors(result: Any) -> Mapping[str, Stored]:
+def _tensors(result: Any) -> Mapping[str, PickledTensor]:
     """ValueError where the pickle makes anything but tensors by name."""
     if not isinstance(result, dict):
         raise ValueError(f"it holds {_shown(result)}, and no tensors by name")
     for name, value in result.items():
-        if not isinstance(name, str) or not isinstance(value, Stored):
+        if not isinstance(name, str) or not isinstance(value, PickledTensor):
             raise ValueError(f"it holds {_shown(value)} as {str(name)[:80]!r}, which is no tensor")
     return result
 
 
 def _shown(value: Any) -> str:
-    return f"{value.module}.{value.name}"[:120] if isinstance(value, Named) else type(value).__name__
+    return f"{value.module}.{value.name}"[:120] if isinstance(value, PickleGlobal) else type(value).__name__
 
 
 class _Reading:
     """A pickle's instructions, on a stack of plain values."""
 
-    def __init__(self, said: bytes) -> None:
-        self._said = said
+    def __init__(self, pickle: bytes) -> None:
+        self._said = pickle
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._do: dict[str, Callable[[Any], None]] = {
@@ -171,8 +171,8 @@ class _Reading:
             "MARK": lambda _: self._push(MARK),
             "TUPLE": lambda _: self._push(tuple(self._marked())),
             **{f"TUPLE{n}": lambda _, n=n: self._push(self._popped(n)) for n in (1, 2, 3)},  # type: ignore[misc]
-            "GLOBAL": lambda named: self._push(Named(*named.split(" ", 1))),
-            "STACK_GLOBAL": lambda _: self._push(Named(*self._popped(2))),
+            "GLOBAL": lambda named: self._push(PickleGlobal(*named.split(" ", 1))),
+            "STACK_GLOBAL": lambda _: self._push(PickleGlobal(*self._popped(2))),
             "BINPERSID": lambda _: self._push(_storage(self._stack.pop())),
             "REDUCE": lambda _: self._push(_called(*self._popped(2))),
             "BUILD": lambda _: self._built(self._stack.pop()),
@@ -232,13 +232,13 @@ class _Reading:
 CONSTANTS = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 
 
-def _storage(said: Any) -> Stored:
+def _storage(said: Any) -> PickledTensor:
     """Reads a persistent id: ("storage", its class, the entry's name, the device it was on, how many numbers)."""
     kind, of, key, _, count = said
-    dtype = STORAGES.get(of.name) if isinstance(of, Named) and of.module == "torch" else None
+    dtype = STORAGES.get(of.name) if isinstance(of, PickleGlobal) and of.module == "torch" else None
     if kind != "storage" or dtype is None or not isinstance(key, str) or not _whole(count):
         raise ValueError(f"its pickle asks for {_shown(of)} as the numbers of a tensor")
-    return Stored(key, dtype, count)
+    return PickledTensor(key, dtype, count)
 
 
 def _called(function: Any, arguments: Any) -> Any:
@@ -252,9 +252,9 @@ def _called(function: Any, arguments: Any) -> Any:
     raise ValueError(f"its pickle calls {_shown(function)}, and quintet runs nothing that a file names")
 
 
-def _viewed(storage: Any, offset: Any, shape: Any, strides: Any) -> Stored:
+def _viewed(storage: Any, offset: Any, shape: Any, strides: Any) -> PickledTensor:
     numbers = (offset, *shape, *strides)
-    if not isinstance(storage, Stored) or not all(map(_whole, numbers)):
+    if not isinstance(storage, PickledTensor) or not all(map(_whole, numbers)):
         raise ValueError("its pickle makes a tensor of what is none")
     if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
         raise ValueError(f"its pickle makes a tensor of {len(shape)} dimensions with {len(strides)} strides")

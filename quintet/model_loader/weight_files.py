@@ -17,11 +17,11 @@ from quintet.common.json_files import read_object
 from quintet.config import EngineConfig
 from quintet.model_loader import gguf_weights as gguf_source
 from quintet.model_loader.external_loaders import PACKAGES, reader
-from quintet.model_loader.mistral_format import PARAMS, Renamed, heads_of
+from quintet.model_loader.mistral_format import PARAMS, MistralFile, heads_of
 from quintet.model_loader.np_cache import NpCache
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS
-from quintet.model_loader.torch_checkpoint import Shape, TorchFile
+from quintet.model_loader.torch_checkpoint import TensorHeader, TorchFile
 
 NAMED = 8  # tensors that an error lists before it only counts
 LONGEST = 400  # characters of what safetensors says of a file
@@ -34,18 +34,18 @@ AT_A_TIME = 2**24  # bytes that are read ahead
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFiles:
     """A folder of weights or a GGUF file, and how it is read."""
 
     folder: Path
     load_format: str = "safetensors"
     strategy: str | None = None  # of safetensors: lazy, eager or prefetch
     options: Mapping[str, Any] = field(default_factory=dict)  # of what reads the format
-    trunk: str = ""  # put before the names of a trunk that was saved without the model around it
+    prefix: str = ""  # put before the names of a trunk that was saved without the model around it
 
-    def named(self, name: str) -> str:
+    def module_name(self, name: str) -> str:
         """The name that a tensor has within its model."""
-        return self.trunk + name if self.trunk and name.startswith(TRUNK) else name
+        return self.prefix + name if self.prefix and name.startswith(TRUNK) else name
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -65,20 +65,20 @@ class Weights:
             return _files(self.folder, "pytorch_model.bin", _pickled)
         return _files(self.folder, "model.safetensors", _safetensors)
 
-    def opened(self) -> Iterator[tuple[Path, Any]]:
+    def open_files(self) -> Iterator[tuple[Path, Any]]:
         """Yields each file with a reader of its tensors. ValueError names a file that cannot be read."""
         readers: Mapping[str, Callable[[Path], Any]] = {"pt": TorchFile, "npcache": NpCache}
         if self.load_format in PACKAGES:
             whole = reader(self.load_format)
-            readers = {self.load_format: lambda file: OpenFiles(file, whole)}
+            readers = {self.load_format: lambda file: WholeFile(file, whole)}
         read = readers.get(self.load_format, self._safetensors)
         for file in self.files():
-            yield file, Renamed(read(file), self.options) if self.load_format == "mistral" else read(file)
+            yield file, MistralFile(read(file), self.options) if self.load_format == "mistral" else read(file)
 
     def _safetensors(self, file: Path) -> Any:
         try:
             if self.strategy == "eager":
-                return OpenFiles(file, lambda file: load(file.read_bytes()))
+                return WholeFile(file, lambda file: load(file.read_bytes()))
             if self.strategy == "prefetch":
                 _read_ahead(file)
             return safe_open(file, framework="pt")
@@ -87,7 +87,7 @@ class Weights:
             raise ValueError(f"{file} cannot be read ({why}); fetch it again") from None
 
 
-class OpenFiles:
+class WholeFile:
     """A file that is read whole when its first tensor is asked for; of safetensors the header says the rest."""
 
     def __init__(self, file: Path, read: Callable[[Path], dict[str, Tensor]]) -> None:
@@ -104,43 +104,43 @@ class OpenFiles:
     def get_slice(self, name: str) -> Any:
         if self._head is not None:
             return self._head.get_slice(name)
-        return Shape(tuple(self._tensors[name].shape), self._tensors[name].dtype)
+        return TensorHeader(tuple(self._tensors[name].shape), self._tensors[name].dtype)
 
     def get_tensor(self, name: str) -> Tensor:
         return self._tensors[name]
 
 
-def weights_of(config: EngineConfig, path: Path) -> Weights:
+def weights_of(config: EngineConfig, path: Path) -> WeightFiles:
     """A model's, as the settings have it read; what torch.save wrote only where there is nothing else."""
     weights = _weights_of(config, path)
     if config.runner != "pooling" or path.is_file() or weights.load_format not in ("safetensors", "pt"):
         return weights
-    names = [name for _, handle in weights.opened() for name in handle.keys()]
+    names = [name for _, handle in weights.open_files() for name in handle.keys()]
     bare = any(name.startswith("layers.") for name in names) and not any(name.startswith("model.") for name in names)
-    return replace(weights, trunk="model.") if bare and "embed_tokens.weight" in names else weights
+    return replace(weights, prefix="model.") if bare and "embed_tokens.weight" in names else weights
 
 
-def _weights_of(config: EngineConfig, path: Path) -> Weights:
+def _weights_of(config: EngineConfig, path: Path) -> WeightFiles:
     strategy, options = config.safetensors_load_strategy, config.model_loader_extra_config or {}
     if config.load_format in PICKLES:
-        return Weights(path, config.load_format)
+        return WeightFiles(path, config.load_format)
     own = config.load_format == "auto" and path.is_dir() and not (path / "config.json").exists()
     if config.load_format == "mistral" or (own and (path / PARAMS).exists() and any(path.glob("consolidated*"))):
-        return Weights(path, "mistral", strategy, heads_of(path))
+        return WeightFiles(path, "mistral", strategy, heads_of(path))
     if config.load_format in PACKAGES:
         reader(config.load_format)  # refused here, where the package is missing
     if config.load_format in SHARDED:
-        return Weights(path, config.load_format)
+        return WeightFiles(path, config.load_format)
     if config.load_format in PACKAGES:
-        return Weights(path, config.load_format, options=options)
+        return WeightFiles(path, config.load_format, options=options)
     if config.load_format == "auto" and path.is_dir() and not any(path.glob("*.safetensors")) and has_pickles(path):
-        return Weights(path, "pt")
-    return Weights(path, "safetensors", strategy, options)
+        return WeightFiles(path, "pt")
+    return WeightFiles(path, "safetensors", strategy, options)
 
 
-def of(folder: "Path | Weights") -> Weights:
+def weights_of_folder(folder: "Path | WeightFiles") -> WeightFiles:
     """Returns a folder's weights with the default settings; Weights are returned as they are."""
-    return folder if isinstance(folder, Weights) else Weights(folder)
+    return folder if isinstance(folder, WeightFiles) else WeightFiles(folder)
 
 
 def patterns_of(load_format: str) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def _indexed(index: Path, suffix: str) -> list[Path]:
     absent = [file.name for file in files if not file.exists()]
     if absent:
         raise ValueError(
-            f"{index.parent} lacks {listed(absent)}, which {index.name} names; fetch the rest of the model"
+            f"{index.parent} lacks {format_names(absent)}, which {index.name} names; fetch the rest of the model"
         )
     return files
 
@@ -246,6 +246,6 @@ def _is_inside(name: Any, suffix: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def listed(names: list[str]) -> str:
+def format_names(names: list[str]) -> str:
     shown = ", ".join(names[:NAMED])
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet import __version__
-from quintet.config.cache_dir import trouble
+from quintet.config.cache_dir import unsafe_reason
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ TYPES = {
 }
 
 
-class Kept(NamedTuple):
+class CachedTensor(NamedTuple):
     """One tensor in a file. Parameters may share one."""
 
     names: tuple[str, ...]  # of the parameters
@@ -59,7 +59,7 @@ class CacheEntry(NamedTuple):
     """The folder of a cache, and what the platform's placing depends on (Capabilities.layout_key)."""
 
     folder: Path
-    placing: str
+    layout_key: str
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class WeightsCache:
 
     file: Path
 
-    def find(self, model: nn.Module) -> bool:
+    def load(self, model: nn.Module) -> bool:
         """Fills the model, if the file holds exactly its parameters; False if it does not."""
-        if trouble(self.file.parent) is not None or not self.file.is_file():
+        if unsafe_reason(self.file.parent) is not None or not self.file.is_file():
             return False
         try:
             with self.file.open("rb") as stream:
@@ -86,14 +86,14 @@ class WeightsCache:
         logger.info("weights as they were placed before: %s", self.file)
         return True
 
-    def keep(self, model: nn.Module) -> None:
+    def store(self, model: nn.Module) -> None:
         """Stores the placed weights for the next start; if that fails, it logs the reason."""
         parameters = list(model.named_parameters(remove_duplicate=False))
         folder, kept, tensors = self.file.parent, *_laid(parameters)
         need = kept[-1].offset + kept[-1].nbytes if kept else 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            why = trouble(folder)
+            why = unsafe_reason(folder)
             if why is None and (free := shutil.disk_usage(folder).free) < need + MOST_HEADER:
                 why = f"{folder} has {free / 2**30:.1f} GiB left, and {need / 2**30:.1f} GiB are to be kept"
             if why is None:
@@ -118,13 +118,13 @@ def digest(parts: Iterable[Any], files: Sequence[Path]) -> str:
     return named.hexdigest()
 
 
-def _parameters(kept: Sequence[Kept], model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def _parameters(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Returns the modules and names that each tensor belongs to; AttributeError for a name of another model's."""
     split = [[name.rpartition(".") for name in each.names] for each in kept]
     return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
 
 
-def _laid(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[Kept], list[Tensor]]:
+def _laid(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
     """Returns each distinct tensor once, and its place in the file; tensors keep the model's order."""
     places: dict[Any, list[str]] = {}
     tensors: dict[Any, Tensor] = {}
@@ -134,12 +134,12 @@ def _laid(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[Kept], list[Te
         tensors[key] = tensor
     kept, offset = [], 0
     for key, names in places.items():
-        kept.append(Kept(tuple(names), tensors[key].dtype, tuple(tensors[key].shape), offset))
+        kept.append(CachedTensor(tuple(names), tensors[key].dtype, tuple(tensors[key].shape), offset))
         offset += -(-kept[-1].nbytes // ALIGNMENT) * ALIGNMENT
     return kept, list(tensors.values())
 
 
-def _write(file: Path, kept: Sequence[Kept], tensors: Sequence[Tensor]) -> None:
+def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) -> None:
     """Writes the file atomically: another process may read it meanwhile."""
     said = [[each.names, str(each.dtype).removeprefix("torch."), each.shape, each.offset] for each in kept]
     header = json.dumps(said).encode()
@@ -160,13 +160,13 @@ def _write(file: Path, kept: Sequence[Kept], tensors: Sequence[Tensor]) -> None:
         raise
 
 
-def _header(stream: BinaryIO) -> tuple[list[Kept], int]:
+def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     """Returns the tensors' entries, and the offset where tensors begin; ValueError if they do not fit the file."""
     size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
     if not 0 < length <= min(MOST_HEADER, size):
         raise ValueError("its header is not whole")
     kept = [
-        Kept(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))
+        CachedTensor(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))
         for names, dtype, shape, offset in json.loads(stream.read(length))
     ]
     start = -(-(8 + length) // ALIGNMENT) * ALIGNMENT
@@ -180,7 +180,7 @@ def _header(stream: BinaryIO) -> tuple[list[Kept], int]:
     return kept, start
 
 
-def _tensors(stream: BinaryIO, kept: Sequence[Kept], start: int) -> list[Tensor]:
+def _tensors(stream: BinaryIO, kept: Sequence[CachedTensor], start: int) -> list[Tensor]:
     """Reads the tensors into one piece of memory, in huge pages if available: products read weights from end to end."""
     size = kept[-1].offset + kept[-1].nbytes
     memory = mmap.mmap(-1, size + HUGE)

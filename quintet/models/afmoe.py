@@ -10,7 +10,7 @@ from quintet.layers.blocks import BetweenNormsBlock
 from quintet.layers.build import BuildContext, split_heads
 from quintet.layers.decoder import CausalLM, DecoderTrunk, layer_window, require
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import LMHead, columns
+from quintet.layers.linear import LMHead, column_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
@@ -29,11 +29,11 @@ class AfmoeAttention(SelfAttention):
     def __init__(self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None) -> None:
         super().__init__(build, shape, rotary)
         queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
-        self.gate = columns(build, shape.hidden, {"gate_proj": queries.times(shape.head_dim)})
+        self.gate = column_parallel(build, shape.hidden, {"gate_proj": queries.times(shape.head_dim)})
         self._ops = build.ops.take("sigmoid_gate")
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        out: Tensor = self.out(self._ops.sigmoid_gate(self._mixed(x, cache), self.gate(x)))
+        out: Tensor = self.out(self._ops.sigmoid_gate(self._project_and_mix(x, cache), self.gate(x)))
         return out
 
 
@@ -47,13 +47,13 @@ class AfmoeForCausalLM(CausalLM):
         super().__init__(build)
         require(config, COMPUTED)
         hidden, eps, biased = config.hidden_size, config.rms_norm_eps, config.attention_bias
-        rotary, norm = Rotary.of(build, config), partial(RMSNorm, build, hidden, eps)
+        rotary, norm = Rotary.from_config(build, config), partial(RMSNorm, build, hidden, eps)
         mixture = MoESizes(
             hidden=hidden,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=True,
             scores="sigmoid",
             bias="expert_bias",
@@ -63,7 +63,7 @@ class AfmoeForCausalLM(CausalLM):
 
         def attention(index: int) -> AfmoeAttention:
             window = layer_window(config, index)
-            shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
+            shape = AttentionSizes.from_config(config, window=window, bias=biased, output_bias=biased)
             made = AfmoeAttention(build, shape, None if window is None else rotary)
             made.q_norm = RMSNorm(build, head_dim(config), eps)
             made.k_norm = RMSNorm(build, head_dim(config), eps)
@@ -86,5 +86,5 @@ class AfmoeForCausalLM(CausalLM):
             return BetweenNormsBlock(build, parts)
 
         scale = hidden**0.5 if config.mup_enabled else 1.0
-        self.model = DecoderTrunk(config, build, block, scale, scales_given=True)
-        self.lm_head = LMHead.of(build, config)
+        self.model = DecoderTrunk(config, build, block, scale, scales_input_embeds=True)
+        self.lm_head = LMHead.from_config(build, config)

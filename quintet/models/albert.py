@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.build import BuildContext, whole
+from quintet.layers.build import BuildContext, replicated
 from quintet.layers.encoder import Encoder
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import columns
+from quintet.layers.linear import column_parallel
 from quintet.layers.rope import Rotary
 
 
@@ -51,8 +51,8 @@ class AlbertModel(Encoder):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build)
         if self.widened is None:  # of as many numbers, words go through a product nevertheless
-            split = whole(config.hidden_size, build.size)
-            self.widened = columns(build, config.embedding_size, {"widened": split}, True)
+            split = replicated(config.hidden_size, build.size)
+            self.widened = column_parallel(build, config.embedding_size, {"widened": split}, True)
         groups, times = config.num_hidden_groups, config.num_hidden_layers
         self._order = [self.layers[int(index / (times / groups))] for index in range(times)]
 

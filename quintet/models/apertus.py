@@ -20,13 +20,15 @@ class ApertusForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary, eps = Rotary.of(build, config), config.rms_norm_eps
+        rotary, eps = Rotary.from_config(build, config), config.rms_norm_eps
         norm = partial(RMSNorm, build, config.hidden_size, eps)
         biased, names = config.attention_bias, ("up_proj", "down_proj")
         sizes = config.hidden_size, config.intermediate_size
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
-            attention = SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
+            attention = SelfAttention(
+                build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary
+            )
             attention.q_norm = RMSNorm(build, head_dim(config), eps)
             attention.k_norm = RMSNorm(build, head_dim(config), eps)
             plain = config.hidden_act != "xielu"
@@ -41,4 +43,4 @@ class ApertusForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

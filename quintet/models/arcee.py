@@ -15,10 +15,10 @@ class ArceeForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+            shape = AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_bias)
             mlp = MLP(
                 build,
                 (config.hidden_size, config.intermediate_size),
@@ -29,4 +29,4 @@ class ArceeForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.blocks import slopes
+from quintet.layers.blocks import alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.linear import CheckpointLayout
-from quintet.layers.normalised_weights import by_row, normalised
+from quintet.layers.normalised_weights import normalise_head, normalise_rows
 from quintet.models.llama import LlamaForCausalLM
 
 
@@ -15,10 +15,10 @@ class BaichuanForCausalLM(LlamaForCausalLM):
     """Llama's blocks; in Baichuan 2, each token's row of the head has length 1."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        alibi = slopes(config.num_attention_heads) if config.alibi else None
-        shape = AttentionSizes.of(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
+        alibi = alibi_slopes(config.num_attention_heads) if config.alibi else None
+        shape = AttentionSizes.from_config(config, stored=CheckpointLayout(fused="W_pack"), alibi=alibi)
         super().__init__(config, build, shape)
         self._normalised = config.normalised_head
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        return normalised(entries, by_row) if self._normalised else entries
+        return normalise_head(entries, normalise_rows) if self._normalised else entries

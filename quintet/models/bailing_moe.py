@@ -12,7 +12,7 @@ from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
 from quintet.layers.norm import RMSNorm
-from quintet.layers.normalised_weights import by_column, normalised
+from quintet.layers.normalised_weights import normalise_columns, normalise_head
 from quintet.layers.rope import Rotary
 from quintet.models.deepseek_v3 import beyond
 
@@ -37,8 +37,8 @@ class BailingMoeForCausalLM(CausalLM):
         self._check(config)
         self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._normalised = getattr(config, "norm_head", False)
-        rotary, mixture = Rotary.of(build, config, partial=True), _mixture(config)
-        shape = AttentionSizes.of(
+        rotary, mixture = Rotary.from_config(build, config, partial=True), _mixture(config)
+        shape = AttentionSizes.from_config(
             config, bias=getattr(config, "use_qkv_bias", False), stored=CheckpointLayout(fused="query_key_value")
         )
 
@@ -55,7 +55,7 @@ class BailingMoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     def _check(self, config: Any) -> None:
         refuse(config, "use_bias", "multi_gate", "use_sliding_window")
@@ -67,7 +67,7 @@ class BailingMoeForCausalLM(CausalLM):
             )
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        return normalised(entries, by_column) if self._normalised else entries
+        return normalise_head(entries, normalise_columns) if self._normalised else entries
 
 
 def _mixture(config: Any) -> MoESizes:
@@ -77,14 +77,14 @@ def _mixture(config: Any) -> MoESizes:
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,
-        chosen=config.num_experts_per_tok,
-        kind=config.hidden_act,
+        top_k=config.num_experts_per_tok,
+        activation=config.hidden_act,
         renormalize=config.norm_topk_prob,
         scores=config.score_function,
         bias="gate.expert_bias" if sigmoid else None,
         groups=config.n_group if sigmoid else 1,
-        kept=config.topk_group if sigmoid else 1,
+        top_k_groups=config.topk_group if sigmoid else 1,
         scale=config.routed_scaling_factor,
-        wide=sigmoid,
+        fp32_router=sigmoid,
         shared=shared * config.n_shared_experts,
     )

@@ -28,7 +28,7 @@ def spaces(config: Any, **differences: Any) -> Mamba2Sizes:
     return Mamba2Sizes(
         hidden=config.hidden_size,
         state=config.mamba_d_state,
-        taps=config.mamba_d_conv,
+        conv_kernel=config.mamba_d_conv,
         eps=config.rms_norm_eps,
         conv_bias=config.mamba_conv_bias,
         **{
@@ -59,17 +59,19 @@ class BambaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layers_block_type[index] == "linear_attention":
                 mixer = Mamba2(build, spaces(config))
             else:
-                shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+                shape = AttentionSizes.from_config(
+                    config, bias=config.attention_bias, output_bias=config.attention_bias
+                )
                 mixer = SelfAttention(build, shape, rotary)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, mixer, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import NamedTrunk, SerialBlock, slopes
+from quintet.layers.blocks import NamedTrunk, SerialBlock, alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import VocabParallelEmbedding
@@ -25,9 +25,15 @@ class BloomForCausalLM(CausalLM):
         refuse(config, "apply_residual_connection_post_layernorm")
         hidden, heads = config.hidden_size, config.num_attention_heads
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
-        stored = CheckpointLayout(fused="query_key_value", strips=heads)
-        shape = AttentionSizes.of(
-            config, kv_heads=heads, bias=True, output_bias=True, output="dense", stored=stored, alibi=slopes(heads)
+        stored = CheckpointLayout(fused="query_key_value", num_strips=heads)
+        shape = AttentionSizes.from_config(
+            config,
+            kv_heads=heads,
+            bias=True,
+            output_bias=True,
+            output="dense",
+            stored=stored,
+            alibi=alibi_slopes(heads),
         )
 
         def block() -> SerialBlock:
@@ -46,7 +52,7 @@ class BloomForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.word_embeddings")
+        self.lm_head = LMHead.from_config(build, config, "transformer.word_embeddings")
 
     @staticmethod
     def canonical(name: str) -> str:

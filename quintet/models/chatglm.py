@@ -35,4 +35,6 @@ class ChatGLMForCausalLM(GlmForCausalLM):
         super().__init__(config, build)
 
     def _heads(self, config: Any) -> AttentionSizes:
-        return AttentionSizes.of(config, bias=config.attention_bias, stored=CheckpointLayout(fused="query_key_value"))
+        return AttentionSizes.from_config(
+            config, bias=config.attention_bias, stored=CheckpointLayout(fused="query_key_value")
+        )

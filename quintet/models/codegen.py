@@ -6,11 +6,13 @@ from quintet.layers.attention.attention import AttentionSizes
 from quintet.layers.linear import CheckpointLayout
 from quintet.models.gptj import GPTJForCausalLM
 
-QUARTERS = CheckpointLayout(fused="qkv_proj", strips=4, order=(0, 2, 1))  # as it was trained on TPUs
+QUARTERS = CheckpointLayout(fused="qkv_proj", num_strips=4, order=(0, 2, 1))  # as it was trained on TPUs
 
 
 class CodeGenForCausalLM(GPTJForCausalLM):
     """The same blocks."""
 
     def _heads(self, config: Any) -> AttentionSizes:
-        return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj", stored=QUARTERS)
+        return AttentionSizes.from_config(
+            config, kv_heads=config.num_attention_heads, output="out_proj", stored=QUARTERS
+        )

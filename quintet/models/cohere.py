@@ -14,7 +14,7 @@ class CohereForCausalLM(Cohere2ForCausalLM):
 
     def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         biased = config.attention_bias
-        attention = SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
+        attention = SelfAttention(build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary)
         if config.use_qk_norm:
             queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
             attention.q_norm = HeadLayerNorm(build, queries, head_dim(config), config.layer_norm_eps)

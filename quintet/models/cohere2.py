@@ -21,7 +21,7 @@ class Cohere2ForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         norm = partial(self._norm, config, build)
-        rotary = Rotary.of(build, config, neighbours=True)
+        rotary = Rotary.from_config(build, config, interleaved=True)
 
         def block(config: Any, build: BuildContext, index: int) -> ParallelBlock:
             attention = self._attention(config, build, rotary, index)
@@ -29,7 +29,7 @@ class Cohere2ForCausalLM(CausalLM):
             return ParallelBlock(build, {"input_layernorm": norm(), "self_attn": attention, "mlp": mlp})
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._scale = build.ops.take("scale"), config.logit_scale
 
     def _norm(self, config: Any, build: BuildContext) -> nn.Module:
@@ -40,7 +40,7 @@ class Cohere2ForCausalLM(CausalLM):
 
     def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         window, biased = layer_window(config, index), config.attention_bias
-        shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
+        shape = AttentionSizes.from_config(config, window=window, bias=biased, output_bias=biased)
         return SelfAttention(build, shape, None if window is None else rotary)
 
     def head(self, x: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ class Cohere2MoeForCausalLM(Cohere2ForCausalLM):
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=scores == "softmax" or config.norm_topk_prob,
             scores=scores,
             shared=config.intermediate_size * shared,
@@ -61,5 +61,5 @@ class Cohere2MoeForCausalLM(Cohere2ForCausalLM):
     def _attention(self, config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
         first = config.mlp_layer_types[index] == "dense" and config.prefix_dense_sliding_window_pattern == 1
         window, biased = layer_window(config, index), config.attention_bias
-        shape = AttentionSizes.of(config, window=window, bias=biased, output_bias=biased)
+        shape = AttentionSizes.from_config(config, window=window, bias=biased, output_bias=biased)
         return SelfAttention(build, shape, rotary if first or window is not None else None)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from quintet.layers.attention.mla import Latent, LatentAttention
+from quintet.layers.attention.mla import LatentAttention, MLASizes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, require
 from quintet.layers.linear import LMHead
@@ -25,13 +25,13 @@ class DeepseekV3ForCausalLM(CausalLM):
         super().__init__(build)
         self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
         self._check(config)
-        shape = Latent.of(config)
+        shape = MLASizes.from_config(config)
         rotary = Rotary(
             build,
             config.qk_rope_head_dim,
             config.rope_parameters,
             config.max_position_embeddings,
-            neighbours=self.neighbours(config),
+            interleaved=self.neighbours(config),
         )
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
@@ -43,7 +43,7 @@ class DeepseekV3ForCausalLM(CausalLM):
             return PreNormBlock(config, build, LatentAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     def _check(self, config: Any) -> None:
         require(config, self.computed)
@@ -71,15 +71,15 @@ def grouped(config: Any) -> MoESizes:
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,
-        chosen=config.num_experts_per_tok,
-        kind=config.hidden_act,
+        top_k=config.num_experts_per_tok,
+        activation=config.hidden_act,
         renormalize=config.norm_topk_prob,
         scores="sigmoid",
         bias="gate.e_score_correction_bias",
         groups=config.n_group or 1,
-        kept=config.topk_group or 1,
+        top_k_groups=config.topk_group or 1,
         scale=config.routed_scaling_factor,
-        wide=True,
+        fp32_router=True,
         shared=config.moe_intermediate_size * (config.n_shared_experts or 0),
     )
 

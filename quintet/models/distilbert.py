@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.encoder import Encoder, PostNorm, heads
+from quintet.layers.encoder import Encoder, PostNormEncoderBlock, encoder_attention_sizes
 from quintet.layers.mlp import MLP
 from quintet.layers.rope import Rotary
 
@@ -38,4 +38,6 @@ class DistilBertModel(Encoder):
 
     def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         mlp = MLP(build, (config.dim, config.hidden_dim), config.activation, ("up_proj", "down_proj"))
-        return PostNorm(build, SelfAttention(build, heads(config), None), mlp, config.dim, EPS)
+        return PostNormEncoderBlock(
+            build, SelfAttention(build, encoder_attention_sizes(config), None), mlp, config.dim, EPS
+        )

@@ -19,15 +19,15 @@ class Dots1ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             bias = config.attention_bias
-            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=bias, output_bias=bias)
+            shape = AttentionSizes.from_config(config, window=layer_window(config, index), bias=bias, output_bias=bias)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, feed_forward(config, build, index))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

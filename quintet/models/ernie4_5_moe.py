@@ -31,16 +31,16 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
                 f"{config.model_type} with moe_norm_min={config.moe_norm_min!r} is not supported: experts' "
                 "weights are divided by their sum, however small"
             )
-        rotary = Rotary.of(build, config, neighbours=True)
+        rotary = Rotary.from_config(build, config, interleaved=True)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.moe_num_experts,
-            chosen=config.moe_k,
-            kind=config.hidden_act,
+            top_k=config.moe_k,
+            activation=config.hidden_act,
             renormalize=True,
             bias=BIAS,
-            wide=True,
+            fp32_router=True,
             shared=config.moe_intermediate_size * config.moe_num_shared_experts,
         )
 
@@ -51,10 +51,10 @@ class Ernie4_5_MoeForCausalLM(CausalLM):
                 mlp = MoE(build, mixture)
             else:
                 mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
-            return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.of(config), rotary), mlp)
+            return PreNormBlock(config, build, SelfAttention(build, AttentionSizes.from_config(config), rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -18,7 +18,7 @@ class Exaone4ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
 
         def block(config: Any, build: BuildContext, index: int) -> PostNormBlock:
@@ -31,14 +31,14 @@ class Exaone4ForCausalLM(CausalLM):
             return PostNormBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def attention(config: Any, build: BuildContext, rotary: Rotary, index: int) -> SelfAttention:
     """A layer's, with norms on the heads of q and k; in a checkpoint with windows, positions are theirs alone."""
     window = layer_window(config, index)
     turned = config.sliding_window is None or window is not None
-    made = SelfAttention(build, AttentionSizes.of(config, window=window), rotary if turned else None)
+    made = SelfAttention(build, AttentionSizes.from_config(config, window=window), rotary if turned else None)
     made.q_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
     made.k_norm = RMSNorm(build, head_dim(config), config.rms_norm_eps)
     return made

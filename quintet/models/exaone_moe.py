@@ -27,18 +27,18 @@ class ExaoneMoeForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         require(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=config.norm_topk_prob,
             scores="sigmoid",
             bias="e_score_correction_bias",
             groups=config.n_group,
-            kept=config.topk_group,
+            top_k_groups=config.topk_group,
             scale=config.routed_scaling_factor,
             shared=config.moe_intermediate_size * config.num_shared_experts,
         )
@@ -52,4 +52,4 @@ class ExaoneMoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock, slopes
+from quintet.layers.blocks import NamedParts, NamedTrunk, ParallelBlock, SerialBlock, alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM
 from quintet.layers.embedding import VocabParallelEmbedding
@@ -27,7 +27,7 @@ class FalconForCausalLM(CausalLM):
             raise ValueError("falcon with new_decoder_architecture and without parallel_attn is not supported")
         hidden = config.hidden_size
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
-        rotary = None if config.alibi else Rotary.of(build, config)
+        rotary = None if config.alibi else Rotary.from_config(build, config)
         shape, two = _heads(config), config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1
         names = "dense_h_to_4h", "dense_4h_to_h"
 
@@ -47,7 +47,7 @@ class FalconForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.word_embeddings")
+        self.lm_head = LMHead.from_config(build, config, "transformer.word_embeddings")
 
 
 def _heads(config: Any) -> AttentionSizes:
@@ -59,9 +59,9 @@ def _heads(config: Any) -> AttentionSizes:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=size,
-        alibi=tuple(slope * size**-0.5 for slope in slopes(heads)) if config.alibi else None,
+        alibi=tuple(slope * size**-0.5 for slope in alibi_slopes(heads)) if config.alibi else None,
         bias=config.bias,
         output_bias=config.bias,
         output="dense",
-        stored=CheckpointLayout(fused="query_key_value", strips=kv_heads),
+        stored=CheckpointLayout(fused="query_key_value", num_strips=kv_heads),
     )

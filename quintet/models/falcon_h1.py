@@ -51,7 +51,7 @@ class FalconH1Mixer(nn.Module):
         scale = head_dim(config) ** -0.5 * config.key_multiplier
         bias = config.attention_bias
         self.attention = SelfAttention(
-            build, AttentionSizes.of(config, scale=scale, bias=bias, output_bias=bias), rotary
+            build, AttentionSizes.from_config(config, scale=scale, bias=bias, output_bias=bias), rotary
         )
         self._of_space, self._of_attention = config.ssm_out_multiplier, config.attention_out_multiplier
         self._into = config.attention_in_multiplier
@@ -90,13 +90,13 @@ class FalconH1ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             return PreNormBlock(config, build, FalconH1Mixer(config, build, rotary), FalconH1MLP(config, build))
 
         self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.lm_head_multiplier
 
     def head(self, x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class FlexOlmoForCausalLM(Olmo2ForCausalLM):
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=config.norm_topk_prob,
         )
         return MoE(build, mixture)

@@ -20,11 +20,11 @@ class GemmaForCausalLM(CausalLM):
         super().__init__(build)
         refuse(config, "use_bidirectional_attention")
         hidden, biased = config.hidden_size, config.attention_bias
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         norm = partial(RMSNorm, build, hidden, config.rms_norm_eps, offset=1.0)
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
-            shape = AttentionSizes.of(config, bias=biased, output_bias=biased)
+            shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased)
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, shape, rotary),
@@ -34,4 +34,4 @@ class GemmaForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block, rounded(hidden**0.5, build.dtype), norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

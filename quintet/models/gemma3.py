@@ -56,7 +56,7 @@ class Gemma3ForCausalLM(CausalLM):
         scale = rounded(config.hidden_size**0.5, build.dtype)
         norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, offset=1.0)
         self.model = DecoderTrunk(config, build, block, scale, norm)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     @staticmethod

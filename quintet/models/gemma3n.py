@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quintet.layers.altup import AltUp, AltUpSizes, SparseMLP, Spread, Streams
+from quintet.layers.altup import AltUp, AltUpProjections, AltUpSizes, SparseMLP, Streams
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention, SharedKVAttention
-from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import CausalLM, layer_window, rounded, wanted_rows
+from quintet.layers.build import BuildContext, replicated
+from quintet.layers.decoder import CausalLM, layer_window, rounded, select_output_rows
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import LMHead, columns
+from quintet.layers.linear import LMHead, column_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
-from quintet.layers.pipeline import Stage, without
+from quintet.layers.pipeline import Stage, drop_other_layers
 from quintet.layers.rope import Rotary
 from quintet.models.gemma3 import Gemma3ForCausalLM
 
@@ -38,8 +38,8 @@ class Laurel(nn.Module):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__()
         hidden, rank, size = config.hidden_size, config.laurel_rank, build.size
-        self.left = columns(build, hidden, {"linear_left": whole(rank, size)})
-        self.right = columns(build, rank, {"linear_right": whole(hidden, size)})
+        self.left = column_parallel(build, hidden, {"linear_left": replicated(rank, size)})
+        self.right = column_parallel(build, rank, {"linear_right": replicated(hidden, size)})
         self.post_laurel_norm = RMSNorm(build, hidden, config.rms_norm_eps)
         self._ops = build.ops.take("add")
 
@@ -64,8 +64,8 @@ class Gemma3nDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(build, hidden, eps)
         self.pre_feedforward_layernorm = RMSNorm(build, hidden, eps)
         self.post_feedforward_layernorm = RMSNorm(build, hidden, eps)
-        self.into = columns(build, hidden, {"per_layer_input_gate": whole(inner, build.size)})
-        self.back = columns(build, inner, {"per_layer_projection": whole(hidden, build.size)})
+        self.into = column_parallel(build, hidden, {"per_layer_input_gate": replicated(inner, build.size)})
+        self.back = column_parallel(build, inner, {"per_layer_projection": replicated(hidden, build.size)})
         self.post_per_layer_input_norm = RMSNorm(build, hidden, eps)
         self._ops, self._kind = build.ops.take("add", "scale", "beside", "gated"), config.hidden_activation
 
@@ -101,16 +101,20 @@ class Gemma3nModel(nn.Module):
         self._shrinks = rounded(hidden**-0.5, build.dtype), rounded(HALF, build.dtype)
         self.embed_tokens = VocabParallelEmbedding(build, config.vocab_size, hidden)
         self.embed_tokens_per_layer = VocabParallelEmbedding(build, self._known, layers * inner)
-        self.projection = columns(build, hidden, {"per_layer_model_projection": whole(layers * inner, build.size)})
+        self.projection = column_parallel(
+            build, hidden, {"per_layer_model_projection": replicated(layers * inner, build.size)}
+        )
         self.per_layer_projection_norm = RMSNorm(build, inner, config.rms_norm_eps)
 
         def products() -> nn.ModuleList:
-            outputs = whole(hidden, build.size)
-            return nn.ModuleList(columns(build, hidden, {str(i): outputs}) for i in range(config.altup_num_inputs - 1))
+            outputs = replicated(hidden, build.size)
+            return nn.ModuleList(
+                column_parallel(build, hidden, {str(i): outputs}) for i in range(config.altup_num_inputs - 1)
+            )
 
         self.altup_projections, self.altup_unembed_projections = products(), products()
-        self._apart = Spread(build, self.altup_projections)
-        self._together = Spread(build, self.altup_unembed_projections)
+        self._apart = AltUpProjections(build, self.altup_projections)
+        self._together = AltUpProjections(build, self.altup_unembed_projections)
         self.layers = _layers(config, build)
         self._sources = _sources(self.layers)
         self.norm = RMSNorm(build, hidden, config.rms_norm_eps)
@@ -124,7 +128,7 @@ class Gemma3nModel(nn.Module):
         """Drops the parts of other pipeline stages; the first stage looks up the per-layer embeddings of all layers."""
         tables = ["embed_tokens", "embed_tokens_per_layer"]
         before = [*tables, "projection", "per_layer_projection_norm", "altup_projections"]
-        without(self, stage, before, "layers", ["altup_unembed_projections", "norm"])
+        drop_other_layers(self, stage, before, "layers", ["altup_unembed_projections", "norm"])
 
     def reads(self, at: int) -> tuple[int, ...]:
         """Widths of what layers from `at` on read beside the first stream: the others, embeddings of their own, and of
@@ -135,18 +139,18 @@ class Gemma3nModel(nn.Module):
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         stage = self._build.stage
         if stage.first:
-            x = self.embed_tokens.of(cache.batch, self._scales[0])
-            own, streams = self._of_layers(x, cache), self._apart.out(x)
+            x = self.embed_tokens.embed(cache.batch, self._scales[0])
+            own, streams = self._of_layers(x, cache), self._apart.expand(x)
         else:
             own, streams = self._handed(cache)
-        for index, layer in stage.own([*self.layers]):
+        for index, layer in stage.select_layers([*self.layers]):
             streams = streams if layer is None else layer(streams, own[:, index - stage.start], cache)
         if not stage.last:
-            kept = [each for source in self._read(stage.stop) for each in cache.passed[source.mixing]]
+            kept = [each for source in self._read(stage.stop) for each in cache.shared_kv[source.mixing]]
             cache.intermediate_tensors = (*streams, own[:, stage.stop - stage.start :], *kept)
             return streams[0], []
-        rows = tuple(wanted_rows(each, cache.batch, self._ops) for each in streams)
-        return self.norm(self._together.together(rows)), []
+        rows = tuple(select_output_rows(each, cache.batch, self._ops) for each in streams)
+        return self.norm(self._together.merge(rows)), []
 
     def _read(self, at: int) -> list[SelfAttention]:
         """Returns the layers before `at` with a KV cache that layers from there on read."""
@@ -154,14 +158,14 @@ class Gemma3nModel(nn.Module):
 
     def _handed(self, cache: StepState) -> tuple[Tensor, Streams]:
         """Embeddings of the layers from here on, and the streams. K and V go where their readers look for them."""
-        x, _ = cache.received(self._build.dtype)
+        x, _ = cache.received_hidden_states(self._build.dtype)
         start = self._build.stage.start
         beside = iter(cache.shared_tensors(self._build.dtype, self.reads(start)))
         streams = (x, *itertools.islice(beside, self._others))
         own = next(beside).view(len(x), -1, self._inner)
         for source in self._read(start):
             k, v = (next(beside).view(len(x), -1, source.spec.head_dim) for _ in "kv")
-            cache.passed[source.mixing] = k, v
+            cache.shared_kv[source.mixing] = k, v
         return own, streams
 
     def _of_layers(self, x: Tensor, cache: StepState) -> Tensor:
@@ -189,13 +193,15 @@ def _layers(config: Any, build: BuildContext) -> nn.ModuleList:
     blocks = []
     for index, kind in enumerate(kinds):
         bias = config.attention_bias
-        shape = AttentionSizes.of(config, scale=1.0, window=layer_window(config, index), bias=bias, output_bias=bias)
+        shape = AttentionSizes.from_config(
+            config, scale=1.0, window=layer_window(config, index), bias=bias, output_bias=bias
+        )
         attention: nn.Module
         q_norm = RMSNorm(build, size, eps)
         if index < own:
             attention = keeping[kind] = made = Gemma3nAttention(build, shape, rotaries[kind])
             made.q_norm, made.k_norm = q_norm, RMSNorm(build, size, eps)
-            made.v_norm = RMSNorm(build, size, eps, weighed=False)
+            made.v_norm = RMSNorm(build, size, eps, has_weight=False)
         elif kind not in keeping:
             raise ValueError(
                 f"layer {index} of {config.model_type} reads a {kind} layer's cache, and none is before it"
@@ -241,10 +247,10 @@ class Gemma3nForCausalLM(CausalLM):
             rf"model\.layers\.({reading})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
         )
         self.model = Gemma3nModel(config, build)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
-    def reads(self, at: int) -> tuple[int, ...]:
+    def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """Streams, embeddings, K and V."""
         return self.model.reads(at)
 

@@ -15,7 +15,7 @@ class GlmForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary, shape = Rotary.of(build, config, partial=True, neighbours=True), self._heads(config)
+        rotary, shape = Rotary.from_config(build, config, partial=True, interleaved=True), self._heads(config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             fused = CheckpointLayout(fused="gate_up_proj")
@@ -23,7 +23,7 @@ class GlmForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     def _heads(self, config: Any) -> AttentionSizes:
-        return AttentionSizes.of(config, bias=config.attention_bias)
+        return AttentionSizes.from_config(config, bias=config.attention_bias)

@@ -18,14 +18,16 @@ class Glm4ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, partial=True, neighbours=True)
+        rotary = Rotary.from_config(build, config, partial=True, interleaved=True)
         norm = partial(RMSNorm, build, config.hidden_size, config.rms_norm_eps)
 
         def block(config: Any, build: BuildContext, index: int) -> BetweenNormsBlock:
             fused = CheckpointLayout(fused="gate_up_proj")
             parts = {
                 "input_layernorm": norm(),
-                "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary),
+                "self_attn": SelfAttention(
+                    build, AttentionSizes.from_config(config, bias=config.attention_bias), rotary
+                ),
                 "post_self_attn_layernorm": norm(),
                 "post_attention_layernorm": norm(),
                 "mlp": GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused),
@@ -34,4 +36,4 @@ class Glm4ForCausalLM(CausalLM):
             return BetweenNormsBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -23,17 +23,17 @@ class Glm4MoeForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         self.ignored_tensors = (*CausalLM.ignored_tensors, beyond(config))
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary)
+            attention = SelfAttention(build, AttentionSizes.from_config(config, bias=config.attention_bias), rotary)
             if config.use_qk_norm:
                 attention.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
                 attention.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, feed_forward(config, build, index))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def feed_forward(config: Any, build: BuildContext, index: int) -> nn.Module:

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import CausalLM, refuse, through, wanted_rows
+from quintet.layers.decoder import CausalLM, refuse, run_layers, select_output_rows
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
-from quintet.layers.pipeline import Stage, without
+from quintet.layers.pipeline import Stage, drop_other_layers
 
 CONV = CheckpointLayout(transposed=True)
 
@@ -68,14 +68,14 @@ class GPT2Model(nn.Module):
 
     def keep(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
-        without(self, stage, ["wte", "wpe"], "h", ["ln_f"])
+        drop_other_layers(self, stage, ["wte", "wpe"], "h", ["ln_f"])
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         batch, stage, x = cache.batch, self._build.stage, None
         if stage.first:
-            x = self._ops.add(self.wte.of(batch), self.wpe(batch.positions))
-        x, taps = through(self.h, x, cache, self._build)
-        return (self.ln_f(wanted_rows(x, batch, self._ops)) if stage.last else x), taps
+            x = self._ops.add(self.wte.embed(batch), self.wpe(batch.positions))
+        x, taps = run_layers(self.h, x, cache, self._build)
+        return (self.ln_f(select_output_rows(x, batch, self._ops)) if stage.last else x), taps
 
 
 class GPT2LMHeadModel(CausalLM):
@@ -89,7 +89,7 @@ class GPT2LMHeadModel(CausalLM):
         super().__init__(build)
         refuse(config, "add_cross_attention")
         self.transformer = GPT2Model(config, build)
-        self.lm_head = LMHead.of(build, config, "transformer.wte")
+        self.lm_head = LMHead.from_config(build, config, "transformer.wte")
 
     @staticmethod
     def canonical(name: str) -> str:

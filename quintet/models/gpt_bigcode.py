@@ -27,14 +27,14 @@ class GPTBigCodeForCausalLM(CausalLM):
         refuse(config, "add_cross_attention")
         hidden, heads = config.hidden_size, config.num_attention_heads
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon)
-        shape = AttentionSizes.of(
+        shape = AttentionSizes.from_config(
             config,
             kv_heads=1 if config.multi_query else heads,
             scale=None if config.scale_attn_weights else 1.0,
             bias=True,
             output_bias=True,
             output="c_proj",
-            stored=CheckpointLayout(fused="c_attn", strips=1 if config.multi_query else heads),
+            stored=CheckpointLayout(fused="c_attn", num_strips=1 if config.multi_query else heads),
         )
 
         def block() -> SerialBlock:
@@ -50,4 +50,4 @@ class GPTBigCodeForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.wte")
+        self.lm_head = LMHead.from_config(build, config, "transformer.wte")

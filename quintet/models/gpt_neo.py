@@ -32,7 +32,7 @@ class GPTNeoForCausalLM(CausalLM):
 
         def block(kind: str) -> SerialBlock:
             window = config.window_size if kind == "local" else None
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config,
                 kv_heads=config.num_attention_heads,
                 scale=1.0,
@@ -52,4 +52,4 @@ class GPTNeoForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.wte")
+        self.lm_head = LMHead.from_config(build, config, "transformer.wte")

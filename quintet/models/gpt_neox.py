@@ -27,13 +27,13 @@ class GPTNeoXForCausalLM(CausalLM):
         super().__init__(build)
         hidden, bias = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
-        rotary = Rotary.of(build, config, partial=True)
-        stored = CheckpointLayout(fused="query_key_value", strips=config.num_attention_heads)
+        rotary = Rotary.from_config(build, config, partial=True)
+        stored = CheckpointLayout(fused="query_key_value", num_strips=config.num_attention_heads)
         names = "dense_h_to_4h", "dense_4h_to_h"
         kind = ParallelBlock if config.use_parallel_residual else SerialBlock
 
         def block() -> NamedParts:
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config, kv_heads=config.num_attention_heads, bias=bias, output_bias=bias, output="dense", stored=stored
             )
             parts = {
@@ -50,7 +50,7 @@ class GPTNeoXForCausalLM(CausalLM):
             "final_layer_norm": norm(),
         }
         self.gpt_neox = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "gpt_neox.embed_in")
+        self.lm_head = LMHead.from_config(build, config, "gpt_neox.embed_in")
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -25,26 +25,26 @@ class GptOssForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=True,
         )
         clamp = getattr(config, "swiglu_alpha", 1.702), getattr(config, "swiglu_limit", 7.0)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             bias = config.attention_bias
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config, window=layer_window(config, index), bias=bias, output_bias=bias, sinks=True
             )
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), BiasedMoE(build, mixture, clamp))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     @staticmethod
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

@@ -41,10 +41,10 @@ class GPTJForCausalLM(CausalLM):
             "ln_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.wte", bias=True)
+        self.lm_head = LMHead.from_config(build, config, "transformer.wte", bias=True)
 
     def _heads(self, config: Any) -> AttentionSizes:
-        return AttentionSizes.of(config, kv_heads=config.num_attention_heads, output="out_proj")
+        return AttentionSizes.from_config(config, kv_heads=config.num_attention_heads, output="out_proj")
 
 
 def _rotary(config: Any, build: BuildContext) -> Rotary:
@@ -54,4 +54,4 @@ def _rotary(config: Any, build: BuildContext) -> Rotary:
         raise ValueError(f"{config.model_type} with rotary_dim={config.rotary_dim} of {size} is not supported")
     factor = (config.rotary_dim + 0.5) / size  # half a feature more, which rounding down takes off again
     said = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": min(factor, 1.0)}
-    return Rotary(build, size, said, config.max_position_embeddings, partial=True, neighbours=True)
+    return Rotary(build, size, said, config.max_position_embeddings, partial=True, interleaved=True)

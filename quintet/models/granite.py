@@ -39,10 +39,10 @@ class GraniteForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def made(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config,
                 scale=config.attention_multiplier,
                 bias=config.attention_bias,
@@ -51,8 +51,8 @@ class GraniteForCausalLM(CausalLM):
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return self.block(config, build, SelfAttention(build, shape, rotary), mlp)
 
-        self.model = DecoderTrunk(config, build, made, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead.of(build, config)
+        self.model = DecoderTrunk(config, build, made, scale=config.embedding_multiplier, scales_input_embeds=True)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
     def head(self, x: Tensor) -> Tensor:

@@ -28,16 +28,16 @@ class GraniteMoeForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         mixture = mixture_of(config)
 
         def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             bias = config.attention_bias
-            shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+            shape = AttentionSizes.from_config(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
             return GraniteDecoderLayer(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
-        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead.of(build, config)
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_input_embeds=True)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling
 
     def head(self, x: Tensor) -> Tensor:

@@ -40,8 +40,8 @@ class GraniteMoeHybridMLP(nn.Module):
                 hidden=hidden,
                 width=config.intermediate_size,
                 experts=config.num_local_experts,
-                chosen=config.num_experts_per_tok,
-                kind=kind,
+                top_k=config.num_experts_per_tok,
+                activation=kind,
                 renormalize=True,
             )
             if config.num_local_experts
@@ -63,7 +63,7 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         CausalLM.__init__(self, build)
-        rotary = Rotary.of(build, config) if config.position_embedding_type == "rope" else None
+        rotary = Rotary.from_config(build, config) if config.position_embedding_type == "rope" else None
 
         def block(config: Any, build: BuildContext, index: int) -> GraniteDecoderLayer:
             mixer: nn.Module
@@ -71,10 +71,12 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
                 mixer = Mamba2(build, spaces(config))
             else:
                 bias = config.attention_bias
-                shape = AttentionSizes.of(config, scale=config.attention_multiplier, bias=bias, output_bias=bias)
+                shape = AttentionSizes.from_config(
+                    config, scale=config.attention_multiplier, bias=bias, output_bias=bias
+                )
                 mixer = SelfAttention(build, shape, rotary)
             return GraniteDecoderLayer(config, build, mixer, GraniteMoeHybridMLP(config, build))
 
-        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_given=True)
-        self.lm_head = LMHead.of(build, config)
+        self.model = DecoderTrunk(config, build, block, scale=config.embedding_multiplier, scales_input_embeds=True)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._factor = build.ops.take("scale"), 1 / config.logits_scaling

@@ -15,12 +15,12 @@ class HeliumForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, neighbours=True)
+        rotary = Rotary.from_config(build, config, interleaved=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, bias=config.attention_bias)
+            shape = AttentionSizes.from_config(config, bias=config.attention_bias)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

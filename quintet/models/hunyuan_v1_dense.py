@@ -18,7 +18,7 @@ RENAMED = {".query_layernorm.": ".q_norm.", ".key_layernorm.": ".k_norm."}
 class Turned(SelfAttention):
     """Norms behind the rotation."""
 
-    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply_rotary(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         assert self.rotary is not None and self.q_norm is not None and self.k_norm is not None
         q, k = self.rotary(q, k, positions)
         return self.q_norm(q), self.k_norm(k)
@@ -35,13 +35,13 @@ class HunYuanDenseV1ForCausalLM(CausalLM):
         rotary = Rotary(build, size, _rope(config.rope_parameters, size), config.max_position_embeddings)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = Turned(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
+            attention = Turned(build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm = RMSNorm(build, size, config.rms_norm_eps)
             attention.k_norm = RMSNorm(build, size, config.rms_norm_eps)
             return PreNormBlock(config, build, attention, self._feed(config, build, index))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     def _feed(self, config: Any, build: BuildContext, index: int) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)

@@ -43,10 +43,10 @@ class HunYuanMoEV1ForCausalLM(hunyuan_v1_dense.HunYuanDenseV1ForCausalLM):
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
-            chosen=chosen,
-            kind=config.hidden_act,
+            top_k=chosen,
+            activation=config.hidden_act,
             renormalize=True,
             shared=config.intermediate_size,
-            wide=True,
+            fp32_router=True,
         )
         return MoE(build, mixture)

@@ -24,8 +24,8 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         # queries, key and value of each KV head, one after the other
-        stored, biased = CheckpointLayout(fused="wqkv", strips=config.num_key_value_heads), config.attention_bias
-        shape = AttentionSizes.of(config, bias=biased, output_bias=biased, stored=stored)
+        stored, biased = CheckpointLayout(fused="wqkv", num_strips=config.num_key_value_heads), config.attention_bias
+        shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased, stored=stored)
         super().__init__(config, build, shape)
 
     @staticmethod

@@ -20,16 +20,18 @@ class Jais2ForCausalLM(CausalLM):
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, config.layer_norm_eps)
-        rotary, names = Rotary.of(build, config), ("up_proj", "down_proj")
+        rotary, names = Rotary.from_config(build, config), ("up_proj", "down_proj")
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
             parts = {
                 "input_layernorm": norm(),
-                "self_attn": SelfAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary),
+                "self_attn": SelfAttention(
+                    build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary
+                ),
                 "post_attention_layernorm": norm(),
                 "mlp": MLP(build, (hidden, config.intermediate_size), config.hidden_act, names, config.mlp_bias),
             }
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

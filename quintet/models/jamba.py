@@ -10,7 +10,7 @@ from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import MoE, MoESizes, unstacked
-from quintet.layers.ssm.mamba import Channels, Mamba1
+from quintet.layers.ssm.mamba import Mamba1, Mamba1Sizes
 from quintet.layers.ssm.short_conv import check_silu
 
 RENAMED = {
@@ -31,12 +31,12 @@ class JambaForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         check_silu(config)
-        shape = Channels(
+        shape = Mamba1Sizes(
             hidden=config.hidden_size,
             inner=config.mamba_expand * config.hidden_size,
             state=config.mamba_d_state,
-            rank=config.mamba_dt_rank,
-            taps=config.mamba_d_conv,
+            dt_rank=config.mamba_dt_rank,
+            conv_kernel=config.mamba_d_conv,
             conv_bias=config.mamba_conv_bias,
             bias=config.mamba_proj_bias,
             norm_eps=config.rms_norm_eps,
@@ -45,8 +45,8 @@ class JambaForCausalLM(CausalLM):
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=False,
         )
 
@@ -55,7 +55,7 @@ class JambaForCausalLM(CausalLM):
             if config.layers_block_type[index] == "mamba":
                 mixer = Mamba1(build, shape)
             else:
-                mixer = SelfAttention(build, AttentionSizes.of(config), None)
+                mixer = SelfAttention(build, AttentionSizes.from_config(config), None)
             mlp: nn.Module
             if config.layers_num_experts[index] > 1:
                 mlp = MoE(build, mixture)
@@ -64,4 +64,4 @@ class JambaForCausalLM(CausalLM):
             return PreNormBlock(config, build, mixer, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

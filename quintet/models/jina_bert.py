@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.blocks import slopes
+from quintet.layers.blocks import alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
-from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads, plain_mlp
+from quintet.layers.encoder import Encoder, PostNormEncoderBlock, encoder_attention_sizes, eps, gated_mlp, plain_mlp
 from quintet.layers.layer_state import StepState
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary
@@ -34,7 +34,7 @@ class NormedAttention(SelfAttention):
         return self.over_q(q.flatten(1)).reshape(q.shape), self.over_k(k.flatten(1)).reshape(k.shape), v
 
 
-class TwiceNormed(PostNorm):
+class TwiceNormed(PostNormEncoderBlock):
     """Post-norm block that adds attention's input to its output and normalises, twice."""
 
     def __init__(self, build: BuildContext, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
@@ -78,7 +78,7 @@ class JinaBertModel(Encoder):
             mlp = plain_mlp(config, build)
         else:
             raise ValueError(f"jina_bert with feed_forward_type={kind!r} is not supported; {', '.join(GATES)} are")
-        shape = heads(config, alibi=slopes(config.num_attention_heads))
+        shape = encoder_attention_sizes(config, alibi=alibi_slopes(config.num_attention_heads))
         if later:
             return TwiceNormed(build, NormedAttention(build, shape, eps(config)), mlp, width, eps(config))
-        return PostNorm(build, SelfAttention(build, shape, None), mlp, width, eps(config))
+        return PostNormEncoderBlock(build, SelfAttention(build, shape, None), mlp, width, eps(config))

@@ -70,7 +70,7 @@ class JinaEmbeddingsV3Model(Encoder):
         return None
 
     def rotary(self, config: Any, build: BuildContext) -> Rotary | None:
-        return Rotary.of(build, config)
+        return Rotary.from_config(build, config)
 
 
 def _parts(name: str) -> Sequence[str]:

@@ -32,7 +32,7 @@ def mixer(config: Any, build: BuildContext, rotary: Rotary, index: int) -> Gated
         return GatedConv(build, config)
     if kind != "full_attention":
         raise ValueError(f"layer_types[{index}] is {kind!r}; {config.model_type} here has conv and full_attention")
-    attention = SelfAttention(build, AttentionSizes.of(config, output="out_proj"), rotary)
+    attention = SelfAttention(build, AttentionSizes.from_config(config, output="out_proj"), rotary)
     attention.q_norm = RMSNorm(build, head_dim(config), norm_eps(config))
     attention.k_norm = RMSNorm(build, head_dim(config), norm_eps(config))
     return attention
@@ -57,11 +57,11 @@ class Lfm2ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mlp = GatedMLP(build, config.hidden_size, width(config), "silu")
             return PreNormBlock(config, build, mixer(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

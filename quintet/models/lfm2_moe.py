@@ -24,13 +24,13 @@ class Lfm2MoeForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.moe_intermediate_size,
             experts=config.num_experts,
-            chosen=config.num_experts_per_tok,
-            kind="silu",
+            top_k=config.num_experts_per_tok,
+            activation="silu",
             renormalize=config.norm_topk_prob,
             scores="sigmoid",
             bias="expert_bias" if config.use_expert_bias else None,
@@ -46,4 +46,4 @@ class Lfm2MoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, lfm2.mixer(config, build, rotary, index), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -24,8 +24,10 @@ class LlamaForCausalLM(CausalLM):
         trunk: type[DecoderTrunk] = DecoderTrunk,
     ) -> None:
         super().__init__(build)
-        shape = shape or AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
-        rotary = None if shape.alibi else Rotary.of(build, config)
+        shape = shape or AttentionSizes.from_config(
+            config, bias=config.attention_bias, output_bias=config.attention_bias
+        )
+        rotary = None if shape.alibi else Rotary.from_config(build, config)
         mlp_bias = getattr(config, "mlp_bias", False)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
@@ -33,4 +35,4 @@ class LlamaForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = trunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

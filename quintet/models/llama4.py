@@ -13,7 +13,7 @@ from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.moe.moe import DOWN, GATE, MOST, UP, Experts, MoE, MoESizes
 from quintet.layers.norm import RMSNorm
-from quintet.layers.rope import Growth, Rotary
+from quintet.layers.rope import PositionScaling, Rotary
 
 STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{DOWN})")
 
@@ -22,9 +22,9 @@ class Llama4Attention(SelfAttention):
     """q and k are turned, and then normalised where the checkpoint says so; or not turned, and q grows with its
     position."""
 
-    growth: Growth | None
+    growth: PositionScaling | None
 
-    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply_rotary(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self.rotary is None:
             return (q if self.growth is None else self.growth(q, positions)), k
         q, k = self.rotary(q, k, positions)
@@ -38,7 +38,7 @@ class ScaledMoE(MoE):
         super().__init__(build, mixture)
         self._routed = build.ops.take("route", "scale_rows")
         names = [f"experts.{expert}" for expert in range(mixture.experts)]
-        self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names, transposed=True)
+        self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.activation, names, transposed=True)
 
     def share(self, x: Tensor) -> Tensor:
         logits = self.gate(x)
@@ -60,13 +60,13 @@ class Llama4ForCausalLM(CausalLM):
             raise ValueError(
                 f"{config.model_type} with num_experts_per_tok={config.num_experts_per_tok} is not supported"
             )
-        rotary, growth = Rotary.of(build, config, neighbours=True), _growth(config, build)
+        rotary, growth = Rotary.from_config(build, config, interleaved=True), _growth(config, build)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
-            chosen=1,
-            kind=config.hidden_act,
+            top_k=1,
+            activation=config.hidden_act,
             renormalize=False,
             scores="sigmoid",
             shared=config.intermediate_size,
@@ -74,12 +74,12 @@ class Llama4ForCausalLM(CausalLM):
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             turned, bias = bool(config.no_rope_layers[index]), config.attention_bias
-            shape = AttentionSizes.of(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
+            shape = AttentionSizes.from_config(config, chunk=_chunk(config, index), bias=bias, output_bias=bias)
             attention = Llama4Attention(build, shape, rotary if turned else None)
             attention.growth = None if turned else growth
             if turned and config.use_qk_norm:
-                attention.q_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, weighed=False)
-                attention.k_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, weighed=False)
+                attention.q_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, has_weight=False)
+                attention.k_norm = RMSNorm(build, shape.head_dim, config.rms_norm_eps, has_weight=False)
             mlp: nn.Module
             if index in config.moe_layers:
                 mlp = ScaledMoE(build, mixture)
@@ -88,7 +88,7 @@ class Llama4ForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:
@@ -128,8 +128,8 @@ def _chunk(config: Any, index: int) -> int | None:
     return int(chunk)
 
 
-def _growth(config: Any, build: BuildContext) -> Growth | None:
+def _growth(config: Any, build: BuildContext) -> PositionScaling | None:
     """One for all layers that turn nothing; None: no position that is served has another factor than 1."""
     if not config.attn_temperature_tuning or build.max_model_len < config.floor_scale:
         return None
-    return Growth(build, float(config.attn_scale), int(config.floor_scale), shift=1)
+    return PositionScaling(build, float(config.attn_scale), int(config.floor_scale), shift=1)

@@ -6,7 +6,7 @@ from typing import Any
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, DecoderTrunk
 from quintet.layers.linear import LMHead
-from quintet.layers.ssm.mamba import Channels, Mamba1
+from quintet.layers.ssm.mamba import Mamba1, Mamba1Sizes
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mamba2
 
@@ -22,20 +22,20 @@ class MambaForCausalLM(CausalLM):
         super().__init__(build)
         check_silu(config)
         mamba2.say_rounded(config, build)
-        shape = Channels(
+        shape = Mamba1Sizes(
             hidden=config.hidden_size,
             inner=config.intermediate_size,
             state=config.state_size,
-            rank=math.ceil(config.hidden_size / 16) if config.time_step_rank == "auto" else config.time_step_rank,
-            taps=config.conv_kernel,
+            dt_rank=math.ceil(config.hidden_size / 16) if config.time_step_rank == "auto" else config.time_step_rank,
+            conv_kernel=config.conv_kernel,
             conv_bias=config.use_conv_bias,
             bias=config.use_bias,
             norm_eps=getattr(config, "mixer_rms_eps", None),
-            weighed=False,
+            norm_has_weight=False,
         )
 
         def block(config: Any, build: BuildContext, index: int) -> mamba2.Mamba2Block:
             return mamba2.Mamba2Block(config, build, Mamba1(build, shape))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

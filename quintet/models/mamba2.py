@@ -56,17 +56,17 @@ class Mamba2ForCausalLM(CausalLM):
                 head_dim=config.head_dim,
                 groups=config.n_groups,
                 state=config.state_size,
-                taps=config.conv_kernel,
+                conv_kernel=config.conv_kernel,
                 eps=config.layer_norm_epsilon,
                 conv_bias=config.use_conv_bias,
                 bias=config.use_bias,
                 output_bias=config.use_bias,
-                least=least(config),
+                dt_min=least(config),
             )
             return Mamba2Block(config, build, Mamba2(build, shape))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def say_rounded(config: Any, build: BuildContext) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quintet.layers.attention.mla import Latent, LatentAttention
+from quintet.layers.attention.mla import LatentAttention, MLASizes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, DecoderTrunk, rounded
 from quintet.layers.linear import LMHead
@@ -27,7 +27,7 @@ class MiniCPM3ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        shape = Latent.of(config)
+        shape = MLASizes.from_config(config)
         rotary = Rotary(build, config.qk_rope_head_dim, config.rope_parameters, config.max_position_embeddings)
 
         def block(config: Any, build: BuildContext, index: int) -> MiniCPM3DecoderLayer:
@@ -35,7 +35,7 @@ class MiniCPM3ForCausalLM(CausalLM):
             return MiniCPM3DecoderLayer(config, build, LatentAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block, rounded(config.scale_emb, build.dtype))
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._factor = build.ops.take("scale"), config.dim_model_base / config.hidden_size
 
     def head(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.moe import MoE, unstacked
 from quintet.layers.rope import Rotary, head_dim
-from quintet.layers.ssm.lightning import LightningAttention, slowing
+from quintet.layers.ssm.lightning import LightningAttention, decay_rates
 from quintet.layers.ssm.short_conv import check_silu
 from quintet.models import mixtral
 
@@ -60,14 +60,16 @@ class MiniMaxForCausalLM(CausalLM):
             attention: nn.Module
             kind = config.layer_types[index]
             if kind == "linear_attention":
-                rates = slowing(config.num_attention_heads, index, config.num_hidden_layers)
-                attention = LightningAttention(build, AttentionSizes.of(config), rates, EPS)
+                rates = decay_rates(config.num_attention_heads, index, config.num_hidden_layers)
+                attention = LightningAttention(build, AttentionSizes.from_config(config), rates, EPS)
                 factors = config.linear_attn_alpha_factor, config.linear_attn_beta_factor
             else:
-                attention = SelfAttention(build, AttentionSizes.of(config, window=config.sliding_window), rotary)
+                attention = SelfAttention(
+                    build, AttentionSizes.from_config(config, window=config.sliding_window), rotary
+                )
                 factors = config.full_attn_alpha_factor, config.full_attn_beta_factor
             mlp = config.mlp_alpha_factor, config.mlp_beta_factor
             return MiniMaxDecoderLayer(config, build, attention, MoE(build, mixture)).scaled_by(build, factors, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

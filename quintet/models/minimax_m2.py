@@ -21,24 +21,24 @@ class MiniMaxM2ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
         queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
         mixture = MoESizes(
             hidden=config.hidden_size,
             width=config.intermediate_size,
             experts=config.num_local_experts,
-            chosen=config.num_experts_per_tok,
-            kind=config.hidden_act,
+            top_k=config.num_experts_per_tok,
+            activation=config.hidden_act,
             renormalize=True,
             scores="sigmoid",
             bias="e_score_correction_bias",
         )
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, AttentionSizes.of(config), rotary)
+            attention = SelfAttention(build, AttentionSizes.from_config(config), rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

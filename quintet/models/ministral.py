@@ -15,10 +15,10 @@ class MinistralForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, window=layer_window(config, index))
+            shape = AttentionSizes.from_config(config, window=layer_window(config, index))
             mlp = GatedMLP(
                 build,
                 config.hidden_size,
@@ -29,4 +29,4 @@ class MinistralForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -11,4 +11,4 @@ class MistralForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        super().__init__(config, build, AttentionSizes.of(config, window=config.sliding_window))
+        super().__init__(config, build, AttentionSizes.from_config(config, window=config.sliding_window))

@@ -19,8 +19,8 @@ def mixture_of(config: Any) -> MoESizes:
         hidden=config.hidden_size,
         width=config.intermediate_size,
         experts=config.num_local_experts,
-        chosen=config.num_experts_per_tok,
-        kind=config.hidden_act,
+        top_k=config.num_experts_per_tok,
+        activation=config.hidden_act,
         renormalize=True,
     )
 
@@ -32,15 +32,15 @@ class MixtralForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         mixture = mixture_of(config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, window=config.sliding_window)
+            shape = AttentionSizes.from_config(config, window=config.sliding_window)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), MoE(build, mixture))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     @staticmethod
     def canonical(name: str) -> str:

@@ -9,7 +9,7 @@ from quintet.interface.types import Batch, Outputs
 from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
-from quintet.layers.encoder import Encoder, gated_mlp, heads
+from quintet.layers.encoder import Encoder, encoder_attention_sizes, gated_mlp
 from quintet.layers.layer_state import StepState
 from quintet.layers.norm import LayerNorm
 from quintet.layers.rope import Rotary, head_dim
@@ -25,7 +25,9 @@ class ModernBertEncoderLayer(nn.Module):
         # of so many tokens to each side
         window = config.sliding_window + 1 if config.layer_types[index] == "sliding_attention" else None
         self.attention_norm = LayerNorm(build, width, config.norm_eps, parts) if index else None
-        self.attention = SelfAttention(build, heads(config, config.attention_bias, window=window), rotary)
+        self.attention = SelfAttention(
+            build, encoder_attention_sizes(config, config.attention_bias, window=window), rotary
+        )
         self.mlp_norm = LayerNorm(build, width, config.norm_eps, parts)
         self.mlp = gated_mlp(config, build, config.hidden_activation, (config.mlp_bias, config.mlp_bias))
 

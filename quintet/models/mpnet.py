@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.relative_bias import FURTHEST, RelativeAttention, RelativeBias, by_distance
+from quintet.layers.attention.relative_bias import FURTHEST, RelativeAttention, RelativeBias, bias_by_distance
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
-from quintet.layers.encoder import Encoder, PostNorm, eps, heads, plain_mlp
+from quintet.layers.encoder import Encoder, PostNormEncoderBlock, encoder_attention_sizes, eps, plain_mlp
 from quintet.layers.rope import Rotary
 from quintet.layers.weight_transform import TransformedTensor
 from quintet.models.bert import NAMES
@@ -32,13 +32,13 @@ class MPNetModel(Encoder):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         config.type_vocab_size = 0
-        bias = RelativeBias(build, heads(config))
+        bias = RelativeBias(build, encoder_attention_sizes(config))
         self._bias = (bias,)  # blocks are built before modules can be named
         super().__init__(config, build)
         self.distances = bias
 
     @classmethod
-    def length(cls, config: Any) -> int | None:
+    def max_text_length(cls, config: Any) -> int | None:
         count: int = config.max_position_embeddings - FIRST
         return count
 
@@ -47,8 +47,8 @@ class MPNetModel(Encoder):
 
     def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
         (bias,) = self._bias
-        attention = RelativeAttention(build, heads(config), bias)
-        return PostNorm(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
+        attention = RelativeAttention(build, encoder_attention_sizes(config), bias)
+        return PostNormEncoderBlock(build, attention, plain_mlp(config, build), config.hidden_size, eps(config))
 
     def gathered(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
         """Expands the biases of buckets of distances to one bias for each distance."""
@@ -57,5 +57,5 @@ class MPNetModel(Encoder):
             learned = found.pop(LEARNED)
             if len(learned.shape) != 2:
                 raise ValueError(f"{LEARNED} is {list(learned.shape)}, and must be [buckets, heads]; fetch it anew")
-            found[TABLE] = TransformedTensor(learned, by_distance, becomes=(learned.shape[1], 2 * FURTHEST + 1))
+            found[TABLE] = TransformedTensor(learned, bias_by_distance, new_shape=(learned.shape[1], 2 * FURTHEST + 1))
         return found

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from quintet.layers.attention.attention import AttentionSizes, ClippedAttention
-from quintet.layers.blocks import NamedTrunk, SerialBlock, slopes
+from quintet.layers.blocks import NamedTrunk, SerialBlock, alibi_slopes
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
 from quintet.layers.embedding import VocabParallelEmbedding
@@ -26,13 +26,18 @@ class MptForCausalLM(CausalLM):
         hidden, heads, said = config.hidden_size, config.num_attention_heads, config.attn_config
         norm = partial(LayerNorm, build, hidden, config.layer_norm_epsilon, ("weight",))
         stored = CheckpointLayout(fused="Wqkv")
-        shape = AttentionSizes.of(
-            config, kv_heads=heads, scale=said.softmax_scale, output="out_proj", stored=stored, alibi=slopes(heads)
+        shape = AttentionSizes.from_config(
+            config,
+            kv_heads=heads,
+            scale=said.softmax_scale,
+            output="out_proj",
+            stored=stored,
+            alibi=alibi_slopes(heads),
         )
 
         def block() -> SerialBlock:
             attention = ClippedAttention(build, shape, None)
-            attention.most = said.clip_qkv
+            attention.clip_qkv = said.clip_qkv
             mlp = MLP(build, (hidden, 4 * hidden), "gelu", ("up_proj", "down_proj"), bias=False)
             return SerialBlock(build, {"norm_1": norm(), "attn": attention, "norm_2": norm(), "ffn": mlp})
 
@@ -42,7 +47,7 @@ class MptForCausalLM(CausalLM):
             "norm_f": norm(),
         }
         self.transformer = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, "transformer.wte")
+        self.lm_head = LMHead.from_config(build, config, "transformer.wte")
 
 
 def _refuse(config: Any) -> None:

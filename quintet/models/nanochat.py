@@ -31,13 +31,13 @@ class NanoChatForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
-        rotary = Backwards.of(build, config)
+        rotary = Backwards.from_config(build, config)
 
         def norm(width: int) -> RMSNorm:
-            return RMSNorm(build, width, config.rms_norm_eps, weighed=False)
+            return RMSNorm(build, width, config.rms_norm_eps, has_weight=False)
 
         def block() -> SerialBlock:
-            attention = Turned(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
+            attention = Turned(build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary)
             attention.q_norm, attention.k_norm = norm(head_dim(config)), norm(head_dim(config))
             parts = {
                 "input_layernorm": norm(hidden),
@@ -54,7 +54,7 @@ class NanoChatForCausalLM(CausalLM):
             "norm": norm(hidden),
         }
         self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
         self._ops, self._softcap = build.ops.take("softcap"), config.final_logit_softcapping
 
     def head(self, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class NemotronHForCausalLM(CausalLM):
             if what == "linear_attention":
                 return mamba2.Mamba2Block(config, build, Mamba2(build, spaces(config)))
             if what == "full_attention":
-                return mamba2.Mamba2Block(config, build, SelfAttention(build, AttentionSizes.of(config), None))
+                return mamba2.Mamba2Block(config, build, SelfAttention(build, AttentionSizes.from_config(config), None))
             if what == "moe":
                 mixer = UngatedMoE(build, mixture(config), config.moe_latent_size, bias)
             else:
@@ -55,7 +55,7 @@ class NemotronHForCausalLM(CausalLM):
             return NemotronHFeedForward(config, build, mixer)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def mixture(config: Any) -> MoESizes:
@@ -64,13 +64,13 @@ def mixture(config: Any) -> MoESizes:
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.n_routed_experts,
-        chosen=config.num_experts_per_tok,
-        kind=config.mlp_hidden_act,
+        top_k=config.num_experts_per_tok,
+        activation=config.mlp_hidden_act,
         renormalize=config.norm_topk_prob,
         scores="sigmoid",
         bias="gate.e_score_correction_bias",
         groups=config.n_group,
-        kept=config.topk_group,
+        top_k_groups=config.topk_group,
         scale=config.routed_scaling_factor,
         shared=config.moe_shared_expert_intermediate_size,
     )
@@ -84,10 +84,10 @@ def spaces(config: Any) -> Mamba2Sizes:
         head_dim=config.mamba_head_dim,
         groups=config.n_groups,
         state=config.ssm_state_size,
-        taps=config.conv_kernel,
+        conv_kernel=config.conv_kernel,
         eps=config.layer_norm_epsilon,
         conv_bias=config.use_conv_bias,
         bias=config.use_bias,
         output_bias=config.use_bias,
-        least=config.time_step_min,
+        dt_min=config.time_step_min,
     )

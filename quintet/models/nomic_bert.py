@@ -7,7 +7,7 @@ from torch import nn
 from quintet.layers.attention.attention import SelfAttention
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
-from quintet.layers.encoder import Encoder, PostNorm, eps, gated_mlp, heads
+from quintet.layers.encoder import Encoder, PostNormEncoderBlock, encoder_attention_sizes, eps, gated_mlp
 from quintet.layers.rope import Rotary
 
 
@@ -37,9 +37,9 @@ class NomicBertModel(Encoder):
         return None
 
     def rotary(self, config: Any, build: BuildContext) -> Rotary | None:
-        return Rotary.of(build, config)
+        return Rotary.from_config(build, config)
 
     def block(self, config: Any, build: BuildContext, index: int, rotary: Rotary | None) -> nn.Module:
-        attention = SelfAttention(build, heads(config, bias=False), rotary)
+        attention = SelfAttention(build, encoder_attention_sizes(config, bias=False), rotary)
         mlp = gated_mlp(config, build, config.hidden_act)
-        return PostNorm(build, attention, mlp, config.hidden_size, eps(config))
+        return PostNormEncoderBlock(build, attention, mlp, config.hidden_size, eps(config))

@@ -22,11 +22,13 @@ class OlmoForCausalLM(CausalLM):
         super().__init__(build)
         hidden, biased = config.hidden_size, config.attention_bias
         norm = partial(LayerNorm, build, hidden, EPS, ())
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
-            attention = ClippedAttention(build, AttentionSizes.of(config, bias=biased, output_bias=biased), rotary)
-            attention.most = config.clip_qkv
+            attention = ClippedAttention(
+                build, AttentionSizes.from_config(config, bias=biased, output_bias=biased), rotary
+            )
+            attention.clip_qkv = config.clip_qkv
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": attention,
@@ -36,4 +38,4 @@ class OlmoForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -26,7 +26,7 @@ class Olmo2ForCausalLM(CausalLM):
 
         def block(config: Any, build: BuildContext, index: int) -> PostNormBlock:
             window, rotary = attend(index)
-            shape = AttentionSizes.of(config, bias=biased, output_bias=biased, window=window)
+            shape = AttentionSizes.from_config(config, bias=biased, output_bias=biased, window=window)
             attention = SelfAttention(build, shape, rotary)
             attention.q_norm = ShardedRMSNorm(build, queries.times(head_dim(config)), config.rms_norm_eps)
             attention.k_norm = ShardedRMSNorm(build, keys.times(head_dim(config)), config.rms_norm_eps)
@@ -39,12 +39,12 @@ class Olmo2ForCausalLM(CausalLM):
             return PostNormBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
     def _feed(self, config: Any, build: BuildContext) -> nn.Module:
         return GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
 
     def _attending(self, config: Any, build: BuildContext) -> Any:
         """A layer's number -> its window, and what turns its heads."""
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
         return lambda index: (None, rotary)

@@ -5,14 +5,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext, Layer, even, whole
-from quintet.layers.decoder import CausalLM, through, wanted_rows
+from quintet.layers.build import BuildContext, Layer, even_shards, replicated
+from quintet.layers.decoder import CausalLM, run_layers, select_output_rows
 from quintet.layers.embedding import PositionEmbedding, VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import ColumnParallelLinear, LMHead, columns, rows
-from quintet.layers.mlp import known
+from quintet.layers.linear import ColumnParallelLinear, LMHead, column_parallel, row_parallel
+from quintet.layers.mlp import activation_name
 from quintet.layers.norm import LayerNorm
-from quintet.layers.pipeline import Stage, without
+from quintet.layers.pipeline import Stage, drop_other_layers
 
 EPS = 1e-5  # of every norm
 FIRST_ROW = 2  # of the position table; the rows before it are never looked up
@@ -28,7 +28,7 @@ class OPTDecoderLayer(Layer):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build, "add", "activate")
-        hidden, bias, inner = config.hidden_size, config.enable_bias, even(config.ffn_dim, build.size)
+        hidden, bias, inner = config.hidden_size, config.enable_bias, even_shards(config.ffn_dim, build.size)
         shape = AttentionSizes(
             hidden=hidden,
             heads=config.num_attention_heads,
@@ -40,10 +40,10 @@ class OPTDecoderLayer(Layer):
         )
         self.self_attn = SelfAttention(build, shape, None)
         self.self_attn_layer_norm = _norm(config, build)
-        self.fc1 = columns(build, hidden, {"fc1": inner}, bias)
-        self.fc2 = rows(build, inner, ("fc2", hidden), bias)
+        self.fc1 = column_parallel(build, hidden, {"fc1": inner}, bias)
+        self.fc2 = row_parallel(build, inner, ("fc2", hidden), bias)
         self.final_layer_norm = _norm(config, build)
-        self._kind, self._before = known(config.activation_function), config.do_layer_norm_before
+        self._kind, self._before = activation_name(config.activation_function), config.do_layer_norm_before
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         add = self.ops.add
@@ -86,20 +86,20 @@ class OPTDecoder(nn.Module):
     def keep(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
         before, after = ["embed_tokens", "embed_positions", "project_in"], ["final_layer_norm", "project_out"]
-        without(self, stage, before, "layers", after)
+        drop_other_layers(self, stage, before, "layers", after)
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         batch, stage, x = cache.batch, self._build.stage, None
         if stage.first:
-            x = self._ops.add(self.project_in(self.embed_tokens.of(batch)), self.embed_positions(batch.positions))
-        x, taps = through(self.layers, x, cache, self._build)
+            x = self._ops.add(self.project_in(self.embed_tokens.embed(batch)), self.embed_positions(batch.positions))
+        x, taps = run_layers(self.layers, x, cache, self._build)
         if stage.last:
-            x = self.project_out(self.final_layer_norm(wanted_rows(x, batch, self._ops)))
+            x = self.project_out(self.final_layer_norm(select_output_rows(x, batch, self._ops)))
         return x, taps
 
 
 def _projection(build: BuildContext, inputs: int, name: str, outputs: int) -> ColumnParallelLinear:
-    return columns(build, inputs, {name: whole(outputs, build.size)})
+    return column_parallel(build, inputs, {name: replicated(outputs, build.size)})
 
 
 class OPTForCausalLM(CausalLM):

@@ -27,12 +27,12 @@ class PersimmonForCausalLM(CausalLM):
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
         norm = partial(LayerNorm, build, hidden, eps)
-        rotary = Rotary.of(build, config, partial=True)
-        stored = CheckpointLayout(fused="query_key_value", strips=config.num_attention_heads)
+        rotary = Rotary.from_config(build, config, partial=True)
+        stored = CheckpointLayout(fused="query_key_value", num_strips=config.num_attention_heads)
         names = "dense_h_to_4h", "dense_4h_to_h"
 
         def block() -> SerialBlock:
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config, kv_heads=config.num_attention_heads, bias=True, output_bias=True, output="dense", stored=stored
             )
             attention = SelfAttention(build, shape, rotary)
@@ -53,4 +53,4 @@ class PersimmonForCausalLM(CausalLM):
             "final_layernorm": norm(),
         }
         self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -26,12 +26,12 @@ class PhiForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
         norm = partial(LayerNorm, build, hidden, eps)
 
         def block() -> ParallelBlock:
             attention = SelfAttention(
-                build, AttentionSizes.of(config, bias=True, output_bias=True, output="dense"), rotary
+                build, AttentionSizes.from_config(config, bias=True, output_bias=True, output="dense"), rotary
             )
             if config.qk_layernorm:
                 attention.q_norm = LayerNorm(build, head_dim(config), eps)
@@ -45,4 +45,4 @@ class PhiForCausalLM(CausalLM):
             "final_layernorm": norm(),
         }
         self.model = NamedTrunk(build, parts)
-        self.lm_head = LMHead.of(build, config, bias=True)
+        self.lm_head = LMHead.from_config(build, config, bias=True)

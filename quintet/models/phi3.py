@@ -15,13 +15,15 @@ class Phi3ForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, window=config.sliding_window, stored=CheckpointLayout(fused="qkv_proj"))
+            shape = AttentionSizes.from_config(
+                config, window=config.sliding_window, stored=CheckpointLayout(fused="qkv_proj")
+            )
             fused = CheckpointLayout(fused="gate_up_proj")
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, stored=fused)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -30,8 +30,8 @@ class PhimoeForCausalLM(CausalLM):
             hidden=hidden,
             width=config.intermediate_size,
             experts=config.num_local_experts,
-            chosen=2,
-            kind=config.hidden_act,
+            top_k=2,
+            activation=config.hidden_act,
             renormalize=False,
             margin=2 * config.router_jitter_noise,
         )
@@ -41,7 +41,7 @@ class PhimoeForCausalLM(CausalLM):
             return LayerNorm(build, hidden, config.rms_norm_eps)
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
-            shape = AttentionSizes.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            shape = AttentionSizes.from_config(config, bias=bias, output_bias=bias, window=config.sliding_window)
             parts = {
                 "input_layernorm": norm(),
                 "self_attn": SelfAttention(build, shape, rotary),
@@ -51,7 +51,7 @@ class PhimoeForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config, bias=config.lm_head_bias)
+        self.lm_head = LMHead.from_config(build, config, bias=config.lm_head_bias)
 
     @staticmethod
     def canonical(name: str) -> str:

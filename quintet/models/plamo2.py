@@ -12,7 +12,7 @@ from quintet.layers.linear import CheckpointLayout, LMHead
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
-from quintet.layers.ssm.plamo import HeadRMSNorm, Steered, SteeredMamba2
+from quintet.layers.ssm.plamo import HeadRMSNorm, PlamoMamba2, PlamoMamba2Sizes
 
 QK_EPS = 1e-6  # of the norms of heads, whatever the others have
 RENAMED = {
@@ -55,13 +55,13 @@ class Plamo2ForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse(config, "use_predefined_initial_state", "eval_attention_n_bit", "eval_mlp_n_bit")
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> Plamo2DecoderLayer:
             if config.layer_types[index] == "linear_attention":
-                return Plamo2DecoderLayer(config, build, SteeredMamba2(build, steered(config)))
+                return Plamo2DecoderLayer(config, build, PlamoMamba2(build, steered(config)))
             window = config.attention_window_size + 1
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config,
                 window=None if config.layer_types[index] == "full_attention" else window,
                 stored=CheckpointLayout(fused="qkv_proj"),
@@ -74,17 +74,17 @@ class Plamo2ForCausalLM(CausalLM):
 
         norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
         self.model = DecoderTrunk(config, build, block, norm=norm)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
-def steered(config: Any) -> Steered:
+def steered(config: Any) -> PlamoMamba2Sizes:
     """The sizes of a state space."""
-    return Steered(
+    return PlamoMamba2Sizes(
         hidden=config.hidden_size,
         heads=config.mamba_num_heads,
         head_dim=config.head_dim,
         state=config.mamba_d_state,
-        rank=max(64, config.hidden_size // 16),
-        taps=config.mamba_d_conv,
+        dt_rank=max(64, config.hidden_size // 16),
+        conv_kernel=config.mamba_d_conv,
         eps=config.rms_norm_eps,
     )

@@ -16,12 +16,12 @@ class Qwen2ForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse_long_chunks(config, build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=True)
+            shape = AttentionSizes.from_config(config, window=layer_window(config, index), bias=True)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act)
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -22,10 +22,10 @@ class Qwen2MoeForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse_long_chunks(config, build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, window=layer_window(config, index), bias=config.qkv_bias)
+            shape = AttentionSizes.from_config(config, window=layer_window(config, index), bias=config.qkv_bias)
             mlp: nn.Module
             if mixes(config, index):
                 mlp = SharedMoE(build, mixture(config), config.shared_expert_intermediate_size)
@@ -34,4 +34,4 @@ class Qwen2MoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -22,10 +22,10 @@ class Qwen3MoeForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         refuse_long_chunks(config, build)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(
+            shape = AttentionSizes.from_config(
                 config,
                 window=config.sliding_window,
                 bias=config.attention_bias,
@@ -42,7 +42,7 @@ class Qwen3MoeForCausalLM(CausalLM):
             return PreNormBlock(config, build, attention, mlp)
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def mixes(config: Any, index: int) -> bool:
@@ -58,7 +58,7 @@ def mixture(config: Any) -> MoESizes:
         hidden=config.hidden_size,
         width=config.moe_intermediate_size,
         experts=config.num_experts,
-        chosen=config.num_experts_per_tok,
-        kind=config.hidden_act,
+        top_k=config.num_experts_per_tok,
+        activation=config.hidden_act,
         renormalize=getattr(config, "norm_topk_prob", True),
     )

@@ -30,12 +30,12 @@ class Qwen3NextForCausalLM(CausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
         config = getattr(config, "text_config", config)
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
             mixer: nn.Module
             if config.layer_types[index] == "linear_attention":
-                mixer = DeltaNet(build, deltas(config), apart=config.model_type != "qwen3_next")
+                mixer = DeltaNet(build, deltas(config), separate_tensors=config.model_type != "qwen3_next")
             else:
                 mixer = attention(config, build, rotary)
             mlp: nn.Module
@@ -47,7 +47,7 @@ class Qwen3NextForCausalLM(CausalLM):
 
         norm = RMSNorm(build, config.hidden_size, config.rms_norm_eps, 1.0)
         self.model = DecoderTrunk(config, build, block, norm=norm)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
 
 def deltas(config: Any) -> DeltaNetSizes:
@@ -59,7 +59,7 @@ def deltas(config: Any) -> DeltaNetSizes:
         heads=config.linear_num_value_heads,
         key_dim=config.linear_key_head_dim,
         value_dim=config.linear_value_head_dim,
-        taps=config.linear_conv_kernel_dim,
+        conv_kernel=config.linear_conv_kernel_dim,
         eps=config.rms_norm_eps,
     )
 
@@ -67,7 +67,7 @@ def deltas(config: Any) -> DeltaNetSizes:
 def attention(config: Any, build: BuildContext, rotary: Rotary) -> GatedAttention:
     """Builds gated attention with norms on the heads of q and k."""
     bias = config.attention_bias
-    made = GatedAttention(build, AttentionSizes.of(config, bias=bias, output_bias=bias), rotary)
+    made = GatedAttention(build, AttentionSizes.from_config(config, bias=bias, output_bias=bias), rotary)
     made.q_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
     made.k_norm = RMSNorm(build, config.head_dim, config.rms_norm_eps, 1.0)
     return made

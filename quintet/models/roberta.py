@@ -26,7 +26,7 @@ class RobertaModel(Encoder):
     prefixes = ("roberta.", "camembert.")
 
     @classmethod
-    def length(cls, config: Any) -> int | None:
+    def max_text_length(cls, config: Any) -> int | None:
         count: int = config.max_position_embeddings - _first(config)
         return count
 

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.build import BuildContext, split_heads
-from quintet.layers.decoder import CausalLM, across, refuse
+from quintet.layers.decoder import CausalLM, refuse, run_residual_layers
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import StepState
 from quintet.layers.linear import LMHead
 from quintet.layers.norm import LayerNorm
-from quintet.layers.pipeline import Stage, without
-from quintet.layers.ssm.rwkv import ChannelMix, RWKV7Sizes, TimeMix
+from quintet.layers.pipeline import Stage, drop_other_layers
+from quintet.layers.ssm.rwkv import RWKV7ChannelMix, RWKV7Sizes, RWKV7TimeMix
 
 RENAMED = {"model.layers.0.pre_norm.": "model.pre_norm."}
 
@@ -21,7 +21,9 @@ RENAMED = {"model.layers.0.pre_norm.": "model.pre_norm."}
 class RWKV7Block(nn.Module):
     """Norm, rule, norm, feed-forward."""
 
-    def __init__(self, build: BuildContext, norms: tuple[LayerNorm, LayerNorm], attn: TimeMix, ffn: ChannelMix) -> None:
+    def __init__(
+        self, build: BuildContext, norms: tuple[LayerNorm, LayerNorm], attn: RWKV7TimeMix, ffn: RWKV7ChannelMix
+    ) -> None:
         super().__init__()
         self.attn_norm, self.ffn_norm = norms
         self.attn, self.ffn = attn, ffn
@@ -49,8 +51,8 @@ class RWKV7Model(nn.Module):
         shape = RWKV7Sizes(hidden, hidden // dim, dim, dim * config.norm_eps, ranks)
 
         def block(index: int) -> RWKV7Block:
-            ffn = ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
-            return RWKV7Block(build, (norm(), norm()), TimeMix(build, shape, index == 0), ffn)
+            ffn = RWKV7ChannelMix(build, hidden, config.intermediate_size, config.hidden_act)
+            return RWKV7Block(build, (norm(), norm()), RWKV7TimeMix(build, shape, index == 0), ffn)
 
         self.embeddings = VocabParallelEmbedding(build, config.vocab_size, hidden)
         self.pre_norm = norm() if config.norm_first else None
@@ -67,15 +69,15 @@ class RWKV7Model(nn.Module):
 
     def keep(self, stage: Stage) -> None:
         """Drops the parts of other pipeline stages."""
-        without(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
+        drop_other_layers(self, stage, ["embeddings", "pre_norm"], "layers", ["norm"])
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, x, values = self._build, None, cache.shared_tensors(self._build.dtype, self.reads)
         if build.stage.first:
-            x = self.embeddings.of(cache.batch)
+            x = self.embeddings.embed(cache.batch)
             x = x if self.pre_norm is None else self.pre_norm(x)
         layers = [functools.partial(layer, values) for layer in self.layers]
-        out = across(layers, self.norm, x, cache, build)
+        out = run_residual_layers(layers, self.norm, x, cache, build)
         cache.send_shared(values)
         return out
 
@@ -92,9 +94,9 @@ class RWKV7ForCausalLM(CausalLM):
         if any(width != config.hidden_size for width in config.value_dim):
             raise ValueError(f"rwkv7 with value_dim={config.value_dim} is not supported: values are as wide as keys")
         self.model = RWKV7Model(config, build)
-        self.lm_head = LMHead.of(build, config, "model.embeddings")
+        self.lm_head = LMHead.from_config(build, config, "model.embeddings")
 
-    def reads(self, at: int) -> tuple[int, ...]:
+    def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """The first layer's values."""
         return self.model.reads
 

@@ -11,5 +11,5 @@ class SeedOssForCausalLM(LlamaForCausalLM):
     """The same blocks."""
 
     def __init__(self, config: Any, build: BuildContext) -> None:
-        shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_out_bias)
+        shape = AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_out_bias)
         super().__init__(config, build, shape)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.layers.build import BuildContext
-from quintet.layers.decoder import BlockFactory, DecoderTrunk, across
+from quintet.layers.decoder import BlockFactory, DecoderTrunk, run_residual_layers
 from quintet.layers.layer_state import StepState
 from quintet.models.llama import LlamaForCausalLM
 
@@ -48,8 +48,8 @@ class SolarModel(DecoderTrunk):
             return x
 
         joints = {index: joint for each in (*self._kept, *self._mixed) for index in each}
-        x = self.embed_tokens.of(cache.batch) if stage.first else None
-        out = across(self.layers, self.norm, x, cache, build, joints)
+        x = self.embed_tokens.embed(cache.batch) if stage.first else None
+        out = run_residual_layers(self.layers, self.norm, x, cache, build, joints)
         cache.send_shared(kept[which] for which in self._awaited(stage.stop))
         return out
 
@@ -90,6 +90,6 @@ class SolarForCausalLM(LlamaForCausalLM):
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(config, build, trunk=SolarModel)
 
-    def reads(self, at: int) -> tuple[int, ...]:
+    def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """Widths of the kept inputs that layers from here on mix in."""
         return self.model.reads(at)

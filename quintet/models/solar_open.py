@@ -18,11 +18,11 @@ class SolarOpenForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary, mixture = Rotary.of(build, config), grouped(config)
+        rotary, mixture = Rotary.from_config(build, config), grouped(config)
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.attention_bias), rotary)
+            attention = SelfAttention(build, AttentionSizes.from_config(config, bias=config.attention_bias), rotary)
             return PreNormBlock(config, build, attention, MoE(build, mixture))
 
         self.model = DecoderTrunk(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -24,10 +24,10 @@ class StableLmForCausalLM(CausalLM):
         super().__init__(build)
         hidden, eps = config.hidden_size, config.layer_norm_eps
         norm = partial(LayerNorm, build, hidden, eps)
-        rotary = Rotary.of(build, config, partial=True)
+        rotary = Rotary.from_config(build, config, partial=True)
 
         def block(config: Any, build: BuildContext, index: int) -> NamedParts:
-            attention = SelfAttention(build, AttentionSizes.of(config, bias=config.use_qkv_bias), rotary)
+            attention = SelfAttention(build, AttentionSizes.from_config(config, bias=config.use_qkv_bias), rotary)
             if config.qk_layernorm:
                 queries, keys = split_heads(config.num_attention_heads, config.num_key_value_heads, build.size)
                 attention.q_norm = HeadLayerNorm(build, queries, head_dim(config), eps, "norms.{}.weight")
@@ -39,4 +39,4 @@ class StableLmForCausalLM(CausalLM):
             return SerialBlock(build, {"input_layernorm": norm(), "self_attn": attention, **between, "mlp": mlp})
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

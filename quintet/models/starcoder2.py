@@ -20,10 +20,10 @@ class Starcoder2ForCausalLM(CausalLM):
         super().__init__(build)
         hidden, bias = config.hidden_size, config.use_bias
         norm = partial(LayerNorm, build, hidden, config.norm_epsilon)
-        rotary = Rotary.of(build, config)
+        rotary = Rotary.from_config(build, config)
 
         def block(config: Any, build: BuildContext, index: int) -> SerialBlock:
-            shape = AttentionSizes.of(config, bias=bias, output_bias=bias, window=config.sliding_window)
+            shape = AttentionSizes.from_config(config, bias=bias, output_bias=bias, window=config.sliding_window)
             sizes = hidden, config.intermediate_size
             parts = {
                 "input_layernorm": norm(),
@@ -34,4 +34,4 @@ class Starcoder2ForCausalLM(CausalLM):
             return SerialBlock(build, parts)
 
         self.model = DecoderTrunk(config, build, block, norm=norm())
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

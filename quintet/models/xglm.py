@@ -10,7 +10,7 @@ from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.blocks import NamedTrunk, SerialBlock
 from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, refuse
-from quintet.layers.embedding import Sinusoids, VocabParallelEmbedding
+from quintet.layers.embedding import SinusoidalPositionEmbedding, VocabParallelEmbedding
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import MLP
 from quintet.layers.norm import LayerNorm
@@ -32,7 +32,7 @@ class XGLMForCausalLM(CausalLM):
         refuse(config, "add_cross_attention")
         hidden = config.d_model
         norm = partial(LayerNorm, build, hidden, EPS)
-        shape = AttentionSizes.of(config, bias=True, output_bias=True, output="out_proj")
+        shape = AttentionSizes.from_config(config, bias=True, output_bias=True, output="out_proj")
 
         def block() -> SerialBlock:
             mlp = MLP(build, (hidden, config.ffn_dim), config.activation_function, ("fc1", "fc2"))
@@ -42,9 +42,9 @@ class XGLMForCausalLM(CausalLM):
 
         parts = {
             "embed_tokens": VocabParallelEmbedding(build, config.vocab_size, hidden),
-            "embed_positions": Sinusoids(build, config.max_position_embeddings, hidden, FIRST_ROW),
+            "embed_positions": SinusoidalPositionEmbedding(build, config.max_position_embeddings, hidden, FIRST_ROW),
             "layers": nn.ModuleList(block() for _ in range(config.num_layers)),
             "layer_norm": norm(),
         }
         self.model = NamedTrunk(build, parts, math.sqrt(hidden) if config.scale_embedding else 1.0)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

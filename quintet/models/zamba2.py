@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes
-from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, Use
-from quintet.layers.build import BuildContext, whole
-from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, across, refuse
+from quintet.layers.attention.shared_block import AdaptedAttention, AdaptedMLP, SharedBlock, SharedBlockUse
+from quintet.layers.build import BuildContext, replicated
+from quintet.layers.decoder import BlockFactory, CausalLM, DecoderTrunk, refuse, run_residual_layers
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import LMHead, columns
+from quintet.layers.linear import LMHead, column_parallel
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 from quintet.layers.ssm.mamba import Mamba2, Mamba2Sizes
@@ -30,7 +30,7 @@ class Zamba2DecoderLayer(nn.Module):
         self.mamba = Mamba2(build, spaces(config))
         self.shared_transformer, self._ops = shared, build.ops.take("add", "beside")
         if shared is not None:
-            self.linear = columns(build, hidden, {"linear": whole(hidden, build.size)})
+            self.linear = column_parallel(build, hidden, {"linear": replicated(hidden, build.size)})
 
     def forward(self, embedded: Tensor, x: Tensor, residual: Tensor | None, cache: StepState) -> tuple[Tensor, Tensor]:
         if self.shared_transformer is None:
@@ -50,9 +50,9 @@ class Zamba2Model(DecoderTrunk):
 
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         build, first = self._build, self._build.stage.first
-        embedded = self.embed_tokens.of(cache.batch) if first else cache.shared_tensors(build.dtype, self.reads)[0]
+        embedded = self.embed_tokens.embed(cache.batch) if first else cache.shared_tensors(build.dtype, self.reads)[0]
         layers = [functools.partial(layer, embedded) for layer in self.layers]
-        out = across(layers, self.norm, embedded if first else None, cache, build)
+        out = run_residual_layers(layers, self.norm, embedded if first else None, cache, build)
         cache.send_shared([embedded])
         return out
 
@@ -70,10 +70,11 @@ class Zamba2ForCausalLM(CausalLM):
             raise ValueError(
                 "zamba2 with tie_word_embeddings=False is not supported: transformers then shares no block"
             )
-        rotary, blocks = Rotary.of(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
+        rotary, blocks = Rotary.from_config(build, config) if config.use_mem_rope else None, dict[int, SharedBlock]()
         self.ignored_tensors = CausalLM.ignored_tensors
         shape = replace(
-            AttentionSizes.of(config, scale=(head_dim(config) / 2) ** -0.5), hidden=config.attention_hidden_size
+            AttentionSizes.from_config(config, scale=(head_dim(config) / 2) ** -0.5),
+            hidden=config.attention_hidden_size,
         )
         sizes, bias = (config.hidden_size, config.intermediate_size), config.add_bias_linear
 
@@ -81,7 +82,7 @@ class Zamba2ForCausalLM(CausalLM):
             number = config.hybrid_layer_ids.index(index)
             which = number % config.num_mem_blocks
             path = f"model.layers.{config.hybrid_layer_ids[which]}.shared_transformer"
-            use = Use(path, number, config.adapter_rank)
+            use = SharedBlockUse(path, number, config.adapter_rank)
             own = use if config.use_shared_attention_adapter else None
             norms = tuple(RMSNorm(build, width, config.rms_norm_eps) for width in (shape.hidden, sizes[0]))
             feed = AdaptedMLP(build, sizes, config.hidden_act, bias, use)
@@ -98,9 +99,9 @@ class Zamba2ForCausalLM(CausalLM):
         self.model = Zamba2Model(config, build, block)
         for index in config.hybrid_layer_ids[config.num_mem_blocks :]:  # files may hold what is shared again
             self.ignored_tensors = (*self.ignored_tensors, rf"model\.layers\.{index}\.shared_transformer\..*")
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)
 
-    def reads(self, at: int) -> tuple[int, ...]:
+    def shared_tensor_widths(self, at: int) -> tuple[int, ...]:
         """The embedding."""
         return self.model.reads
 
@@ -109,6 +110,6 @@ def spaces(config: Any) -> Mamba2Sizes:
     """The sizes of a state space."""
     return Mamba2Sizes(
         hidden=config.hidden_size, heads=config.n_mamba_heads, head_dim=config.mamba_headdim,
-        groups=config.mamba_ngroups, state=config.mamba_d_state, taps=config.mamba_d_conv, eps=1e-5,
-        bias=config.add_bias_linear, output_bias=config.add_bias_linear, least=config.time_step_min,
+        groups=config.mamba_ngroups, state=config.mamba_d_state, conv_kernel=config.mamba_d_conv, eps=1e-5,
+        bias=config.add_bias_linear, output_bias=config.add_bias_linear, dt_min=config.time_step_min,
     )  # fmt: skip

@@ -18,10 +18,10 @@ from quintet.ops import (
     states,
     streams,
 )
-from quintet.ops.registry import Choice, Op, Ops, bind
+from quintet.ops.registry import Op, Ops, ProviderChoice, bind
 
 __all__ = [
-    "Choice",
+    "ProviderChoice",
     "Op",
     "Ops",
     "activation",

@@ -31,7 +31,7 @@ def page_shape(spec: AttentionSpec) -> tuple[int, ...]:
     return 1 if spec.shared else 2, spec.kv_heads, spec.page_size, row_width(spec.head_dim, spec.cache_dtype)
 
 
-def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+def to_cache_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x [..., D] as rows of a cache.
 
     int8: the nearest multiples of the row's largest magnitude / 127, and behind them the bytes of that scale, which is
@@ -48,7 +48,7 @@ def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def widened(rows: Tensor, head_dim: int) -> Tensor:
+def from_cache_rows(rows: Tensor, head_dim: int) -> Tensor:
     """Undoes stored(): rows -> [..., D] in float32."""
     if rows.dtype != torch.int8:
         return rows.float()
@@ -65,7 +65,7 @@ def write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> T
     page_size, slots = kv.shape[3], context.group.slot_mapping
     pages = torch.div(slots, page_size, rounding_mode="floor")
     rows = k[:, None] if v is None else torch.stack([k, v], dim=1)
-    kv[pages, :, :, slots - pages * page_size] = stored(rows, kv.dtype)
+    kv[pages, :, :, slots - pages * page_size] = to_cache_rows(rows, kv.dtype)
     return kv
 
 
@@ -91,7 +91,7 @@ def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attention
     tokens = q.shape[0]
     rows = torch.index_select(group.block_table, 0, batch.token_to_seq)  # [T, N]
     cache = kv[rows].permute(0, 1, 4, 2, 3, 5).reshape(tokens, -1, kv.shape[1], spec.kv_heads, kv.shape[4])
-    wide = widened(cache, q.shape[2]).unbind(2)  # [T, S, Hkv, D] each
+    wide = from_cache_rows(cache, q.shape[2]).unbind(2)  # [T, S, Hkv, D] each
     k, v = wide[0], wide[-1][..., : spec.value_dim]
     places = torch.arange(k.shape[1], device=q.device)[None, :]
     if spec.causal:

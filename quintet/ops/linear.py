@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet.interface.weights import Matrix
-from quintet.ops.quantized import by_float8, by_integers, dequantized
+from quintet.ops.quantized import dequantized, float8_product, int8_product
 from quintet.ops.registry import Op
 
 KINDS = ("int8", "int4", "fp8", "w8a8", "w4a8", "fp8a8", "table4", "table8")  # of weights.Form, beside plain
@@ -29,5 +29,5 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, .
     if fmt.activations == 16:
         y = functional.linear(x.float(), dequantized(weight))
     else:
-        y = by_integers(x, weight) if fmt.dtype is None else by_float8(x, weight)
+        y = int8_product(x, weight) if fmt.dtype is None else float8_product(x, weight)
     return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -147,7 +147,7 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tens
         found: Tensor = grouped_linear.reference(inner, down, counts)
         return found
 
-    return mixed(x, weights, ids, gate_up.shape[0], serve)
+    return run_by_expert(x, weights, ids, gate_up.shape[0], serve)
 
 
 @Op
@@ -159,7 +159,7 @@ def ungated_experts(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, ids: T
         found: Tensor = grouped_linear.reference(inner, down, counts)
         return found
 
-    return mixed(x, weights, ids, up.shape[0], serve)
+    return run_by_expert(x, weights, ids, up.shape[0], serve)
 
 
 @Op
@@ -173,8 +173,8 @@ def quantized_experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor,
     for expert in range(len(down.values)):
         served = (ids == expert).nonzero(as_tuple=True)  # tokens, and the places that the expert has among theirs
         if len(served[0]):
-            inner = gated.reference(linear.reference(x[served[0]], one_of(gate_up, expert), None, (0,)), kind)
-            each[served] = linear.reference(inner, one_of(down, expert), None, (0,))
+            inner = gated.reference(linear.reference(x[served[0]], expert_matrix(gate_up, expert), None, (0,)), kind)
+            each[served] = linear.reference(inner, expert_matrix(down, expert), None, (0,))
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
@@ -205,7 +205,7 @@ def biased_experts(
 
     # an id outside of 0..E-1 adds nothing, and a bias is added to every row
     known = (ids >= 0) & (ids < len(down.values))
-    return mixed(x, torch.where(known, weights, 0.0), ids, len(down.values), serve)
+    return run_by_expert(x, torch.where(known, weights, 0.0), ids, len(down.values), serve)
 
 
 def clamped(both: Tensor, clamp: tuple[float, float]) -> Tensor:
@@ -223,13 +223,13 @@ def _grouped(x: Tensor, stack: Matrix, counts: Tensor) -> Tensor:
         return plain
     firsts = [0, *counts.cumsum(0).tolist()]
     served = [
-        linear.reference(x[first:last], one_of(stack, expert), None, (0,))
+        linear.reference(x[first:last], expert_matrix(stack, expert), None, (0,))
         for expert, (first, last) in enumerate(zip(firsts[:-1], firsts[1:], strict=True))
     ]
     return torch.cat([*served, x.new_zeros(len(x) - firsts[-1], served[0].shape[1])])
 
 
-def one_of(stack: Matrix, expert: int) -> Matrix:
+def expert_matrix(stack: Matrix, expert: int) -> Matrix:
     """A stack's matrix [N, K]."""
     values, scales, zeros, _, fmt, mins = stack
     rest = (None if each is None else each[expert] for each in (scales, zeros, mins))
@@ -237,7 +237,9 @@ def one_of(stack: Matrix, expert: int) -> Matrix:
     return Matrix(values[expert], scales, zeros, format=fmt, mins=mins)
 
 
-def mixed(x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def run_by_expert(
+    x: Tensor, weights: Tensor, ids: Tensor, num: int, serve: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """experts() around `serve`: rows [T k, D], sorted by expert, and counts [num] -> what comes out of each row."""
     k = ids.shape[1]
     flat = torch.where((ids >= 0) & (ids < num), ids, num).reshape(-1)  # [T k]; num: no expert here

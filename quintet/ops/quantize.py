@@ -15,7 +15,7 @@ from quintet.ops.quantized import MIDDLE
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
     """This rank's matrix, in the weight's format."""
-    return joined(canonicals(weight, parts))
+    return concat_outputs(canonicals(weight, parts))
 
 
 def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
@@ -25,7 +25,7 @@ def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
     return [quantize(piece, weight.format) for piece in weight.local_slices(parts)]
 
 
-def joined(matrices: Sequence[Matrix]) -> Matrix:
+def concat_outputs(matrices: Sequence[Matrix]) -> Matrix:
     """One after the other by their outputs; all have one format."""
     if len(matrices) == 1:
         return matrices[0]
@@ -47,7 +47,7 @@ def attributes(matrix: Matrix) -> dict[str, Tensor]:
     return {name: each for name, each in {**named, "mins": matrix.mins}.items() if each is not None}
 
 
-def of_stack(name: str, placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def stack_attributes(name: str, placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same of a stack that a layer calls `name`: "gate_up", "gate_up_scales", and so on."""
     return {name if each == "weight" else f"{name}_{each}": tensor for each, tensor in placed.items()}
 

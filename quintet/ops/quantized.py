@@ -17,7 +17,7 @@ def dequantized(matrix: Matrix) -> Tensor:
     W4A16 come to the 4 bits; float8 (Micikevicius et al. 2022) has one scale per tensor, channel or block, as
     DeepSeek-V3 (2024) has it: written out for every output.
     """
-    fmt, values = matrix.format, unpacked(matrix)
+    fmt, values = matrix.format, unpacked_values(matrix)
     if matrix.zeros is not None:
         values = values - _columns(matrix.zeros.float(), fmt, values.shape[1])
     assert matrix.scales is not None, "what is quantized has scales"
@@ -27,7 +27,7 @@ def dequantized(matrix: Matrix) -> Tensor:
     return known if matrix.input_order is None else known[:, matrix.input_order.argsort()]
 
 
-def unpacked(matrix: Matrix) -> Tensor:
+def unpacked_values(matrix: Matrix) -> Tensor:
     """The values [N, K] in float32: those of a table looked up, whole ones of 4 bits less what stands for 0 where no
     zero points do."""
     values, fmt = matrix.values, matrix.format
@@ -38,7 +38,7 @@ def unpacked(matrix: Matrix) -> Tensor:
     return values.float() - MIDDLE if fmt.bits == 4 and matrix.zeros is None else values.float()
 
 
-def by_integers(x: Tensor, weight: Matrix) -> Tensor:
+def int8_product(x: Tensor, weight: Matrix) -> Tensor:
     """x [T, K] becomes int8, each token by itself and each of the weight's groups; a group's products are added up in
     int32, groups in float32 -> [T, N] float32.
 
@@ -46,10 +46,10 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
     dynamic quantization of SmoothQuant (Xiao et al. 2022) and of compressed-tensors' W8A8.
     """
     if weight.zeros is not None or weight.mins is not None or weight.format.codebook:
-        return functional.linear(rounded(x, weight), dequantized(weight._replace(input_order=None)))
+        return functional.linear(fake_quantized_activations(x, weight), dequantized(weight._replace(input_order=None)))
     values, own = _grouped(x, weight)
     assert weight.scales is not None, "what is quantized has scales"
-    whole, values = unpacked(weight).reshape(len(weight.values), values.shape[1], -1), values.round()
+    whole, values = unpacked_values(weight).reshape(len(weight.values), values.shape[1], -1), values.round()
     try:
         sums = torch.einsum("tgk,ngk->tng", values.to(torch.int32), whole.to(torch.int32)).float()
     except NotImplementedError:  # torch multiplies no int32 on most accelerators; float64 holds the same sums
@@ -57,7 +57,7 @@ def by_integers(x: Tensor, weight: Matrix) -> Tensor:
     return (sums * own[:, None, :, 0] * weight.scales).sum(-1)
 
 
-def rounded(x: Tensor, weight: Matrix) -> Tensor:
+def fake_quantized_activations(x: Tensor, weight: Matrix) -> Tensor:
     """x [T, K] as its int8 stands for it, in float32, inputs in the weight's order."""
     values, own = _grouped(x, weight)
     return (values.round() * own).reshape(x.shape)
@@ -70,7 +70,7 @@ def _grouped(x: Tensor, weight: Matrix) -> tuple[Tensor, Tensor]:
     return _stretched(x.float().reshape(x.shape[0], weight.scales.shape[1], -1), 127.0)
 
 
-def by_float8(x: Tensor, weight: Matrix) -> Tensor:
+def float8_product(x: Tensor, weight: Matrix) -> Tensor:
     """x [T, K] in the weight's type, each token by itself and each of the weight's groups -> [T, N] float32.
 
     With m the largest magnitude there, and l the type's largest number: x * (l / m), with the scale m / l.

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 Function = Callable[..., Any]
-Timed = Callable[[str, str, Function], Function]  # (op, provider, its function) -> the same, which reports its calls
+Instrument = Callable[
+    [str, str, Function], Function
+]  # (op, provider, its function) -> the same, which reports its calls
 
 
 _BINDING = threading.RLock()  # probes compile, and ranks of one process are its threads: compilers keep no locks
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProviderChoice:
     """One row of the start-up table: what serves an op, and why the others do not."""
 
     op: str
@@ -96,10 +98,10 @@ class Ops:
     """
 
     def __init__(
-        self, priority: Mapping[str, Sequence[str]], asked: Mapping[str, str], timed: Timed | None = None
+        self, priority: Mapping[str, Sequence[str]], requested: Mapping[str, str], timed: Instrument | None = None
     ) -> None:
-        self._priority, self._asked, self._timed = priority, asked, timed
-        self._chosen: dict[str, Choice] = {}
+        self._priority, self._asked, self._timed = priority, requested, timed
+        self._chosen: dict[str, ProviderChoice] = {}
 
     def __getattr__(self, name: str) -> Function:  # reached once for each op
         if name.startswith("_"):
@@ -118,7 +120,7 @@ class Ops:
             getattr(self, name)
         return self
 
-    def choice(self, name: str) -> Choice:
+    def choice(self, name: str) -> ProviderChoice:
         """Returns the provider that serves the op, and why."""
         if name not in self._chosen:
             op, whole = Op.registry[name], name.partition(":")[0]  # kinds without an order have their op's
@@ -132,12 +134,12 @@ class Ops:
         return bool(self._priority.get(name)) and self.choice(name).provider != "reference"
 
     @property
-    def bound(self) -> tuple[Choice, ...]:
+    def bound(self) -> tuple[ProviderChoice, ...]:
         """The choices that were made so far."""
         return tuple(self._chosen[name] for name in sorted(self._chosen))
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[ProviderChoice, ...]:
         """Every op's."""
         return tuple(self.choice(name) for name in sorted(Op.registry))
 
@@ -148,7 +150,7 @@ def of_kind(op: str, kind: str) -> str:
 
 
 def bind(
-    priority: Mapping[str, Sequence[str]], asked: Mapping[str, str] | None = None, timed: Timed | None = None
+    priority: Mapping[str, Sequence[str]], requested: Mapping[str, str] | None = None, timed: Instrument | None = None
 ) -> Ops:
     """For each op the first provider in the platform's order that is registered and probes well; the reference last.
 
@@ -158,31 +160,31 @@ def bind(
     unknown = sorted(set(priority) - set(Op.registry))
     if unknown:
         raise ValueError(f"op_priority names ops that do not exist: {', '.join(unknown)}")
-    ops = Ops(priority, asked or {}, timed)
-    for name in asked or {}:
+    ops = Ops(priority, requested or {}, timed)
+    for name in requested or {}:
         ops.choice(name)
     return ops
 
 
-def _choose(op: Op, wanted: Sequence[str]) -> Choice:
+def _choose(op: Op, wanted: Sequence[str]) -> ProviderChoice:
     rejected: list[tuple[str, str]] = []
     order = [p for p in wanted if p != "reference"]
     for provider in order:
         reason = _why_not(op, provider)
         if reason is None:
             why = "first in the platform's order" if not rejected else "the next in the platform's order"
-            return Choice(op.name, provider, why, tuple(rejected))
+            return ProviderChoice(op.name, provider, why, tuple(rejected))
         rejected.append((provider, reason))
     why = "no other provider serves here" if order else "the platform names no other provider"
-    return Choice(op.name, "reference", why, tuple(rejected))
+    return ProviderChoice(op.name, "reference", why, tuple(rejected))
 
 
-def _obey(op: Op, order: Sequence[str], asked: str) -> Choice:
+def _obey(op: Op, order: Sequence[str], asked: str) -> ProviderChoice:
     if not order:
         raise ValueError(f"{asked!r} was asked for, and this platform has one way to serve {op.name}; leave it out")
     reasons = {provider: _why_not(op, provider) for provider in (*order, "reference")}
     if asked in reasons and reasons[asked] is None:
-        return Choice(op.name, asked, "asked for")
+        return ProviderChoice(op.name, asked, "asked for")
     there = ", ".join(f"{provider} ({reason or 'serves'})" for provider, reason in reasons.items())
     raise ValueError(f"{asked!r} was asked for, and does not serve {op.name} on this platform; there are {there}")
 

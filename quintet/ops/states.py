@@ -23,7 +23,7 @@ from quintet.ops.registry import Op, Ops
 Given = tuple[Any, ...]  # what an op takes, in its order
 
 
-class Conv(NamedTuple):
+class ConvWeights(NamedTuple):
     """Weights of a short convolution: each channel's, the oldest token's first."""
 
     weight: Tensor  # [C, K]
@@ -32,7 +32,7 @@ class Conv(NamedTuple):
 
 @Op
 def short_conv(
-    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool
+    x: Tensor, gates: Tensor | None, conv: ConvWeights, state: Tensor, context: StepContext, silu: bool
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], each channel convolved with its own weights over its request's last K tokens -> [T, C].
 
@@ -60,7 +60,7 @@ def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
-class Scan(NamedTuple):
+class ScanWeights(NamedTuple):
     """The weights of a state space: how fast each head forgets, and what goes past it."""
 
     a_log: Tensor  # [H] float32; a head keeps exp(-exp(a_log) * dt) of its state
@@ -68,17 +68,19 @@ class Scan(NamedTuple):
     skip: Tensor | None = None  # [H] float32; a head's x, times this, is added to what it gives (D)
 
 
-class Moves(NamedTuple):
+class ScanInputs(NamedTuple):
     """Inputs of a state space in a step."""
 
     x: Tensor  # [T, H, P]
     dt: Tensor | None  # [T, H]; None: 1
-    into: Tensor  # B [T, G, N], each for H / G heads in a row
-    out: Tensor  # C, alike
+    b: Tensor  # B [T, G, N], each for H / G heads in a row
+    c: Tensor  # C, alike
 
 
 @Op
-def state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> tuple[Tensor, Tensor]:
+def state_space(
+    moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext, least: float
+) -> tuple[Tensor, Tensor]:
     """The selective state space of Mamba 2 (Dao and Gu 2024) -> y [T, H, P] float32.
 
     Per head h = exp(-exp(a_log) dt) h + (dt x) B', y = h C + skip x, where dt is softplus(dt + bias), `least` at least.
@@ -106,7 +108,7 @@ def state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, l
 
 
 @Op
-def selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """The selective scan of Mamba (Gu and Dao 2023) -> y [T, C, 1] float32: a state space in which each head is a
     channel of one number, with a decay for each number of a state: a_log [C, N]. state [units, C, N] float32."""
     x, dt, into, out = moves
@@ -124,18 +126,18 @@ def selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext
     return made[:, :, None], _written(state, kept, context)
 
 
-class Turns(NamedTuple):
+class DeltaRuleInputs(NamedTuple):
     """Inputs of a delta rule in a step."""
 
     q: Tensor  # [T, G, D], each for H / G heads in a row
     k: Tensor  # alike
     v: Tensor  # [T, H, V]
-    forget: Tensor  # [T, H]
-    learn: Tensor  # [T, H]
+    decay: Tensor  # [T, H]
+    beta: Tensor  # [T, H]
 
 
 @Op
-def delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """The gated delta rule (Yang, Kautz and Hatamizadeh 2025) -> o [T, H, V] float32.
 
     Per head, with q and k of length 1 (q divided by sqrt(D) besides): S = exp(-exp(a_log) softplus(forget + bias)) S,
@@ -161,7 +163,7 @@ def delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) ->
     return made, _written(state, kept, context)
 
 
-class Replaced(NamedTuple):
+class WKV7Inputs(NamedTuple):
     """Inputs of RWKV-7's rule in a step."""
 
     r: Tensor  # [T, H, D]; reads the state
@@ -171,7 +173,7 @@ class Replaced(NamedTuple):
     a: Tensor  # [T, H, D]; the more, the more of what the key gave before is taken back
 
 
-class Rule(NamedTuple):
+class WKV7Weights(NamedTuple):
     """The weights of RWKV-7's rule, float32 [H, D] each."""
 
     k_k: Tensor  # of a key where it takes back
@@ -182,14 +184,14 @@ DECAY = math.exp(-0.5)  # the most that a column's logarithm loses in a step
 
 
 @Op
-def wkv7(moves: Replaced, rule: Rule, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def wkv7(moves: WKV7Inputs, rule: WKV7Weights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     """RWKV-7's generalised delta rule (Peng et al. 2025, section 4) -> o [T, H, V] float32.
 
     Per head, with a = sigmoid(a), u = k k_k of length 1 and given(): S = S diag(exp(-sigmoid(w) / sqrt(e)))
     - (S u) (a u)' + v given', o = S r. The product S u is of the state before the step. state [units, H, V, D] float32.
     """
     decay, rate = torch.exp(-DECAY * _sigmoid(moves.w.float())), _sigmoid(moves.a.float())
-    taken, keys = _unit(moves.k.float() * rule.k_k), given(moves.k, moves.a, rule)
+    taken, keys = _unit(moves.k.float() * rule.k_k), wkv7_keys(moves.k, moves.a, rule)
     reads, values = moves.r.float(), moves.v.float()
 
     def step(at: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,7 +206,7 @@ def wkv7(moves: Replaced, rule: Rule, state: Tensor, context: StepContext) -> tu
     return made, _written(state, kept, context)
 
 
-def given(k: Tensor, a: Tensor, rule: Rule) -> Tensor:
+def wkv7_keys(k: Tensor, a: Tensor, rule: WKV7Weights) -> Tensor:
     """The keys by which values are added, float32: k (1 + (sigmoid(a) - 1) k_a)."""
     return k.float() * (1 + (_sigmoid(a.float()) - 1) * rule.k_a)
 
@@ -213,7 +215,7 @@ def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))
 
 
-class Finish(NamedTuple):
+class WKV7OutputWeights(NamedTuple):
     """The weights of what comes after RWKV-7's rule, float32."""
 
     r_k: Tensor  # [H, D]; of a token's own value
@@ -222,12 +224,14 @@ class Finish(NamedTuple):
 
 
 @Op
-def wkv7_out(o: Tensor, moves: Replaced, rule: Rule, finish: Finish, gate: Tensor, eps: float) -> Tensor:
+def wkv7_out(
+    o: Tensor, moves: WKV7Inputs, rule: WKV7Weights, finish: WKV7OutputWeights, gate: Tensor, eps: float
+) -> Tensor:
     """o [T, H, V] of wkv7(), each head normalised (mean and variance), with a token's own value beside it, times gate
     -> [T, H V] in gate's type, rounded once. A value counts as often as r, given() and r_k multiplied add up to."""
     centred = o - o.mean(-1, keepdim=True)
     normed = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps)
-    own = (moves.r.float() * given(moves.k, moves.a, rule) * finish.r_k).sum(-1, keepdim=True)
+    own = (moves.r.float() * wkv7_keys(moves.k, moves.a, rule) * finish.r_k).sum(-1, keepdim=True)
     y = normed * finish.weight + finish.bias + own * moves.v.float()
     return (y.flatten(1) * gate.float()).to(gate.dtype)
 
@@ -240,7 +244,7 @@ def _softplus(x: Tensor) -> Tensor:
     return torch.where(x > 20, x, torch.log1p(torch.exp(x.clamp(max=20))))
 
 
-def longest(context: StepContext) -> int:
+def max_query_len(context: StepContext) -> int:
     """The most tokens of a request in the step: as planned, or looked up."""
     if context.group.plan:
         return context.group.plan[0].shape[1]
@@ -266,7 +270,7 @@ def _through(
     -> what it gives for each token of the step [T, ...], and the states after each request's last."""
     batch, outs = context.batch, []
     starts, tokens = batch.query_start_loc, batch.token_ids.shape[0]
-    for place in range(longest(context)):
+    for place in range(max_query_len(context)):
         at = starts[:-1] + place
         out, after = step(at.clamp(max=tokens - 1), kept)
         kept = torch.where((at < starts[1:]).reshape(-1, *[1] * (kept.dim() - 1)), after, kept)

@@ -16,18 +16,18 @@ from quintet.parsers.events import (
     ToolCall,
     gather,
 )
-from quintet.parsers.formats import Block, Choice, ReasoningParser, ToolParser, block
+from quintet.parsers.formats import CallBlock, ReasoningParser, RequiredCalls, ToolParser, call_block
 from quintet.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, load_plugin, register
 from quintet.parsers.stream_parser import StreamParser, parse
 
 __all__ = [
     "REASONING_PARSERS",
     "TOOL_PARSERS",
-    "Block",
+    "CallBlock",
     "CallArguments",
     "CallBegin",
     "CallEnd",
-    "Choice",
+    "RequiredCalls",
     "Content",
     "Event",
     "Parsed",
@@ -37,7 +37,7 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolParser",
-    "block",
+    "call_block",
     "detect",
     "gather",
     "load_plugin",

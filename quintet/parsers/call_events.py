@@ -32,14 +32,14 @@ class CallEventBuilder:
             raise MalformedText
         self._clear()
 
-    def named(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         """The call's name is known; its arguments may already be."""
         if not name or self._name is not None:
             raise MalformedText
         self._name = name
         self._announce()
 
-    def identified(self, id: str) -> None:
+    def set_id(self, id: str) -> None:
         self._id = id
 
     def types(self, argument: str) -> frozenset[str]:
@@ -65,15 +65,15 @@ class CallEventBuilder:
         self._announced = True
         self._emit(CallBegin(self.count, self._name, self._id))
         self._emit(CallArguments(self.count, "".join(self._written)))
-        self._scan.keeping = False
+        self._scan.records_consumed = False
         self._scan.forget()
 
-    def whole(self) -> None:
+    def complete_arguments(self) -> None:
         """Its arguments are complete."""
         self._whole = True
 
     @property
-    def unwritten(self) -> bool:
+    def has_no_arguments(self) -> bool:
         """True if the call has no arguments yet."""
         return not self._written
 
@@ -81,12 +81,12 @@ class CallEventBuilder:
         """The call is complete."""
         if not self._announced:
             raise MalformedText
-        self.leave()
+        self.abandon()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Nothing more comes of the call, if one was begun."""
         if self._announced:
             self._emit(CallEnd(self.count, self._whole))
             self.count += 1
-        self._scan.keeping = True
+        self._scan.records_consumed = True
         self._clear()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.grammar import NOTHING, Lark, NoGrammar
+from quintet.parsers.grammar import NOTHING, LarkGrammar, NoGrammar
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 from quintet.parsers.value_grammar import arguments
-from quintet.parsers.value_reader import JSON, MAX_NAME, WORD, Notation, converted, read_name, read_value
+from quintet.parsers.value_reader import JSON, MAX_NAME, WORD, Notation, read_name, read_value, to_json
 
 
-class Part(Protocol):
+class FormatPart(Protocol):
     """One part of a format; a plug-in may bring its own."""
 
     def marks(self) -> tuple[str, ...]:
@@ -23,30 +23,30 @@ class Part(Protocol):
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         """Raises Broken where the text is something else."""
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         """The text that it stands for. Raises NoGrammar if none can be given."""
 
 
-def parts(*described: "str | Part") -> tuple[Part, ...]:
+def parts(*described: "str | FormatPart") -> tuple[FormatPart, ...]:
     """A sequence; a string is a literal."""
-    return tuple(Mark(each) if isinstance(each, str) else each for each in described)
+    return tuple(Marker(each) if isinstance(each, str) else each for each in described)
 
 
-def starts(part: Part, scan: Scanner) -> Steps[bool]:
+def starts_here(part: FormatPart, scan: Scanner) -> Steps[bool]:
     """Returns whether the part begins here."""
     yield from scan.space()
     if marks := part.marks():
-        return bool((yield from scan.sees(marks)))
-    return bool(WORD.match((yield from scan.ahead(1))))
+        return bool((yield from scan.peek_marker(marks)))
+    return bool(WORD.match((yield from scan.peek(1))))
 
 
-def read_all(sequence: tuple[Part, ...], scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
+def read_all(sequence: tuple[FormatPart, ...], scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
     for part in sequence:
         yield from part.read(scan, calls)
 
 
 @dataclass(frozen=True)
-class Mark:
+class Marker:
     """A literal."""
 
     text: str
@@ -58,7 +58,7 @@ class Mark:
         if mark := self.text.strip():
             yield from scan.expect(mark)
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         return grammar.literal(self.text)
 
 
@@ -82,11 +82,11 @@ class Word:
             raise MalformedText
         if self.role == "name":
             calls.begin()
-            calls.named(word)
+            calls.set_name(word)
         elif self.role == "id":
-            calls.identified(word)
+            calls.set_id(word)
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         if self.role != "name":
             return self.pattern
         if not WORD.fullmatch(grammar.tool.name) or len(grammar.tool.name) > MAX_NAME:
@@ -109,22 +109,22 @@ class Arguments:
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         yield from read_value(scan, calls.write, self.notation, self.notation.arguments)
-        calls.whole()
+        calls.complete_arguments()
         calls.close()
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         return grammar.arguments() if self.notation is JSON else arguments(grammar, self.notation, self.comma)
 
 
 @dataclass(frozen=True)
-class Call:
+class JsonCall:
     """A JSON object with the function's name and its arguments, in any order. A strict one has no other keys than
     these and an id: where no marker stands before it, it may as well be an answer in JSON."""
 
     name: str = "name"
     arguments: str = "arguments"
     strict: bool = False
-    number: str = ""  # the key of the call's number, where a model writes one
+    index_key: str = ""  # the key of the call's number, where a model writes one
 
     def marks(self) -> tuple[str, ...]:
         return ("{",)
@@ -138,15 +138,15 @@ class Call:
             yield from self._value(key, scan, calls)
             if (yield from scan.expect(",", "}")) == "}":
                 break
-        if calls.unwritten and not self.strict:
+        if calls.has_no_arguments and not self.strict:
             calls.write("{")
             calls.write("}")
-            calls.whole()
+            calls.complete_arguments()
         calls.close()
 
     def _value(self, key: str, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         if key == self.name:
-            calls.named(json.loads(f'"{(yield from read_name(scan, JSON))}"', strict=False))
+            calls.set_name(json.loads(f'"{(yield from read_name(scan, JSON))}"', strict=False))
         elif key in (self.arguments, "arguments", "parameters"):
             yield from self._arguments(scan, calls)
         elif self.strict and key not in ("id", "type"):
@@ -156,36 +156,36 @@ class Call:
 
     def _arguments(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         """An object; nothing at all; or a string that holds an object, as some models write it."""
-        if not calls.unwritten:
+        if not calls.has_no_arguments:
             raise MalformedText
         if (yield from scan.skip("null")):
             calls.write("{")
             calls.write("}")
-        elif (yield from scan.sees(('"',))):
+        elif (yield from scan.peek_marker(('"',))):
             inner = yield from read_name(scan, JSON)
-            text = converted(json.loads(f'"{inner}"', strict=False), JSON, JSON.arguments)
+            text = to_json(json.loads(f'"{inner}"', strict=False), JSON, JSON.arguments)
             if text is None:
                 raise MalformedText
             calls.write(text[:1])
             calls.write(text[1:])
         else:
             yield from read_value(scan, calls.write, JSON, JSON.arguments)
-        calls.whole()
+        calls.complete_arguments()
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         name = json.dumps(grammar.tool.name, ensure_ascii=False)
-        number = f'{{"{self.number}": "' if self.number else ""
+        number = f'{{"{self.index_key}": "' if self.index_key else ""
         head = ('", ' if number else "{") + f'"{self.name}": {name}, "{self.arguments}": '
         before = f"{grammar.literal(number)} /[0-9]{{1,3}}/" if number else ""
         return f"{before} {grammar.literal(head)} {grammar.arguments()} {grammar.literal('}')}"
 
 
 @dataclass(frozen=True)
-class Many:
+class OneOrMore:
     """One or more of a sequence, with something between them."""
 
-    sequence: tuple[Part, ...]
-    between: str = ""
+    sequence: tuple[FormatPart, ...]
+    separator: str = ""
 
     def marks(self) -> tuple[str, ...]:
         return self.sequence[0].marks()
@@ -194,67 +194,67 @@ class Many:
         more = True
         while more:
             yield from read_all(self.sequence, scan, calls)
-            if mark := self.between.strip():
+            if mark := self.separator.strip():
                 more = bool((yield from scan.skip(mark)))
             else:
-                more = yield from starts(self.sequence[0], scan)
+                more = yield from starts_here(self.sequence[0], scan)
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         """Joins `between` and the marker after it into one literal: by itself `between` might begin another one."""
         first, rest = self.sequence[0], self.sequence[1:]
-        if not isinstance(first, Mark):
-            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.between))
-        between = grammar.literal(self.between + first.text)
+        if not isinstance(first, Marker):
+            return grammar.repeated("", grammar.sequence(self.sequence), grammar.literal(self.separator))
+        between = grammar.literal(self.separator + first.text)
         return grammar.repeated(grammar.literal(first.text), grammar.sequence(rest), between)
 
 
 @dataclass(frozen=True)
-class Maybe:
+class OptionalPart:
     """A sequence that need not be there. `written`: whether the model writes it, where that is known."""
 
-    sequence: tuple[Part, ...]
+    sequence: tuple[FormatPart, ...]
     written: bool | None = None
 
     def marks(self) -> tuple[str, ...]:
         return self.sequence[0].marks()
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
-        if (yield from starts(self.sequence[0], scan)):
+        if (yield from starts_here(self.sequence[0], scan)):
             yield from read_all(self.sequence, scan, calls)
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         if self.written is None:
             return f"({grammar.sequence(self.sequence)})?"
         return grammar.sequence(self.sequence) if self.written else NOTHING
 
 
 @dataclass(frozen=True)
-class Either:
+class Alternatives:
     """The first of several sequences that begins here."""
 
-    sequences: tuple[tuple[Part, ...], ...]
+    sequences: tuple[tuple[FormatPart, ...], ...]
 
     def marks(self) -> tuple[str, ...]:
         return tuple(mark for sequence in self.sequences for mark in sequence[0].marks())
 
     def read(self, scan: Scanner, calls: CallEventBuilder) -> Steps[None]:
         for sequence in self.sequences:
-            if (yield from starts(sequence[0], scan)):
+            if (yield from starts_here(sequence[0], scan)):
                 yield from read_all(sequence, scan, calls)
                 return
         raise MalformedText
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         return "(" + " | ".join(grammar.sequence(sequence) for sequence in self.sequences) + ")"
 
 
-def many(*described: str | Part, between: str = "") -> Many:
-    return Many(parts(*described), between)
+def one_or_more(*described: str | FormatPart, between: str = "") -> OneOrMore:
+    return OneOrMore(parts(*described), between)
 
 
-def maybe(*described: str | Part, written: bool | None = None) -> Maybe:
-    return Maybe(parts(*described), written)
+def optional(*described: str | FormatPart, written: bool | None = None) -> OptionalPart:
+    return OptionalPart(parts(*described), written)
 
 
-def either(*described: tuple[str | Part, ...]) -> Either:
-    return Either(tuple(parts(*each) for each in described))
+def alternatives(*described: tuple[str | FormatPart, ...]) -> Alternatives:
+    return Alternatives(tuple(parts(*each) for each in described))

@@ -5,9 +5,9 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quintet.parsers.combinators import Mark, Part, parts
+from quintet.parsers.combinators import FormatPart, Marker, parts
 from quintet.parsers.events import Tool
-from quintet.parsers.grammar import Lark, NoGrammar
+from quintet.parsers.grammar import LarkGrammar, NoGrammar
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.
@@ -17,12 +17,12 @@ Signs = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class CallBlock:
     """Calls and the markers around them, from their first marker to their last. An anchored one has no marker of its
     own: it is looked for where content begins, and nowhere else. What begins with the marker of a certain one is a
     call, and never something else."""
 
-    sequence: tuple[Part, ...]
+    sequence: tuple[FormatPart, ...]
     anchored: bool = False
     certain: bool = True
 
@@ -30,11 +30,11 @@ class Block:
     def end(self) -> str:
         """The last marker; empty if there is none."""
         last = self.sequence[-1]
-        return last.marks()[0] if isinstance(last, Mark) else ""
+        return last.marks()[0] if isinstance(last, Marker) else ""
 
 
-def block(*described: str | Part, anchored: bool = False, certain: bool = True) -> Block:
-    return Block(parts(*described), anchored, certain)
+def call_block(*described: str | FormatPart, anchored: bool = False, certain: bool = True) -> CallBlock:
+    return CallBlock(parts(*described), anchored, certain)
 
 
 def call_id(name: str, position: int) -> str:
@@ -66,21 +66,21 @@ class ReasoningParser:
     signs: Signs = ()
     families: tuple[str, ...] = ()
 
-    def before(self, what: str, inside: bool, special: Mapping[str, int] | None = None) -> str:
+    def grammar_with_reasoning(self, what: str, inside: bool, special: Mapping[str, int] | None = None) -> str:
         """Returns a grammar in llguidance's Lark: a thought, if any, and then `what` (of a grammar). `inside` and
         `special` as for ToolParser.grammar."""
-        lark = Lark((), False, special or {})
-        return lark.after(self.opens[0], self.closes, inside, self.led(what, lark))
+        lark = LarkGrammar((), False, special or {})
+        return lark.with_reasoning(self.opens[0], self.closes, inside, self.with_lead_markers(what, lark))
 
-    def led(self, what: str, lark: Lark) -> str:
+    def with_lead_markers(self, what: str, lark: LarkGrammar) -> str:
         """Such content, with the markers that may stand before it."""
         return " ".join([*(f"({lark.literal(each)})?" for each in self.leads), what])
 
-    def of_shape(self) -> "ReasoningParser":
+    def for_structured_output(self) -> "ReasoningParser":
         """Returns the parser for an answer with structured output by `before`: within it no marker counts."""
         return replace(self, drops=())
 
-    def ended(self, prompt: str) -> bool:
+    def ends_reasoning(self, prompt: str) -> bool:
         """True if the prompt ends a thought: reasoning is over, or is turned off."""
         return prompt.rstrip().endswith(self.closes)
 
@@ -95,13 +95,13 @@ class ReasoningParser:
                 max((end.rfind(mark) for mark in marks), default=-1) for marks in (self.opens, self.closes)
             )
             return opened > closed
-        if self.ended(end):
+        if self.ends_reasoning(end):
             return False
         return self.inside or end.endswith(self.opens)
 
 
 @dataclass(frozen=True)
-class Choice:
+class RequiredCalls:
     """Required tool calls: at least one, of any of the tools; or one of the tool `named`.
 
     With `reasoning` the model may think before; `inside` says that it already does. `otherwise`: what (of a grammar) it
@@ -112,7 +112,7 @@ class Choice:
     parallel: bool = True
     reasoning: ReasoningParser | None = None
     inside: bool = False
-    otherwise: str = ""
+    alternative: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class ToolParser:
     function's name, how many calls of the conversation come before it) -> an id as the model's template expects it.
     """
 
-    blocks: tuple[Block, ...]
-    again: str | None = None
+    blocks: tuple[CallBlock, ...]
+    separator: str | None = None
     drops: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     models: str = ""
@@ -134,47 +134,51 @@ class ToolParser:
     families: tuple[str, ...] = ()
     call_id: Callable[[str, int], str] = call_id
 
-    def of_shape(self) -> "ToolParser | None":
+    def for_structured_output(self) -> "ToolParser | None":
         """Returns the parser for answers that are calls or structured output, within which no marker counts; None if
         no marker of their own distinguishes calls."""
         first = self.blocks[0]
         return None if first.anchored else replace(self, drops=(), blocks=(replace(first, anchored=True),))
 
     def grammar(
-        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+        self, tools: Sequence[Tool], choice: RequiredCalls | None = None, special: Mapping[str, int] | None = None
     ) -> str | None:
         """The text that calls must have, in llguidance's Lark; None if it cannot be written.
 
         `special`: the tokens that llguidance keeps apart from text, and their ids: special ones, and added ones that
         are written <so> (`LLTokenizer.is_special_token`). ValueError if there is no such tool.
         """
-        choice = choice or Choice()
+        choice = choice or RequiredCalls()
         chosen = [each for each in tools if choice.named in (None, each.name)]
         if not chosen:
             raise ValueError(f"no tool is named {choice.named!r}" if choice.named else "calls need at least one tool")
-        lark = Lark(chosen, choice.parallel and choice.named is None, special or {})
+        lark = LarkGrammar(chosen, choice.parallel and choice.named is None, special or {})
         try:
             calls = lark.sequence(self.blocks[0].sequence)
-            calls = calls if self.again is None else lark.repeated("", calls, lark.literal(self.again))
+            calls = calls if self.separator is None else lark.repeated("", calls, lark.literal(self.separator))
         except UNWRITTEN:
             return None
         thoughts = choice.reasoning
-        if choice.otherwise:
-            calls = f"({calls} | {choice.otherwise if thoughts is None else thoughts.led(choice.otherwise, lark)})"
-        return lark.after(*((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls)
+        if choice.alternative:
+            calls = f"({calls} | {choice.alternative if thoughts is None else thoughts.with_lead_markers(choice.alternative, lark)})"
+        return lark.with_reasoning(
+            *((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls
+        )
 
-    def watching(
-        self, tools: Sequence[Tool], choice: Choice | None = None, special: Mapping[str, int] | None = None
+    def optional_call_grammar(
+        self, tools: Sequence[Tool], choice: RequiredCalls | None = None, special: Mapping[str, int] | None = None
     ) -> str | None:
         """Returns a grammar as above of any text, with calls in it if the model makes some; the arguments follow the
         schemas of tools that are strict. None if there is none."""
-        choice, special = choice or Choice(), special or {}
+        choice, special = choice or RequiredCalls(), special or {}
         held = [each if each.strict else replace(each, parameters={}) for each in tools]
-        lark = Lark(held, choice.parallel, special)
+        lark = LarkGrammar(held, choice.parallel, special)
         thoughts = choice.reasoning
         if thoughts is not None and any(set(each.sequence[0].marks()) & set(thoughts.until) for each in self.blocks):
             thoughts = None  # a call may begin within them
         try:
-            return OptionalCallGrammar(lark, special, thoughts).written(self.blocks, choice.inside, choice.parallel)
+            return OptionalCallGrammar(lark, special, thoughts).grammar_text(
+                self.blocks, choice.inside, choice.parallel
+            )
         except UNWRITTEN:
             return None

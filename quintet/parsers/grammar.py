@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.parsers.events import Tool
-from quintet.parsers.schema import bounded
+from quintet.parsers.schema import with_bounded_whitespace
 
 if TYPE_CHECKING:
-    from quintet.parsers.combinators import Part
+    from quintet.parsers.combinators import FormatPart
 
 TEXT = r"/(?s:.*)/"
 JSON_NUMBER = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+\-]?[0-9]{1,2})?/"
@@ -32,7 +32,7 @@ class _PerTool(Exception):
     """The text that is written differs from tool to tool."""
 
 
-class Lark:
+class LarkGrammar:
     """The rules of one grammar. `special`: tokens that no text can match, and their ids."""
 
     def __init__(self, tools: Sequence[Tool], parallel: bool, special: Mapping[str, int]) -> None:
@@ -66,7 +66,7 @@ class Lark:
 
     def arguments(self) -> str:
         """The JSON of a call's arguments, by the tool's schema."""
-        schema = json.dumps(bounded({"type": "object", **self.tool.parameters}))
+        schema = json.dumps(with_bounded_whitespace({"type": "object", **self.tool.parameters}))
         return self.rule("%json " + schema.replace("::=", "\\u003a:="))  # which would say that the grammar is EBNF
 
     def json(self, schema: Any) -> str:
@@ -95,7 +95,7 @@ class Lark:
         before, token, after = found
         return f"{self.terminal(f'({text}) {quoted(before)}')} {self.literal(token + after)}"
 
-    def sequence(self, parts: "tuple[Part, ...]") -> str:
+    def sequence(self, parts: "tuple[FormatPart, ...]") -> str:
         """Parts in their order; once for each tool, where they speak of one."""
         try:
             return " ".join(part.lark(self) for part in parts)
@@ -114,7 +114,7 @@ class Lark:
         rule = self.rule(body)
         return f"{before} {rule} ({between} {rule})*"
 
-    def after(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
+    def with_reasoning(self, opens: str, closes: Sequence[str], inside: bool, what: str) -> str:
         """The whole grammar, with what the model thinks before, if it is to think; any of `closes` ends that."""
         start = what
         if closes:
@@ -125,9 +125,9 @@ class Lark:
                 start = f"({opened})? {thought} {GAP} {what}"
             else:
                 start = f"{thought} {GAP} {what}"
-        return self.whole(start)
+        return self.text(start)
 
-    def whole(self, start: str) -> str:
+    def text(self, start: str) -> str:
         """The grammar's text."""
         return "\n".join([f"start: {start}", *self._rules])
 

@@ -4,23 +4,23 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quintet.parsers.combinators import Mark
-from quintet.parsers.grammar import GAP, NOTHING, TEXT, Lark, NoGrammar, quoted
+from quintet.parsers.combinators import Marker
+from quintet.parsers.grammar import GAP, NOTHING, TEXT, LarkGrammar, NoGrammar, quoted
 
 if TYPE_CHECKING:
-    from quintet.parsers.formats import Block, ReasoningParser
+    from quintet.parsers.formats import CallBlock, ReasoningParser
 
 
 class OptionalCallGrammar:
     """Writes one. `special`: the tokens that no text can match, and their ids."""
 
-    def __init__(self, lark: Lark, special: Mapping[str, int], thoughts: "ReasoningParser | None") -> None:
+    def __init__(self, lark: LarkGrammar, special: Mapping[str, int], reasoning: "ReasoningParser | None") -> None:
         self._lark, self._special = lark, special
         self._taken: set[int] = set()  # special tokens that begin calls, and nothing else
         self._text = TEXT  # a terminal's expression: what stands between calls
-        self._thoughts = thoughts
+        self._thoughts = reasoning
 
-    def written(self, blocks: "Sequence[Block]", inside: bool, parallel: bool) -> str:
+    def grammar_text(self, blocks: "Sequence[CallBlock]", inside: bool, parallel: bool) -> str:
         """The whole grammar. Raises NoGrammar where a call's first marker may as well be something else."""
         if not all(block.certain for block in blocks):
             raise NoGrammar
@@ -36,18 +36,18 @@ class OptionalCallGrammar:
         ends = [self._some_text(), *(f"{each} {self._unfinished()}" for each in begun), *([] if parallel else [calls])]
         rest = self._lark.rule(f"({' | '.join(pieces) or NOTHING})* ({' | '.join(ends)})")
         if not inside or self._thoughts is None:
-            return self._lark.whole(rest)
-        return self._lark.whole(f"{self._thought()} {GAP} {rest} | {self._unfinished()}")
+            return self._lark.text(rest)
+        return self._lark.text(f"{self._thought()} {GAP} {rest} | {self._unfinished()}")
 
-    def _call(self, block: "Block") -> str:
+    def _call(self, block: "CallBlock") -> str:
         """From the text before it on."""
         first = block.sequence[0]
         if block.anchored:
             return f"{GAP} {self._lark.sequence(block.sequence)}"
-        if not isinstance(first, Mark):
+        if not isinstance(first, Marker):
             raise NoGrammar
         mark = first.text.strip()
-        rest = (Mark(first.text.lstrip()[len(mark) :]), *block.sequence[1:])
+        rest = (Marker(first.text.lstrip()[len(mark) :]), *block.sequence[1:])
         return f"({' | '.join(self._up_to(mark))}) {self._lark.sequence(rest)}"
 
     def _up_to(self, mark: str) -> list[str]:

@@ -28,7 +28,7 @@ class Scanner:
         self._text, self._at = text, 0
         self.ended = ended
         self.limit: int | None = None  # characters that may be kept; one more is Broken
-        self.keeping = True
+        self.records_consumed = True
         self.held = 0  # characters that are kept
         self._kept: list[str] = []
 
@@ -45,11 +45,11 @@ class Scanner:
 
     def take(self, size: int) -> str:
         """Reads the next characters, which must have arrived."""
-        if self.keeping and self.limit is not None and self.held + size > self.limit:
+        if self.records_consumed and self.limit is not None and self.held + size > self.limit:
             self._keep(self._text[self._at : self._at + self.limit - self.held])
             raise MalformedText
         text = self._text[self._at : self._at + size]
-        if self.keeping:
+        if self.records_consumed:
             self._keep(text)
         else:
             self._at += size
@@ -60,7 +60,7 @@ class Scanner:
         self.held += len(text)
         self._kept.append(text)
 
-    def kept(self) -> str:
+    def take_consumed(self) -> str:
         """Returns the text that was taken and kept, and forgets it."""
         text = "".join(self._kept)
         self.forget()
@@ -74,13 +74,13 @@ class Scanner:
         found = pattern.match(self._text, self._at)
         return self.take(found.end() - self._at) if found else ""
 
-    def ahead(self, size: int) -> Steps[str]:
+    def peek(self, size: int) -> Steps[str]:
         """The next characters, not taken; fewer at the end of the text."""
         while len(self._text) - self._at < size and not self.ended:
             yield
         return self._text[self._at : self._at + size]
 
-    def sees(self, marks: Iterable[str]) -> Steps[str]:
+    def peek_marker(self, marks: Iterable[str]) -> Steps[str]:
         """The longest of the marks that stands here, not taken; empty if none does."""
         while True:
             best, may_grow = "", False
@@ -95,7 +95,7 @@ class Scanner:
                 return best
             yield
 
-    def cut(self, marks: Iterable[str]) -> bool:
+    def ends_within_marker(self, marks: Iterable[str]) -> bool:
         """True if the text has ended within one of the marks."""
         rest = self.rest() if self.ended else ""
         return bool(rest) and any(mark.startswith(rest) for mark in marks)
@@ -103,7 +103,7 @@ class Scanner:
     def skip(self, *marks: str) -> Steps[str]:
         """Takes one of the marks and the space before it -> the mark; only the space if none is there."""
         yield from self.space()
-        found = yield from self.sees(marks)
+        found = yield from self.peek_marker(marks)
         if found:
             self.take(len(found))
         return found
@@ -137,7 +137,7 @@ class Scanner:
     def until(self, ends: tuple[str, ...], give: Callable[[str], object], most: int | None = None) -> Steps[str]:
         """Gives the text before the first of the ends, and takes both -> the end. Broken if the text ends before, or
         is longer than `most`."""
-        plain = without("".join(end[0] for end in ends))
+        plain = pattern_without("".join(end[0] for end in ends))
         size = 0
         while True:
             if self.empty():
@@ -145,10 +145,10 @@ class Scanner:
                     raise MalformedText
                 yield
                 continue
-            if found := (yield from self.sees(ends)):
+            if found := (yield from self.peek_marker(ends)):
                 self.take(len(found))
                 return found
-            if self.cut(ends):
+            if self.ends_within_marker(ends):
                 raise MalformedText
             rest = plain.match(self._text, self._at + 1)
             size += self._bounded((rest.end() if rest else self._at + 1) - self._at, size, most, give)
@@ -163,6 +163,6 @@ class Scanner:
 
 
 @functools.cache
-def without(characters: str) -> re.Pattern[str]:
+def pattern_without(characters: str) -> re.Pattern[str]:
     """Any text that has none of the characters."""
     return re.compile("[^" + re.escape(characters) + "]+")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.value_reader import JSON, PYTHON, converted
+from quintet.parsers.value_reader import JSON, PYTHON, to_json
 
 # Between the parts of JSON: two blanks, or a new line and its indentation. Without an end to it a model may go on with
 # nothing else until its tokens are used up.
@@ -28,7 +28,7 @@ KINDS = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boole
 TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", dict: "object"}
 
 
-def bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+def with_bounded_whitespace(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema for llguidance, with an end to whitespace; what it says of that itself goes before."""
     return {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
 
@@ -54,7 +54,7 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
                 waiting += [
                     option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)[:MAX_OPTIONS]
                 ]
-                waiting += [referred(each["$ref"], root)] if "$ref" in each else []
+                waiting += [resolve_reference(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
 
 
@@ -77,7 +77,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def referred(reference: Any, root: Mapping[str, Any]) -> Any:
+def resolve_reference(reference: Any, root: Mapping[str, Any]) -> Any:
     """Returns the part of the schema `root` that a $ref points to."""
     found: Any = root
     for step in str(reference).removeprefix("#/").split("/"):
@@ -88,7 +88,7 @@ def referred(reference: Any, root: Mapping[str, Any]) -> Any:
 def as_json(text: str, allowed: frozenset[str]) -> str:
     """The JSON of an argument that is written as plain text. Where it is of no allowed type it stays a string."""
     plain = text.strip()
-    value = WORDS.get(plain.lower()) or converted(plain, JSON) or converted(plain, PYTHON)
+    value = WORDS.get(plain.lower()) or to_json(plain, JSON) or to_json(plain, PYTHON)
     if value is not None and _fits(value, allowed):
         return value
     return json.dumps(text, ensure_ascii=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quintet.parsers.grammar import TEXT, NoGrammar
-from quintet.parsers.schema import IMPLIED, TYPES, referred
+from quintet.parsers.schema import IMPLIED, TYPES, resolve_reference
 
 Option = tuple[str, Mapping[str, Any]]
 """A type and the schema that holds for it; or "const" with its value; or "any"."""
@@ -51,7 +51,7 @@ def _options(schema: Any, root: Mapping[str, Any], looks: Iterator[int], deep: i
     elif "type" in said:
         yield from _typed(said)
     elif said.keys() == {"$ref"}:
-        yield from _options(referred(said["$ref"], root), root, looks, deep - 1)
+        yield from _options(resolve_reference(said["$ref"], root), root, looks, deep - 1)
     elif len(said) == 1 and (key := next(iter(said))) in ("anyOf", "oneOf", "allOf"):
         yield from _combined(key, said[key], root, looks, deep - 1)
     elif implied := [kind for key, kind in IMPLIED.items() if key in said]:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from quintet.parsers.call_events import CallEventBuilder
 from quintet.parsers.combinators import read_all
 from quintet.parsers.events import Content, Event, Parsed, Reasoning, Tool, gather, merged
-from quintet.parsers.formats import Block, ReasoningParser, ToolParser
+from quintet.parsers.formats import CallBlock, ReasoningParser, ToolParser
 from quintet.parsers.scanner import MalformedText, Scanner, Steps
 
 MAX_HELD = 2**20  # characters that may turn out to be a call and do not yet
 
 Kind = type[Reasoning] | type[Content]
-Marked = Kind | Block
+Marked = Kind | CallBlock
 """What a marker begins."""
 
 
@@ -62,7 +62,7 @@ class StreamParser:
     def _run(self) -> Steps[None]:
         while mark := (yield from self._text()):
             begins = self._marks()[mark]
-            if isinstance(begins, Block):
+            if isinstance(begins, CallBlock):
                 yield from self._read(begins)
                 continue
             if mark not in self._until or self._kind is Content:
@@ -75,7 +75,7 @@ class StreamParser:
         plain = _plain(tuple(self._anywhere[self._kind]))
         while True:
             yield from self._scan.space()
-            if found := (yield from self._scan.sees(tuple(self._marks()))):
+            if found := (yield from self._scan.peek_marker(tuple(self._marks()))):
                 return found
             if self._scan.empty():
                 self._give()
@@ -92,14 +92,14 @@ class StreamParser:
 
     def _give(self) -> None:
         """Emits the kept text as an event."""
-        text = self._scan.kept()
+        text = self._scan.take_consumed()
         if self._trim:
             text = text.lstrip()
         if text:
             self._events.append(self._kind(text))
             self._trim = self._fresh = False
 
-    def _read(self, block: Block) -> Steps[None]:
+    def _read(self, block: CallBlock) -> Steps[None]:
         """Calls; where they are broken, what is left of them is content."""
         before = self._calls.count
         self._scan.limit = self._scan.held + MAX_HELD
@@ -109,7 +109,7 @@ class StreamParser:
         except MalformedText:
             broken = True
         self._scan.limit = None
-        self._calls.leave()
+        self._calls.abandon()
         if self._calls.count > before:
             self._trim = self._fresh = True
         if not broken:
@@ -119,7 +119,7 @@ class StreamParser:
         if self._calls.count > before:
             yield from self._leave(block)
 
-    def _leave(self, block: Block) -> Steps[None]:
+    def _leave(self, block: CallBlock) -> Steps[None]:
         """Leaves a block after a broken call: its end may still come, after a forgotten brace, or be cut off."""
         if (yield from self._scan.skip(block.end)):
             self._scan.forget()

@@ -1,24 +1,24 @@
 """Tool call formats of the model families, from their chat templates and documentation."""
 
-from quintet.parsers.combinators import NAME, Arguments, Call, Word, either, many, maybe
-from quintet.parsers.formats import ToolParser, block, short_id
+from quintet.parsers.combinators import NAME, Arguments, JsonCall, Word, alternatives, one_or_more, optional
+from quintet.parsers.formats import ToolParser, call_block, short_id
 from quintet.parsers.value_reader import PYTHON, gemma
 from quintet.parsers.xml_formats import XML_FORMATS
 
-CALL, ARGUMENTS = Call(), Arguments()
-STRICT = Call(strict=True)
-PARAMETERS = Call(arguments="parameters")
-CALLS = many(CALL, between=", ")
-STRICT_CALLS = many(STRICT, between=", ")
-PYTHON_CALLS = many(NAME, Arguments(PYTHON), between=", ")
+CALL, ARGUMENTS = JsonCall(), Arguments()
+STRICT = JsonCall(strict=True)
+PARAMETERS = JsonCall(arguments="parameters")
+CALLS = one_or_more(CALL, between=", ")
+STRICT_CALLS = one_or_more(STRICT, between=", ")
+PYTHON_CALLS = one_or_more(NAME, Arguments(PYTHON), between=", ")
 MISTRAL_ID = Word("id", "/[a-zA-Z0-9]{9}/")
-FUNCTIONS = maybe("functions.", written=True)
+FUNCTIONS = optional("functions.", written=True)
 CHANNEL = Word(pattern='"commentary"')
 HARMONY_BODY = (
-    maybe("<|constrain|>", Word(pattern='"json"'), written=True),
+    optional("<|constrain|>", Word(pattern='"json"'), written=True),
     "<|message|>",
     ARGUMENTS,
-    maybe("<|call|>"),
+    optional("<|call|>"),
 )
 COHERE_DROPS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 HARMONY_DROPS = (
@@ -43,9 +43,9 @@ TOOL_FORMATS = {
     **XML_FORMATS,
     "deepseek_v3": ToolParser(
         (
-            block(
+            call_block(
                 "<｜tool▁calls▁begin｜>",
-                many(
+                one_or_more(
                     "<｜tool▁call▁begin｜>",
                     "function",
                     "<｜tool▁sep｜>",
@@ -65,9 +65,9 @@ TOOL_FORMATS = {
     ),
     "deepseek_v31": ToolParser(
         (
-            block(
+            call_block(
                 "<｜tool▁calls▁begin｜>",
-                many("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
+                one_or_more("<｜tool▁call▁begin｜>", NAME, "<｜tool▁sep｜>", ARGUMENTS, "<｜tool▁call▁end｜>"),
                 "<｜tool▁calls▁end｜>",
             ),
         ),
@@ -77,9 +77,9 @@ TOOL_FORMATS = {
     ),
     "kimi_k2": ToolParser(
         (
-            block(
+            call_block(
                 "<|tool_calls_section_begin|>",
-                many(
+                one_or_more(
                     "<|tool_call_begin|>",
                     FUNCTIONS,
                     NAME,
@@ -99,12 +99,12 @@ TOOL_FORMATS = {
     ),
     "mistral": ToolParser(
         (
-            block(
+            call_block(
                 "[TOOL_CALLS]",
-                either(("[", CALLS, "]"), (NAME, maybe("[CALL_ID]", MISTRAL_ID), "[ARGS]", ARGUMENTS)),
+                alternatives(("[", CALLS, "]"), (NAME, optional("[CALL_ID]", MISTRAL_ID), "[ARGS]", ARGUMENTS)),
             ),
         ),
-        again="",
+        separator="",
         models="Mistral, Ministral, Devstral, Magistral",
         shape="name, then JSON; JSON list",
         signs=(("[TOOL_CALLS]",),),
@@ -112,17 +112,17 @@ TOOL_FORMATS = {
     ),
     "openai": ToolParser(
         (
-            block(
+            call_block(
                 "<|channel|>",
                 CHANNEL,
                 " to=",
-                maybe("functions.", written=True),
+                optional("functions.", written=True),
                 NAME,
                 " ",
                 *HARMONY_BODY,
                 certain=False,
             ),
-            block(
+            call_block(
                 "to=",
                 FUNCTIONS,
                 NAME,
@@ -140,75 +140,78 @@ TOOL_FORMATS = {
         signs=(("<|channel|>", "<|call|>"),),
     ),
     "gemma4": ToolParser(
-        (block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>'), ","), "<tool_call|>"),),
-        again="",
+        (call_block("<|tool_call>", "call:", NAME, Arguments(gemma('<|"|>'), ","), "<tool_call|>"),),
+        separator="",
         models="Gemma 4",
         shape="name, then Gemma's notation",
         signs=(("<|tool_call>", "<tool_call|>"),),
     ),
     "functiongemma": ToolParser(
-        (block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>"), ","), "<end_function_call>"),),
-        again="",
+        (call_block("<start_function_call>", "call:", NAME, Arguments(gemma("<escape>"), ","), "<end_function_call>"),),
+        separator="",
         models="FunctionGemma",
         shape="name, then Gemma's notation",
         signs=(("<start_function_call>",),),
     ),
     "llama4_pythonic": ToolParser(
         (
-            block("<|python_start|>", "[", PYTHON_CALLS, "]", "<|python_end|>"),
-            block("[", PYTHON_CALLS, "]", anchored=True),
+            call_block("<|python_start|>", "[", PYTHON_CALLS, "]", "<|python_end|>"),
+            call_block("[", PYTHON_CALLS, "]", anchored=True),
         ),
         models="Llama 4",
         shape="Python list",
         signs=(("<|python_start|>",),),
     ),
     "olmo3": ToolParser(
-        (block("<function_calls>\n", many(NAME, Arguments(PYTHON), between="\n"), "\n</function_calls>"),),
+        (call_block("<function_calls>\n", one_or_more(NAME, Arguments(PYTHON), between="\n"), "\n</function_calls>"),),
         models="Olmo 3",
         shape="Python calls",
         signs=(("<function_calls>",),),
     ),
     "lfm2": ToolParser(
-        (block("<|tool_call_start|>", "[", PYTHON_CALLS, "]", "<|tool_call_end|>"),),
+        (call_block("<|tool_call_start|>", "[", PYTHON_CALLS, "]", "<|tool_call_end|>"),),
         models="LFM2",
         shape="Python list",
         signs=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
     ),
     "internlm": ToolParser(
-        (block("<|action_start|>", "<|plugin|>\n", PARAMETERS, "<|action_end|>"),),
-        again="\n",
+        (call_block("<|action_start|>", "<|plugin|>\n", PARAMETERS, "<|action_end|>"),),
+        separator="\n",
         models="InternLM 2.5",
         shape="JSON object per call",
         signs=(("<|plugin|>",),),
     ),
     "phi4_mini_json": ToolParser(
-        (block("functools", "[", CALLS, "]", certain=False),),
+        (call_block("functools", "[", CALLS, "]", certain=False),),
         models="Phi-4-mini",
         shape="JSON list",
         signs=(("functools",),),
     ),
     "granite-20b-fc": ToolParser(
-        (block("<function_call> ", CALL),),
-        again="\n",
+        (call_block("<function_call> ", CALL),),
+        separator="\n",
         models="Granite-20B-FunctionCalling",
         shape="JSON object per call",
         signs=(("<function_call>",),),
     ),
     "granite": ToolParser(
-        (block("<|tool_call|>", "[", CALLS, "]"), block("<tool_call>", "[", CALLS, "]", maybe("</tool_call>"))),
+        (
+            call_block("<|tool_call|>", "[", CALLS, "]"),
+            call_block("<tool_call>", "[", CALLS, "]", optional("</tool_call>")),
+        ),
         models="Granite 3.0 to 3.3",
         shape="JSON list",
         signs=(("<|tool_call|>",),),
     ),
     "longcat": ToolParser(
-        (block("<longcat_tool_call>", CALL, "</longcat_tool_call>"),),
-        again="\n",
+        (call_block("<longcat_tool_call>", CALL, "</longcat_tool_call>"),),
+        separator="\n",
         models="LongCat-Flash",
         shape="JSON object per call",
         signs=(("<longcat_tool_call>",),),
     ),
     "gigachat3": ToolParser(
-        (block("function call<|role_sep|>\n", CALL), block("<|function_call|>", CALL)),
+        (call_block("function call<|role_sep|>\n", CALL), call_block("<|function_call|>", CALL)),
         drops=("<|message_sep|>",),
         models="GigaChat 3",
         shape="JSON object per call",
@@ -217,10 +220,10 @@ TOOL_FORMATS = {
     ),
     "cohere_command3": ToolParser(
         (
-            block(
+            call_block(
                 "<|START_ACTION|>",
                 "[\n    ",
-                many(Call("tool_name", "parameters", number="tool_call_id"), between=",\n    "),
+                one_or_more(JsonCall("tool_name", "parameters", index_key="tool_call_id"), between=",\n    "),
                 "\n]",
                 "<|END_ACTION|>",
             ),
@@ -233,8 +236,12 @@ TOOL_FORMATS = {
     ),
     "apertus": ToolParser(
         (
-            block(
-                "<|tools_prefix|>", "[", many('{"', NAME, '": ', ARGUMENTS, "}", between=", "), "]", "<|tools_suffix|>"
+            call_block(
+                "<|tools_prefix|>",
+                "[",
+                one_or_more('{"', NAME, '": ', ARGUMENTS, "}", between=", "),
+                "]",
+                "<|tools_suffix|>",
             ),
         ),
         models="Apertus",
@@ -242,14 +249,14 @@ TOOL_FORMATS = {
         signs=(("<|tools_prefix|>",),),
     ),
     "minimax": ToolParser(
-        (block("<tool_calls>\n", many(CALL, between="\n"), "\n</tool_calls>"),),
+        (call_block("<tool_calls>\n", one_or_more(CALL, between="\n"), "\n</tool_calls>"),),
         models="MiniMax-M1",
         shape="JSON object per line",
         signs=(("<tool_calls>",),),
         families=("minimax",),
     ),
     "jamba": ToolParser(
-        (block("<tool_calls>", "[\n", many(CALL, between=",\n"), "\n]", "</tool_calls>"),),
+        (call_block("<tool_calls>", "[\n", one_or_more(CALL, between=",\n"), "\n]", "</tool_calls>"),),
         aliases=("hunyuan_a13b",),
         models="Jamba 1.5, Hunyuan-A13B",
         shape="JSON list",
@@ -257,8 +264,8 @@ TOOL_FORMATS = {
         families=("jamba", "hunyuan"),
     ),
     "hermes": ToolParser(
-        (block("<tool_call>\n", CALL, "\n</tool_call>"),),
-        again="\n",
+        (call_block("<tool_call>\n", CALL, "\n</tool_call>"),),
+        separator="\n",
         aliases=("granite4", "ernie45"),
         models="Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, SmolLM3, Granite 4, ERNIE-4.5",
         shape="JSON object per call",
@@ -266,8 +273,8 @@ TOOL_FORMATS = {
     ),
     "llama3_json": ToolParser(
         (
-            block(many(Call(arguments="parameters", strict=True), between="; "), anchored=True),
-            block("<|python_tag|>", many(PARAMETERS, between="; ")),
+            call_block(one_or_more(JsonCall(arguments="parameters", strict=True), between="; "), anchored=True),
+            call_block("<|python_tag|>", one_or_more(PARAMETERS, between="; ")),
         ),
         aliases=("llama4_json",),
         models="Llama 3.1, 3.2, 3.3",
@@ -276,23 +283,23 @@ TOOL_FORMATS = {
     ),
     "xlam": ToolParser(
         (
-            block("[", STRICT_CALLS, "]", anchored=True),
-            block("```json", "[", CALLS, "]", "```", certain=False),
-            block("[TOOL_CALLS]", "[", CALLS, "]"),
-            block("<tool_call>", either(("[", CALLS, "]"), (CALL,)), "</tool_call>"),
+            call_block("[", STRICT_CALLS, "]", anchored=True),
+            call_block("```json", "[", CALLS, "]", "```", certain=False),
+            call_block("[TOOL_CALLS]", "[", CALLS, "]"),
+            call_block("<tool_call>", alternatives(("[", CALLS, "]"), (CALL,)), "</tool_call>"),
         ),
         models="xLAM",
         shape="bare JSON list",
     ),
     "pythonic": ToolParser(
-        (block("[", PYTHON_CALLS, "]", anchored=True),),
+        (call_block("[", PYTHON_CALLS, "]", anchored=True),),
         models="Llama 3.2, ToolACE",
         shape="Python list",
     ),
     "json": ToolParser(
         (
-            block(either(("[", STRICT_CALLS, "]"), (many(STRICT, between="\n"),)), anchored=True),
-            block("```json", either(("[", CALLS, "]"), (CALL,)), "```", certain=False),
+            call_block(alternatives(("[", STRICT_CALLS, "]"), (one_or_more(STRICT, between="\n"),)), anchored=True),
+            call_block("```json", alternatives(("[", CALLS, "]"), (CALL,)), "```", certain=False),
         ),
         models="any model whose prompt asks for calls in JSON",
         shape="bare JSON",

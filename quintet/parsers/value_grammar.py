@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quintet.parsers.grammar import JSON_NUMBER, Lark, NoGrammar, properties, quoted
+from quintet.parsers.grammar import JSON_NUMBER, LarkGrammar, NoGrammar, properties, quoted
 from quintet.parsers.schema import ANY, TYPES, as_json
 from quintet.parsers.schema import TEXT as ONLY_TEXT
 from quintet.parsers.schema_types import Option, count_of, options, text_of, with_definitions
@@ -33,7 +33,7 @@ NO_TEXT = sorted(ANY)
 FREE_NAME = r"/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"  # of an undeclared argument
 
 
-def until_marker(lark: Lark, schema: Any, allowed: frozenset[str], end: str) -> str:
+def until_marker(lark: LarkGrammar, schema: Any, allowed: frozenset[str], end: str) -> str:
     """A value as bare text, and the marker that ends it. `allowed`: the types as which the reader takes it."""
     kinds = {*allowed, "any", *(["integer"] if "number" in allowed else [])}
     found = [each for each in options(schema, lark.tool.parameters) if _type(each) in kinds]
@@ -81,7 +81,7 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def arguments(lark: Lark, notation: Notation, comma: str) -> str:
+def arguments(lark: LarkGrammar, notation: Notation, comma: str) -> str:
     """All arguments of the tool's call, in the notation's brackets."""
     return _Speller(lark, notation, comma).members(lark.tool.parameters, notation.arguments)
 
@@ -89,7 +89,7 @@ def arguments(lark: Lark, notation: Notation, comma: str) -> str:
 class _Speller:
     """Writes values in a notation. A schema that refers to itself is a rule that does."""
 
-    def __init__(self, lark: Lark, notation: Notation, comma: str) -> None:
+    def __init__(self, lark: LarkGrammar, notation: Notation, comma: str) -> None:
         self._lark, self._notation, self._comma = lark, notation, comma
         self._words = {json_word: word for word, json_word in notation.words.items()}
         self._rules: dict[int, str] = {}  # id of a schema, which the tool keeps -> its rule

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from quintet.parsers.scanner import MalformedText, Scanner, Steps, without
+from quintet.parsers.scanner import MalformedText, Scanner, Steps, pattern_without
 
 MAX_DEPTH = 100  # lists and objects within one another
 MAX_SCALAR = 512  # characters of a number
@@ -78,7 +78,7 @@ def gemma(quote: str) -> Notation:
 Write = Callable[[str], object]
 
 
-def written(text: str) -> str:
+def json_escaped(text: str) -> str:
     """Inside the quotes of a JSON string."""
     return text if PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)[1:-1]
 
@@ -130,7 +130,7 @@ def _key(scan: Scanner, write: Write, notation: Notation, bracket: Bracket, befo
 def read_name(scan: Scanner, notation: Notation, bare: bool = False) -> Steps[str]:
     """A key -> as JSON has it between its quotes."""
     yield from scan.space()
-    if quote := (yield from scan.sees(notation.quotes)):
+    if quote := (yield from scan.peek_marker(notation.quotes)):
         pieces: list[str] = []
         scan.take(len(quote))
         yield from read_string(scan, pieces.append, quote, notation.escapes)
@@ -138,11 +138,11 @@ def read_name(scan: Scanner, notation: Notation, bare: bool = False) -> Steps[st
     name = (yield from scan.run(WORD, MAX_NAME)) if bare else ""
     if not name:
         raise MalformedText
-    return written(name)
+    return json_escaped(name)
 
 
 def _scalar(scan: Scanner, write: Write, notation: Notation) -> Steps[None]:
-    if quote := (yield from scan.sees(notation.quotes)):
+    if quote := (yield from scan.peek_marker(notation.quotes)):
         scan.take(len(quote))
         write('"')
         yield from read_string(scan, write, quote, notation.escapes)
@@ -156,29 +156,29 @@ def _scalar(scan: Scanner, write: Write, notation: Notation) -> Steps[None]:
 
 def read_string(scan: Scanner, write: Write, quote: str, escapes: bool) -> Steps[None]:
     """Reads the rest of a string after its first quote, and the last quote; writes it as JSON has it between quotes."""
-    plain = without(quote[0] + "\\" * escapes)
+    plain = pattern_without(quote[0] + "\\" * escapes)
     while not (scan.empty() and scan.ended):
         if text := scan.match(plain):
-            write(written(text))
+            write(json_escaped(text))
         elif scan.empty():
             yield
-        elif (yield from scan.sees((quote,))):
+        elif (yield from scan.peek_marker((quote,))):
             scan.take(len(quote))
             return
-        elif scan.cut((quote,)):
+        elif scan.ends_within_marker((quote,)):
             raise MalformedText
-        elif escapes and (yield from scan.ahead(1)) == "\\":
+        elif escapes and (yield from scan.peek(1)) == "\\":
             yield from _escape(scan, write)
         else:
-            write(written(scan.take(1)))
+            write(json_escaped(scan.take(1)))
     raise MalformedText
 
 
 def _escape(scan: Scanner, write: Write) -> Steps[None]:
     """A backslash and what it says: JSON's and Python's. One that says nothing stands for itself."""
-    kind = (yield from scan.ahead(2))[1:]
+    kind = (yield from scan.peek(2))[1:]
     digits = DIGITS.get(kind, 0)
-    code = (yield from scan.ahead(2 + digits))[2:]
+    code = (yield from scan.peek(2 + digits))[2:]
     scan.take(1 + len(kind) + len(code))
     if not kind or (digits and (len(code) < digits or not HEX.fullmatch(code))):
         raise MalformedText
@@ -187,12 +187,12 @@ def _escape(scan: Scanner, write: Write) -> Steps[None]:
     elif digits:
         if int(code, 16) > 0x10FFFF:
             raise MalformedText
-        write(written(chr(int(code, 16))))
+        write(json_escaped(chr(int(code, 16))))
     else:
-        write(ESCAPES.get(kind, "\\\\" + written(kind)))
+        write(ESCAPES.get(kind, "\\\\" + json_escaped(kind)))
 
 
-def converted(text: str, notation: Notation, top: Bracket | None = None) -> str | None:
+def to_json(text: str, notation: Notation, top: Bracket | None = None) -> str | None:
     """The JSON of a whole text; None if it is not one value."""
     scan, pieces = Scanner(text, ended=True), list[str]()
     try:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.parsers.call_events import CallEventBuilder
-from quintet.parsers.grammar import Lark, NoGrammar, properties
+from quintet.parsers.grammar import LarkGrammar, NoGrammar, properties
 from quintet.parsers.scanner import Scanner, Steps
 from quintet.parsers.schema import TEXT, argument_types, as_json
 from quintet.parsers.value_grammar import FREE_NAME, until_marker
-from quintet.parsers.value_reader import MAX_NAME, written
+from quintet.parsers.value_reader import MAX_NAME, json_escaped
 
 QUOTE = re.compile(r'\\.|(")', re.DOTALL)
 MAX_VALUE = 2**20  # characters of an argument that must be whole before it can be converted
@@ -43,7 +43,7 @@ class XmlArguments:
             yield from self._field(scan, calls, before)
             before = ", "
         calls.write("}")
-        calls.whole()
+        calls.complete_arguments()
         calls.close()
 
     def _field(self, scan: Scanner, calls: CallEventBuilder, before: str) -> Steps[None]:
@@ -52,20 +52,20 @@ class XmlArguments:
         mark, types = keyed[(yield from scan.until(tuple(keyed), name.append, MAX_NAME))]
         if self.value:
             yield from scan.expect(self.value.strip())
-        if mark.endswith("\n") and (yield from scan.sees(("\n",))):
+        if mark.endswith("\n") and (yield from scan.peek_marker(("\n",))):
             scan.take(1)
         key = "".join(name).strip()
-        calls.write(f'{before}"{written(key)}": ')
+        calls.write(f'{before}"{json_escaped(key)}": ')
         yield from self._convert(scan, calls, types or calls.types(key))
 
     def _convert(self, scan: Scanner, calls: CallEventBuilder, types: frozenset[str]) -> Steps[None]:
         ends: tuple[str, ...] = (self.end, self.end.lstrip("\n"))
-        if self.cdata and (yield from scan.sees(("<![CDATA[",))):
+        if self.cdata and (yield from scan.peek_marker(("<![CDATA[",))):
             scan.take(len("<![CDATA["))
             ends = (f"]]>{self.end}",)
         if types == TEXT:
             calls.write('"')
-            yield from scan.until(ends, lambda piece: calls.write(written(piece)))
+            yield from scan.until(ends, lambda piece: calls.write(json_escaped(piece)))
             calls.write('"')
         else:
             calls.write(as_json((yield from self._whole(scan, ends, types)), types))
@@ -85,7 +85,7 @@ class XmlArguments:
             pieces.append(end)
             size += len(new) + len(end)
 
-    def lark(self, grammar: Lark) -> str:
+    def lark(self, grammar: LarkGrammar) -> str:
         declared = properties(grammar.tool.parameters)
         if declared is None:
             ways = []
@@ -98,7 +98,7 @@ class XmlArguments:
             fields = grammar.some([(self._written(grammar, *each[:2]), each[2]) for each in declared], "")
         return f"{fields} {grammar.literal(self.close)}"
 
-    def _written(self, grammar: Lark, name: str, schema: Any) -> str:
+    def _written(self, grammar: LarkGrammar, name: str, schema: Any) -> str:
         """One field, by each of the ways in which it may be marked."""
         known = argument_types(grammar.tool.parameters, name)
         if not 0 < len(name) <= MAX_NAME or name != name.strip():

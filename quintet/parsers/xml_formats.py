@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from quintet.parsers.combinators import NAME, Word, many, maybe
-from quintet.parsers.formats import Block, ToolParser, block
+from quintet.parsers.combinators import NAME, Word, one_or_more, optional
+from quintet.parsers.formats import CallBlock, ToolParser, call_block
 from quintet.parsers.schema import ANY, TEXT
 from quintet.parsers.xml_arguments import XmlArguments
 
@@ -35,7 +35,7 @@ KIMI_DROPS = (
 )
 
 
-def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> Block:
+def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> CallBlock:
     """Tencent's markup: its tokens end with the checkpoint's mark; `line` stands between them."""
     fields = XmlArguments(
         f"<arg_key{mark}>",
@@ -46,39 +46,39 @@ def hunyuan(mark: str, line: str = "\n", sep: bool = True) -> Block:
         after=line,
     )
     name = (NAME, f"<tool_sep{mark}>{line}") if sep else (NAME,)
-    calls = many(f"<tool_call{mark}>", *name, fields, between=line)
-    return block(f"<tool_calls{mark}>{line}", calls, f"{line}</tool_calls{mark}>")
+    calls = one_or_more(f"<tool_call{mark}>", *name, fields, between=line)
+    return call_block(f"<tool_calls{mark}>{line}", calls, f"{line}</tool_calls{mark}>")
 
 
-def dsml(name: str) -> Block:
+def dsml(name: str) -> CallBlock:
     """DeepSeek's markup, in an element of that name."""
-    invoke = many('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
-    return block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
+    invoke = one_or_more('<｜DSML｜invoke name="', NAME, '">\n', DSML_FIELDS, between="\n")
+    return call_block(f"<｜DSML｜{name}>\n", invoke, f"\n</｜DSML｜{name}>")
 
 
 # The more telling a parser's signs, the earlier it stands.
 XML_FORMATS = {
     "qwen3_coder": ToolParser(
         (
-            block("<tool_call>\n", "<function=", NAME, ">\n", QWEN_FIELDS, "\n</tool_call>"),
-            block("<function=", NAME, ">\n", QWEN_FIELDS, maybe("\n</tool_call>")),
+            call_block("<tool_call>\n", "<function=", NAME, ">\n", QWEN_FIELDS, "\n</tool_call>"),
+            call_block("<function=", NAME, ">\n", QWEN_FIELDS, optional("\n</tool_call>")),
         ),
-        again="\n",
+        separator="\n",
         aliases=("qwen3_xml", "mimo", "step3p5"),
         models="Qwen3-Coder, Qwen3.5, Nemotron 3, MiMo, Step-3.5",
         shape="XML parameters",
         signs=(("<function=", "<parameter=", "<tool_call>"),),
     ),
     "seed_oss": ToolParser(
-        (block("<seed:tool_call>\n", "<function=", NAME, ">\n", SEED_FIELDS, "\n</seed:tool_call>"),),
-        again="\n",
+        (call_block("<seed:tool_call>\n", "<function=", NAME, ">\n", SEED_FIELDS, "\n</seed:tool_call>"),),
+        separator="\n",
         models="Seed-OSS",
         shape="XML parameters",
         signs=(("<seed:tool_call>",),),
     ),
     "glm47": ToolParser(
-        (block("<tool_call>", NAME, replace(GLM_FIELDS, value="<arg_value>", after="")),),
-        again="",
+        (call_block("<tool_call>", NAME, replace(GLM_FIELDS, value="<arg_value>", after="")),),
+        separator="",
         models="GLM-4.7",
         shape="XML parameters",
         signs=(("</arg_key><arg_value>",),),
@@ -96,17 +96,19 @@ XML_FORMATS = {
         families=("hy_v4",),
     ),
     "solar_open2": ToolParser(
-        (block("<|tool_call:start|>", NAME, "\n", SOLAR_FIELDS),),
-        again="\n",
+        (call_block("<|tool_call:start|>", NAME, "\n", SOLAR_FIELDS),),
+        separator="\n",
         models="Solar Open2",
         shape="XML parameters",
         signs=(("<|tool_call:start|>", "<|tool_arg:start|>"),),
     ),
     "kimi_k3": ToolParser(
         (
-            block(
+            call_block(
                 "<|open|>tools<|sep|>",
-                many('<|open|>call tool="', NAME, '" index="', Word(pattern="/[0-9]{1,3}/"), '"<|sep|>', KIMI_FIELDS),
+                one_or_more(
+                    '<|open|>call tool="', NAME, '" index="', Word(pattern="/[0-9]{1,3}/"), '"<|sep|>', KIMI_FIELDS
+                ),
                 "<|close|>tools<|sep|>",
             ),
         ),
@@ -116,15 +118,15 @@ XML_FORMATS = {
         signs=(("<|open|>", "<|sep|>", "<|close|>"),),
     ),
     "minicpm5": ToolParser(
-        (block('<function name="', NAME, '">', PARAM_FIELDS),),
-        again="\n",
+        (call_block('<function name="', NAME, '">', PARAM_FIELDS),),
+        separator="\n",
         models="MiniCPM5",
         shape="XML parameters",
         signs=(("<function name=", "<param name="),),
     ),
     "glm45": ToolParser(
-        (block("<tool_call>", NAME, "\n", GLM_FIELDS),),
-        again="\n",
+        (call_block("<tool_call>", NAME, "\n", GLM_FIELDS),),
+        separator="\n",
         aliases=("poolside_v1",),
         models="GLM-4.5, GLM-4.6, Poolside Laguna",
         shape="XML parameters",
@@ -132,9 +134,9 @@ XML_FORMATS = {
     ),
     "minimax_m2": ToolParser(
         (
-            block(
+            call_block(
                 "<minimax:tool_call>\n",
-                many('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
+                one_or_more('<invoke name="', NAME, '">\n', INVOKE_FIELDS, between="\n"),
                 "\n</minimax:tool_call>",
             ),
         ),
@@ -144,17 +146,17 @@ XML_FORMATS = {
     ),
     "step3": ToolParser(
         (
-            block(
+            call_block(
                 "<｜tool_calls_begin｜>\n",
-                many(
+                one_or_more(
                     "<｜tool_call_begin｜>",
-                    maybe("function", "<｜tool_sep｜>", written=True),
+                    optional("function", "<｜tool_sep｜>", written=True),
                     '<steptml:invoke name="',
                     NAME,
                     '">\n',
                     STEP_FIELDS,
                     "<｜tool_call_end｜>",
-                    maybe("<｜tool_sep｜>", written=False),
+                    optional("<｜tool_sep｜>", written=False),
                     between="\n",
                 ),
                 "\n<｜tool_calls_end｜>",

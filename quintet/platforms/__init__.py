@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quintet.common.entry_points import entry_points
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.config import AUTO, EngineConfig
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform, Unavailable, WrongContract
 
@@ -16,7 +16,7 @@ BUILT_IN = ("cuda", "rocm", "xpu", "tpu", "cpu", "null")  # in the order that "a
 
 
 @dataclass(frozen=True)
-class Found:
+class PlatformCandidate:
     """A platform that is known here by name, usable or not."""
 
     name: str
@@ -30,13 +30,13 @@ class Found:
         return isinstance(self.result, Capabilities)
 
     @property
-    def automatic(self) -> bool:
+    def auto_selectable(self) -> bool:
         """True if "auto" may choose it: an unavailable one counts, since the user may want to know why."""
         return not isinstance(self.result, Capabilities) or self.result.auto_select
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedPlatform:
     """The platform that will run, its facts, and why it was chosen."""
 
     platform: type[Platform]
@@ -76,61 +76,67 @@ class UnavailableError(ValueError):
     """The platform that was asked for cannot run here; the message says why and what would help."""
 
 
-def discover() -> list[Found]:
+def discover() -> list[PlatformCandidate]:
     """Every platform that is built in or installed, probed, in the order that "auto" tries them."""
     plugins = [_plugin(point) for point in entry_points(group=GROUP)]
     taken = {found.name for found in plugins}
     return [*plugins, *(_built_in(name) for name in BUILT_IN if name not in taken)]
 
 
-def choose(name: str) -> Chosen:
+def choose(name: str) -> SelectedPlatform:
     """The platform of that name, or for "auto" the best that is available here."""
     return _best(discover()) if name == "auto" else _require(_named(name), "asked for by name")
 
 
-def _named(name: str) -> Found:
+def _named(name: str) -> PlatformCandidate:
     """The others are not even imported."""
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name in points:
         return _plugin(points[name])
     if name not in BUILT_IN:
-        raise UnavailableError(unknown("device", name, ["auto", *points, *(n for n in BUILT_IN if n not in points)]))
+        raise UnavailableError(
+            unknown_name_error("device", name, ["auto", *points, *(n for n in BUILT_IN if n not in points)])
+        )
     return _built_in(name)
 
 
-def _best(found: Sequence[Found]) -> Chosen:
+def _best(found: Sequence[PlatformCandidate]) -> SelectedPlatform:
     passed: list[str] = []
     for candidate in found:
-        if not candidate.automatic:
+        if not candidate.auto_selectable:
             continue
         if candidate.available:
             why = "the best available" + (f"; passed over: {', '.join(passed)}" if passed else "")
             return _require(candidate, why)
         passed.append(candidate.name)
-    reasons = "; ".join(f"{f.name}: {f.result}" for f in found if f.automatic)
+    reasons = "; ".join(f"{f.name}: {f.result}" for f in found if f.auto_selectable)
     raise UnavailableError(f"no platform is available here: {reasons}")
 
 
-def _require(found: Found, reason: str) -> Chosen:
+def _require(found: PlatformCandidate, reason: str) -> SelectedPlatform:
     if found.platform is None or isinstance(found.result, Unavailable):
         raise UnavailableError(f"device {found.name!r} is not available: {found.result}")
-    return Chosen(found.platform, found.result, reason, found.source, found.version)
+    return SelectedPlatform(found.platform, found.result, reason, found.source, found.version)
 
 
-def _built_in(name: str) -> Found:
+def _built_in(name: str) -> PlatformCandidate:
     module = f"{__name__}.{name}"
     if importlib.util.find_spec(module) is None:
-        return Found(name, OURS, Unavailable("this version of quintet does not have it yet", "use another device"))
+        return PlatformCandidate(
+            name, OURS, Unavailable("this version of quintet does not have it yet", "use another device")
+        )
     try:
         platform = importlib.import_module(module).PLATFORM
     except Exception as error:  # one that cannot be imported must not take the others down either
-        return Found(name, OURS, Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]"))
-    return _probe(Found(name, OURS, _UNPROBED, platform))
+        return PlatformCandidate(
+            name, OURS, Unavailable(f"{type(error).__name__}: {error}", f"install quintet[{name}]")
+        )
+    return _probe(PlatformCandidate(name, OURS, _UNPROBED, platform))
 
 
-def _plugin(point: "importlib.metadata.EntryPoint") -> Found:
+def _plugin(point: "importlib.metadata.EntryPoint") -> PlatformCandidate:
     source, version = (point.dist.name, point.dist.version) if point.dist else (point.value, "")
-    found = Found(point.name, source, _UNPROBED, version=version)
+    found = PlatformCandidate(point.name, source, _UNPROBED, version=version)
     try:
         platform = point.load()
         if not (isinstance(platform, type) and issubclass(platform, Platform)):
@@ -146,7 +152,7 @@ def _plugin(point: "importlib.metadata.EntryPoint") -> Found:
     return _probe(replace(found, platform=platform))
 
 
-def _probe(found: Found) -> Found:
+def _probe(found: PlatformCandidate) -> PlatformCandidate:
     assert found.platform is not None, "only a class can be probed"
     try:
         result = found.platform.probe()

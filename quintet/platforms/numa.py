@@ -24,17 +24,17 @@ _MOST_NODES = 1024  # bits of a mask
 _BEFORE: dict[frozenset[int], frozenset[int]] = {}  # processors of a seat -> those that its thread had before
 
 
-class Node(NamedTuple):
+class NumaNode(NamedTuple):
     """One that has memory which this process may use, and its processors that it may run on."""
 
     number: int
     cpus: frozenset[int]
 
 
-class Seat(NamedTuple):
+class NumaShare(NamedTuple):
     """NUMA node that one of several processes runs at."""
 
-    node: Node
+    node: NumaNode
     place: int  # among those at this node
     ranks: int  # at this node
 
@@ -43,7 +43,7 @@ class Seat(NamedTuple):
         return max(1, min(most, physical_cores(self.node.cpus) // self.ranks))
 
 
-def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path = _STATUS) -> tuple[Node, ...]:
+def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path = _STATUS) -> tuple[NumaNode, ...]:
     """Nodes that this process may use, in order; none if the system lists none. Processors of a node without memory
     count to the nearest that has some. `cpus`: logical processors that it may run on; as the system says if None."""
     usable = allowed() if cpus is None else set(cpus)
@@ -55,15 +55,15 @@ def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path
     for number in online if filled else ():
         own = set(_numbers(_text(root / f"node{number}" / "cpulist"))) & usable
         found[number if number in found else _nearest(root, number, online, filled)] |= own
-    return tuple(Node(number, frozenset(its)) for number, its in sorted(found.items()) if its)
+    return tuple(NumaNode(number, frozenset(its)) for number, its in sorted(found.items()) if its)
 
 
-def seat(place: int, processes: int, there: Sequence[Node]) -> Seat | None:
+def numa_share(place: int, processes: int, there: Sequence[NumaNode]) -> NumaShare | None:
     """Returns the seat of the `place`-th process; None below two nodes, or if nodes cannot have equally many."""
     if len(there) < 2 or processes % len(there):
         return None
     each = processes // len(there)
-    return Seat(there[place // each], place % each, each)
+    return NumaShare(there[place // each], place % each, each)
 
 
 def allowed() -> frozenset[int]:
@@ -72,7 +72,7 @@ def allowed() -> frozenset[int]:
     return _BEFORE.get(now, now)
 
 
-def sit(where: Seat) -> None:
+def bind_to_node(where: NumaShare) -> None:
     """This thread, and all that it starts, run at that node from now on, and take memory there."""
     before = allowed()
     try:
@@ -98,7 +98,7 @@ def prefer_memory(node: int) -> bool:
 
 
 @contextlib.contextmanager
-def standing() -> Iterator[None]:
+def unbound() -> Iterator[None]:
     """Lets what this thread starts meanwhile run on all processors that it had before it took a seat."""
     seated = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
     if seated not in _BEFORE:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.quantize.calibration_run import CalibratedLayer
-from quintet.quantize.rounding import floats, nearest
+from quintet.quantize.rounding import floats, round_to_nearest
 from quintet.quantize.schemes import Scheme
 
 STEPS = 20  # powers of the magnitudes that are tried
@@ -17,7 +17,7 @@ LIMIT = 1e-3  # of the output's largest number: what folding may change by round
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "qkv_proj"), ("gate_proj", "up_proj", "gate_up_proj")
 
 
-def fold(layer: CalibratedLayer, chosen: Sequence[str], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
+def scale_layer(layer: CalibratedLayer, chosen: Sequence[str], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
     """Scales the layer's weights in place -> what the inputs of its products were divided by, by the products' names in
     the layer. ValueError if the layer then computes something else."""
     before, scaled = layer.output(), {}
@@ -29,7 +29,7 @@ def fold(layer: CalibratedLayer, chosen: Sequence[str], scheme: Scheme, dtype: t
         if source is None or heads is None or not rounded:
             continue
         magnitudes = _shared(moments.magnitudes, heads).mean(1, keepdim=True).expand(heads).reshape(-1)
-        scales = best(rounded, moments.sample, magnitudes, (scheme, dtype))
+        scales = best_scales(rounded, moments.sample, magnitudes, (scheme, dtype))
         for each in members:
             _weight(each).mul_(scales)
         _divide(source, _shared(scales, heads)[:, 0].reshape(-1))
@@ -38,7 +38,9 @@ def fold(layer: CalibratedLayer, chosen: Sequence[str], scheme: Scheme, dtype: t
     return scaled
 
 
-def best(weights: Sequence[Tensor], sample: Tensor, magnitudes: Tensor, how: tuple[Scheme, torch.dtype]) -> Tensor:
+def best_scales(
+    weights: Sequence[Tensor], sample: Tensor, magnitudes: Tensor, how: tuple[Scheme, torch.dtype]
+) -> Tensor:
     """[K]: the scales of the least error of these products of sample [T, K], of those that are powers of the inputs'
     mean magnitudes."""
     magnitudes = magnitudes.clamp(min=1e-6)
@@ -48,7 +50,7 @@ def best(weights: Sequence[Tensor], sample: Tensor, magnitudes: Tensor, how: tup
         scales = scales / (scales.max() * scales.min()).sqrt()
         error = 0.0
         for weight in weights:
-            off = floats(nearest(weight * scales, *how), how[0]) / scales - weight
+            off = floats(round_to_nearest(weight * scales, *how), how[0]) / scales - weight
             error += (sample @ off.t()).square().sum().item()
         if error < least:
             least, found = error, scales

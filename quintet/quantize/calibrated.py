@@ -11,11 +11,11 @@ from tqdm import tqdm
 from quintet.hub.legacy_configs import FOREIGN
 from quintet.hub.max_model_len import model_length
 from quintet.quantize import awq, packing, rounding
-from quintet.quantize.calibration_run import CalibratedLayer, through
+from quintet.quantize.calibration_run import CalibratedLayer, run_calibration
 from quintet.quantize.checkpoint import SourceCheckpoint
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gptq import gptq
-from quintet.quantize.rounding import Rounded
+from quintet.quantize.rounding import QuantizedMatrix
 from quintet.quantize.samples import sequences
 from quintet.quantize.schemes import FLOAT8_MAX, Scheme
 from quintet.quantize.statistics import InputStatistics
@@ -23,22 +23,22 @@ from quintet.quantize.targets import LinearTargets
 from quintet.quantize.writer import CheckpointShards
 from quintet.tokenizers.tokenizer import load_tokenizer
 
-How = tuple[Scheme, QuantizeConfig]
+CalibrationOptions = tuple[Scheme, QuantizeConfig]
 
 
-def refuse(how: Scheme, asked: QuantizeConfig) -> None:
+def refuse(how: Scheme, config: QuantizeConfig) -> None:
     """ValueError for what does not go together."""
-    if asked.method != "rtn" and how.floats:
-        raise ValueError(f"method {asked.method!r} is for whole numbers, and scheme {how.name} has floats; use rtn")
-    if how.activations == "tensor" and asked.calibration is None:
+    if config.method != "rtn" and how.floats:
+        raise ValueError(f"method {config.method!r} is for whole numbers, and scheme {how.name} has floats; use rtn")
+    if how.activations == "tensor" and config.calibration is None:
         raise ValueError(
             f"scheme {how.name} has one scale for all activations, which calibration finds: give text with one sample "
             "per line (--calibration FILE), or use FP8_DYNAMIC, which needs none"
         )
 
 
-def calibrated(
-    original: SourceCheckpoint, found: LinearTargets, how: How, shards: CheckpointShards, progress: bool
+def quantize_calibrated(
+    original: SourceCheckpoint, found: LinearTargets, how: CalibrationOptions, shards: CheckpointShards, progress: bool
 ) -> set[str]:
     """Writes the tensors of every decoder layer -> their names. ValueError for text that does not do."""
     config = config_of(original)
@@ -47,13 +47,13 @@ def calibrated(
     tokenizer = load_tokenizer(original.folder)
     rows = sequences(Path(asked.calibration or ""), tokenizer, asked.num_samples, length)
     with tqdm(total=config.num_hidden_layers, desc="Calibrating", unit="layer", disable=not progress) as bar:
-        work = Work(original, found, how, shards, set())
+        work = LayerQuantizer(original, found, how, shards, set())
 
         def treat(layer: CalibratedLayer) -> None:
-            work.treat(layer)
+            work.quantize_layer(layer)
             bar.update()
 
-        through(config, original.read, rows, treat)
+        run_calibration(config, original.read, rows, treat)
     return work.done
 
 
@@ -70,21 +70,21 @@ def config_of(original: SourceCheckpoint) -> Any:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerQuantizer:
     """Rounds layers and writes them."""
 
     original: SourceCheckpoint
     found: LinearTargets
-    how: How
+    options: CalibrationOptions
     shards: CheckpointShards
     done: set[str]  # names of tensors that are written
 
-    def treat(self, layer: CalibratedLayer) -> None:
+    def quantize_layer(self, layer: CalibratedLayer) -> None:
         """Leaves the layer with what its weights stand for."""
-        scheme, asked = self.how
+        scheme, asked = self.options
         linears = {name.removeprefix(f"{layer.path}."): each for name, each in layer.linears()}
         chosen = [name for name in linears if f"{layer.path}.{name}.weight" in self.found]
-        scaled = awq.fold(layer, chosen, scheme, self.original.dtype) if asked.method == "awq" else {}
+        scaled = awq.scale_layer(layer, chosen, scheme, self.original.dtype) if asked.method == "awq" else {}
         for name in chosen:
             moments, weight = layer.watch.of[name], linears[name].weight
             rounded = self.rounded(weight, moments, scaled.get(name))
@@ -93,23 +93,23 @@ class Work:
         for name, tensor in layer.module.named_parameters():
             if name.removesuffix(".weight") not in chosen:
                 own = f"{layer.path}.{name}"
-                self.shards.add({self.original.stored(own): tensor.to(self.original.read(own).dtype)})
+                self.shards.add({self.original.file_name(own): tensor.to(self.original.read(own).dtype)})
                 self.done.add(own)
 
-    def rounded(self, weight: Tensor, moments: InputStatistics, scaled: Tensor | None) -> Rounded:
-        scheme, asked = self.how
+    def rounded(self, weight: Tensor, moments: InputStatistics, scaled: Tensor | None) -> QuantizedMatrix:
+        scheme, asked = self.options
         dtype = self.original.dtype
         if asked.method == "gptq":
             return gptq(weight, moments.hessian, scheme, dtype, asked.dampening, asked.act_order)
         if asked.method == "rtn":
-            return rounding.nearest(weight, scheme, dtype)
+            return rounding.round_to_nearest(weight, scheme, dtype)
         importance = moments.hessian.diagonal()
         importance = importance if scaled is None else importance / scaled.square()
-        return rounding.on(weight, rounding.searched(weight, scheme, dtype, importance), scheme)
+        return rounding.round_to_grid(weight, rounding.search_grid(weight, scheme, dtype, importance), scheme)
 
-    def _write(self, module: str, rounded: Rounded, moments: InputStatistics) -> None:
-        scheme, dtype = self.how[0], self.original.dtype
-        stored = self.original.stored(f"{module}.weight").removesuffix(".weight")
+    def _write(self, module: str, rounded: QuantizedMatrix, moments: InputStatistics) -> None:
+        scheme, dtype = self.options[0], self.original.dtype
+        stored = self.original.file_name(f"{module}.weight").removesuffix(".weight")
         tensors = packing.tensors(stored, rounded, scheme, dtype)
         if scheme.activations == "tensor":
             tensors[f"{stored}.input_scale"] = torch.tensor([moments.peak / FLOAT8_MAX]).to(dtype)

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.quantize.statistics import Watch
+from quintet.quantize.statistics import InputWatcher
 
 AT_ONCE = 4096  # tokens that a layer is given at a time
-Treat = Callable[["CalibratedLayer"], None]
+QuantizeLayer = Callable[["CalibratedLayer"], None]
 Read = Callable[[str], Tensor]
 
 
 class CalibratedLayer:
     """A decoder layer with its weights, and what its products were given."""
 
-    def __init__(self, path: str, module: nn.Module, watch: Watch, run: Callable[[], Tensor]) -> None:
+    def __init__(self, path: str, module: nn.Module, watch: InputWatcher, run: Callable[[], Tensor]) -> None:
         self.path, self.module, self.watch = path, module, watch
         self.output = run  # of the first samples, with the weights as they are now
 
@@ -35,7 +35,7 @@ class CalibratedLayer:
 class CalibrationStage(nn.Module):
     """Stands where a layer stood: reads its weights, has it treated, and gives what it then computes."""
 
-    def __init__(self, path: str, layer: nn.Module, read: Read, treat: Treat) -> None:
+    def __init__(self, path: str, layer: nn.Module, read: Read, treat: QuantizeLayer) -> None:
         super().__init__()
         self._path, self._layer, self._read, self._treat = path, layer, read, treat
 
@@ -51,7 +51,7 @@ class CalibrationStage(nn.Module):
         fill(self._layer, self._path, self._read)
         size = max(1, AT_ONCE // x.shape[1])
         parts = [_part((x, args, settings), first, size, len(x)) for first in range(0, len(x), size)]
-        with Watch(self._layer) as watch:
+        with InputWatcher(self._layer) as watch:
             for part in parts:
                 _run(self._layer, part)
         self._treat(CalibratedLayer(self._path, self._layer, watch, lambda: _run(self._layer, parts[0])))
@@ -60,7 +60,7 @@ class CalibrationStage(nn.Module):
         return out
 
 
-def through(config: Any, read: Read, rows: Sequence[Sequence[int]], treat: Treat) -> None:
+def run_calibration(config: Any, read: Read, rows: Sequence[Sequence[int]], quantize_layer: QuantizeLayer) -> None:
     """Hands every layer of the model of transformers' `config` to `treat`, in order, as the layers before it were left.
 
     `read` gives a tensor of the checkpoint by its name; `rows` are sequences of one length. ValueError for a model
@@ -81,7 +81,7 @@ def through(config: Any, read: Read, rows: Sequence[Sequence[int]], treat: Treat
     fill(trunk, names[trunk], read)
     _compute_buffers(model)
     trunk.layers = nn.ModuleList(
-        CalibrationStage(path, layer, read, treat) for path, layer in zip(own, layers, strict=True)
+        CalibrationStage(path, layer, read, quantize_layer) for path, layer in zip(own, layers, strict=True)
     )
     trunk(torch.tensor(rows), use_cache=False)
 

@@ -13,7 +13,7 @@ from quintet.hub.hf_overrides import SAID
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.interface.weights import FLOATS, StoredTensor
 from quintet.layers.decoder import ModelBase
-from quintet.model_loader.loader import Checkpoint, Entry
+from quintet.model_loader.loader import Checkpoint, TensorEntry
 from quintet.quantize.targets import outline
 
 ANY = StoredTensor(None, FLOATS)
@@ -29,7 +29,7 @@ class SourceCheckpoint:
     checkpoint: Checkpoint
 
     @classmethod
-    def of(cls, name: str) -> "SourceCheckpoint":
+    def load(cls, name: str) -> "SourceCheckpoint":
         """A folder, a hub id or "bundled". ValueError or OSError says why it cannot be quantized."""
         folder = resolve_model(EngineConfig(name))
         if folder.is_file():
@@ -42,7 +42,7 @@ class SourceCheckpoint:
         return cls(folder, config, model, Checkpoint(folder, model))
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, TensorEntry]:
         """Tensors by the modules' names."""
         return self.checkpoint.entries
 
@@ -60,7 +60,7 @@ class SourceCheckpoint:
         """By the modules' name."""
         return self.checkpoint.read(name, ANY)
 
-    def stored(self, name: str) -> str:
+    def file_name(self, name: str) -> str:
         """The name in the new file: that of the old one, where the tensor is one by itself."""
         entry = self.entries[name]
         return name if entry.at else entry.name

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import count, one_of, optional, several, share, text, truth
+from quintet.common.value_parsers import boolean, count, fraction, list_of, one_of, optional, text
 from quintet.config import option
-from quintet.config.schema.fields import settle
+from quintet.config.schema.fields import normalize_fields
 
 METHODS = ("rtn", "gptq", "awq")
 GROUP = "quantization"
@@ -35,10 +35,10 @@ class QuantizeConfig:
         None, _group, "inputs that share a scale, where the scheme has groups; -1: all of an output's", group=GROUP
     )
     ignore: tuple[str, ...] = option(
-        ("lm_head",), several(text), "module that stays as it is: a name, the end of one, or re: and a pattern",
+        ("lm_head",), list_of(text), "module that stays as it is: a name, the end of one, or re: and a pattern",
         group=GROUP, metavar="MODULE",
     )  # fmt: skip
-    overwrite: bool = option(False, truth, "replace a model that is in the folder already", group=GROUP)
+    overwrite: bool = option(False, boolean, "replace a model that is in the folder already", group=GROUP)
     calibration: str | None = option(
         None, optional(text), "text such as the model will see: a sample per line, or .jsonl with text or messages",
         group=CALIBRATION, metavar="FILE",
@@ -46,13 +46,13 @@ class QuantizeConfig:
     num_samples: int = option(256, count(), "sequences of it that are used", group=CALIBRATION)
     sequence_length: int = option(512, count(16), "tokens of each", group=CALIBRATION)
     dampening: float = option(
-        0.01, share, "added to the diagonal of gptq's Hessian, as a share of its mean", group=CALIBRATION
+        0.01, fraction, "added to the diagonal of gptq's Hessian, as a share of its mean", group=CALIBRATION
     )
     act_order: bool = option(
-        False, truth, "gptq rounds the inputs of the largest magnitude first; groups stay where they are",
+        False, boolean, "gptq rounds the inputs of the largest magnitude first; groups stay where they are",
         group=CALIBRATION,
     )  # fmt: skip
-    report: bool = option(True, truth, "compare the result with the original", group=REPORT)
+    report: bool = option(True, boolean, "compare the result with the original", group=REPORT)
     evaluate: str | None = option(
         None, optional(text), "text to compare on, not that of the calibration; without it, the model's own words",
         group=REPORT, metavar="FILE",
@@ -61,7 +61,7 @@ class QuantizeConfig:
     device: str = option("auto", text, "platform to compare on", group=REPORT, metavar="NAME")
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalize_fields(self)
         if self.output is None:
             raise ValueError("output is missing: the folder to write (-o DIR)")
         if self.act_order and self.method != "gptq":

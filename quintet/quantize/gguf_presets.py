@@ -18,10 +18,10 @@ class Preset:
     type: str
     head: str
     file_type: str  # of gguf.LlamaFileType
-    more: str | None = None
+    larger_type: str | None = None
     when: More = lambda layer, layers: False
 
-    def of(self, tensor: str, shape: tuple[int, ...], tied: bool, layers: int) -> str:
+    def type_of(self, tensor: str, shape: tuple[int, ...], tied: bool, layers: int) -> str:
         """The type of this tensor, by GGUF's name."""
         if len(shape) < 2 or not tensor.endswith(".weight"):
             return "F32"
@@ -29,8 +29,8 @@ class Preset:
         wanted = self.type
         if part[0] == "output" or (tied and part[0] == "token_embd"):
             wanted = self.head
-        elif self.more and part[-2] in ("attn_v", "ffn_down") and self.when(int(part[1]), layers):
-            wanted = self.more
+        elif self.larger_type and part[-2] in ("attn_v", "ffn_down") and self.when(int(part[1]), layers):
+            wanted = self.larger_type
         return _fitting(wanted, shape[-1])
 
 

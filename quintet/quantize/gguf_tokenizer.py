@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from quintet.gguf.pretokenizers import WORDS
-from quintet.gguf.vocabulary import Kind
+from quintet.gguf.vocabulary import TokenKind
 from quintet.quantize.schemes import Entries
 from quintet.tokenizers.tokenizer import Tokenizer
 
@@ -55,22 +55,24 @@ def words(backend: Any) -> str:
 def _tokens(tokenizer: Tokenizer, described: Entries, size: int) -> tuple[list[str], list[int]]:
     """By their ids, and what they are; rows of the embedding that no token has are unused."""
     tokens = [f"[PAD{number}]" for number in range(size)]
-    kinds = [int(Kind.UNUSED)] * size
+    kinds = [int(TokenKind.UNUSED)] * size
     unknown = described["model"].get("unk_token")
     for text, number in tokenizer.backend.get_vocab(with_added_tokens=True).items():
         if number < size:
             byte = len(text) == 6 and text.startswith("<0x") and bool(described["model"].get("byte_fallback"))
-            tokens[number], kinds[number] = text, int(Kind.BYTE if byte else Kind.NORMAL)
+            tokens[number], kinds[number] = text, int(TokenKind.BYTE if byte else TokenKind.NORMAL)
     for text, number in tokenizer.added.items():
         if number < size:
-            kinds[number] = int(Kind.CONTROL if number in tokenizer.special_ids else Kind.USER_DEFINED)
-            kinds[number] = int(Kind.UNKNOWN) if text == unknown else kinds[number]
+            kinds[number] = int(TokenKind.CONTROL if number in tokenizer.special_ids else TokenKind.USER_DEFINED)
+            kinds[number] = int(TokenKind.UNKNOWN) if text == unknown else kinds[number]
     return tokens, kinds
 
 
 def _spaced(tokens: list[str], kinds: list[int]) -> list[str]:
     """With SentencePiece's letter for spaces, where the tokenizer writes them as they are."""
-    return [each.replace(" ", SPACE) if kind == Kind.NORMAL else each for each, kind in zip(tokens, kinds, strict=True)]
+    return [
+        each.replace(" ", SPACE) if kind == TokenKind.NORMAL else each for each, kind in zip(tokens, kinds, strict=True)
+    ]
 
 
 def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> list[float]:

@@ -43,7 +43,7 @@ def write(original: SourceCheckpoint, preset: Preset, file: Path, name: str, pro
         if known is None or (known.startswith("output.") and config.tie_word_embeddings):
             continue
         shape = original.entries[own].shape
-        held = preset.of(known, shape, config.tie_word_embeddings, config.num_hidden_layers)
+        held = preset.type_of(known, shape, config.tie_word_embeddings, config.num_hidden_layers)
         plan.append((own, known, held))
         _announce(writer, known, shape, getattr(gguf.GGMLQuantizationType, held))
     if (divisors := _divisors(config)) is not None:

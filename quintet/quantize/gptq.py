@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from quintet.quantize.rounding import Grid, Rounded, on, searched
+from quintet.quantize.rounding import Grid, QuantizedMatrix, round_to_grid, search_grid
 from quintet.quantize.schemes import Scheme
 
 BLOCK = 128  # inputs in a block: their errors are carried to all that follow at once
@@ -11,7 +11,7 @@ BLOCK = 128  # inputs in a block: their errors are carried to all that follow at
 
 def gptq(
     weight: Tensor, hessian: Tensor, scheme: Scheme, dtype: torch.dtype, dampening: float = 0.01, ordered: bool = False
-) -> Rounded:
+) -> QuantizedMatrix:
     """weight [N, K], hessian [K, K]: the mean of x x' -> the values that keep the products.
 
     `ordered`: inputs of the largest second moment first. The grid of a group is that of the weights as they were, so
@@ -21,7 +21,7 @@ def gptq(
     rest = weight.float()[:, order].clone()
     rest[:, hessian.diagonal()[order] == 0] = 0.0
     importance = hessian.diagonal()
-    known = searched(weight, scheme, dtype, importance)
+    known = search_grid(weight, scheme, dtype, importance)
     size = scheme.group or BLOCK
     size = size * max(1, BLOCK // size)
     for first in range(0, rest.shape[1], size):
@@ -31,14 +31,14 @@ def gptq(
             column = first + place
             if scheme.group and not ordered and column % scheme.group == 0:
                 group = slice(column, column + scheme.group)
-                new = searched(block[:, place : place + scheme.group], scheme, dtype, importance[group])
+                new = search_grid(block[:, place : place + scheme.group], scheme, dtype, importance[group])
                 _renew(known, column // scheme.group, new)
             got = _one(block[:, place], known, int(order[column]), scheme)
             errors[:, place] = (block[:, place] - got) / inverse[column, column]
             block[:, place:] -= errors[:, place, None] * inverse[column, column:last]
             block[:, place] = got
         rest[:, last:] -= errors @ inverse[first:last, last:]
-    return on(rest[:, order.argsort()], known, scheme)
+    return round_to_grid(rest[:, order.argsort()], known, scheme)
 
 
 def _inverse(hessian: Tensor, dampening: float, ordered: bool) -> tuple[Tensor, Tensor]:

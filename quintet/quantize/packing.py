@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintet.quantize.rounding import Rounded
+from quintet.quantize.rounding import QuantizedMatrix
 from quintet.quantize.schemes import Scheme
 
 
-def tensors(module: str, rounded: Rounded, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors(module: str, rounded: QuantizedMatrix, scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
     """By their names in the file; scales in `dtype`."""
     found = {f"{module}.weight_scale": rounded.scales.to(dtype).contiguous()}
     if not scheme.packed:

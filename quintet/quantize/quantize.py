@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from quintet.common.json_files import read_object
 from quintet.quantize import packing, rounding
-from quintet.quantize.calibrated import calibrated, refuse
+from quintet.quantize.calibrated import quantize_calibrated, refuse
 from quintet.quantize.checkpoint import SourceCheckpoint
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gguf_presets import PRESETS, Preset
@@ -22,7 +22,7 @@ from quintet.quantize.writer import CheckpointShards, CheckpointWriter, copy_res
 
 
 @dataclass(frozen=True)
-class Written:
+class QuantizeResult:
     """Result of quantizing a model."""
 
     folder: Path
@@ -36,37 +36,37 @@ class Written:
 
 
 @torch.inference_mode()
-def quantize(name: str, asked: QuantizeConfig, progress: bool = True) -> Written:
+def quantize(name: str, config: QuantizeConfig, progress: bool = True) -> QuantizeResult:
     """Writes asked.output. ValueError or OSError, before anything is written, says what cannot be done."""
     began = time.monotonic()
-    if (preset := PRESETS.get(asked.scheme.upper())) is not None:
-        return _gguf(name, preset, asked, progress)
-    how = scheme(asked.scheme, asked.group_size, PRESETS)
-    refuse(how, asked)
-    with CheckpointWriter(Path(asked.output), asked.overwrite) as output:
-        original = SourceCheckpoint.of(name)
-        output.spare(original.folder)
-        found = products(original.model, asked.ignore, how.unit)
-        output.need(original.num_bytes)
+    if (preset := PRESETS.get(config.scheme.upper())) is not None:
+        return _gguf(name, preset, config, progress)
+    how = scheme(config.scheme, config.group_size, PRESETS)
+    refuse(how, config)
+    with CheckpointWriter(Path(config.output), config.overwrite) as output:
+        original = SourceCheckpoint.load(name)
+        output.refuse_overlap(original.folder)
+        found = products(original.model, config.ignore, how.unit)
+        output.check_space(original.num_bytes)
         shards = CheckpointShards(output.folder)
         done: set[str] = set()
-        if asked.calibration is not None:
-            done = calibrated(original, found, (how, asked), shards, progress)
-        for tensors in rest(original, found, how, progress, done):
+        if config.calibration is not None:
+            done = quantize_calibrated(original, found, (how, config), shards, progress)
+        for tensors in write_rest(original, found, how, progress, done):
             shards.add(tensors)
         shards.finish()
         copy_rest(original.folder, output.folder)
-        said = {"quantization_config": how.config(_ignored(original, found), asked.act_order)}
+        said = {"quantization_config": how.config(_ignored(original, found), config.act_order)}
         write_json(output.folder / "config.json", {**read_object(original.folder / "config.json"), **said})
         folder = output.finish()
     after = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return Written(
-        folder, how.name, asked.method, len(found.chosen), len(found.left), original.num_bytes, after,
+    return QuantizeResult(
+        folder, how.name, config.method, len(found.chosen), len(found.excluded), original.num_bytes, after,
         time.monotonic() - began,
     )  # fmt: skip
 
 
-def _gguf(name: str, preset: Preset, asked: QuantizeConfig, progress: bool) -> Written:
+def _gguf(name: str, preset: Preset, asked: QuantizeConfig, progress: bool) -> QuantizeResult:
     """One file, of its own or in a folder."""
     began, place = time.monotonic(), Path(asked.output)
     for field in ("method", "group_size", "ignore", "calibration"):
@@ -74,15 +74,15 @@ def _gguf(name: str, preset: Preset, asked: QuantizeConfig, progress: bool) -> W
             raise ValueError(f"{field} is not for GGUF files, whose types have groups of their own; leave it out")
     library()
     with CheckpointWriter(place, asked.overwrite) as output:
-        original = SourceCheckpoint.of(name)
-        output.spare(original.folder)
-        output.need(original.num_bytes)
+        original = SourceCheckpoint.load(name)
+        output.refuse_overlap(original.folder)
+        output.check_space(original.num_bytes)
         title = place.stem if place.suffix == ".gguf" else place.name
         file = output.folder / (place.name if place.suffix == ".gguf" else f"{title}-{preset.name}.gguf")
         count, others = write(original, preset, file, title, progress)
         folder = output.finish(file.name if place.suffix == ".gguf" else None)
     made = folder if folder.is_file() else folder / file.name
-    return Written(
+    return QuantizeResult(
         folder, preset.name, "search" if "_K" in preset.name else "rtn", count, others,
         original.num_bytes, made.stat().st_size, time.monotonic() - began,
     )  # fmt: skip
@@ -90,20 +90,20 @@ def _gguf(name: str, preset: Preset, asked: QuantizeConfig, progress: bool) -> W
 
 def _ignored(original: SourceCheckpoint, found: LinearTargets) -> list[str]:
     """Names of the products that stayed in floats; a head that is tied is one, and no tensor of the file."""
-    there = [each for each in found.left if f"{each}.weight" in original.entries and "embed" not in each]
-    names = {original.stored(f"{each}.weight").removesuffix(".weight") for each in there}
+    there = [each for each in found.excluded if f"{each}.weight" in original.entries and "embed" not in each]
+    names = {original.file_name(f"{each}.weight").removesuffix(".weight") for each in there}
     return sorted(names if HEAD in found.chosen else {*names, HEAD})
 
 
-def rest(
+def write_rest(
     original: SourceCheckpoint, found: LinearTargets, how: Scheme, progress: bool, done: Collection[str]
 ) -> Iterator[dict[str, Tensor]]:
     """Every tensor of the new file but those of `done` ones, rounded to nearest where it is of a product."""
     names = [name for name in original.entries if name not in done]
     for name in tqdm(names, desc="Quantizing", unit="tensor", disable=not progress, mininterval=0.5):
-        stored, tensor = original.stored(name), original.read(name)
+        stored, tensor = original.file_name(name), original.read(name)
         if name in found:
-            rounded = rounding.nearest(tensor, how, original.dtype)
+            rounded = rounding.round_to_nearest(tensor, how, original.dtype)
             yield packing.tensors(stored.removesuffix(".weight"), rounded, how, original.dtype)
         else:
             yield {stored: tensor.clone() if original.entries[name].at else tensor}

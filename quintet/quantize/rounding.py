@@ -19,7 +19,7 @@ class Grid(NamedTuple):
     zeros: Tensor | None  # [N, G], whole numbers
 
 
-class Rounded(NamedTuple):
+class QuantizedMatrix(NamedTuple):
     """A matrix that is quantized: (values - zeros) * scales."""
 
     values: Tensor  # [N, K] int8 of low..high, or float8_e4m3fn
@@ -39,18 +39,18 @@ def grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, shrink: float | Ten
     return Grid(scales, (scheme.low - low / scales).round().clamp(scheme.low, scheme.high))
 
 
-def on(weight: Tensor, known: Grid, scheme: Scheme) -> Rounded:
+def round_to_grid(weight: Tensor, known: Grid, scheme: Scheme) -> QuantizedMatrix:
     """weight [N, K] -> the nearest values of the grid."""
-    scales, zeros = spread(known, scheme, weight.shape)
+    scales, zeros = expand_grid(known, scheme, weight.shape)
     x = weight.float() / scales
     x = (x if zeros is None else x + zeros).clamp(scheme.low, scheme.high)
     values = x.to(torch.float8_e4m3fn) if scheme.floats else x.round().to(torch.int8)
-    return Rounded(values, known.scales, known.zeros)
+    return QuantizedMatrix(values, known.scales, known.zeros)
 
 
-def spread(known: Grid, scheme: Scheme, shape: torch.Size) -> tuple[Tensor, Tensor | None]:
+def expand_grid(known: Grid, scheme: Scheme, shape: torch.Size) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros as they meet the values of a matrix of this shape."""
-    if scheme.whole:
+    if scheme.per_tensor:
         return known.scales, known.zeros
     if scheme.block:
         rows, columns = scheme.block
@@ -62,21 +62,21 @@ def spread(known: Grid, scheme: Scheme, shape: torch.Size) -> tuple[Tensor, Tens
     return known.scales.repeat_interleave(scheme.group, 1), zeros
 
 
-def floats(rounded: Rounded, scheme: Scheme) -> Tensor:
+def floats(rounded: QuantizedMatrix, scheme: Scheme) -> Tensor:
     """Returns the matrix that it stands for: float32 [N, K]."""
-    scales, zeros = spread(Grid(rounded.scales, rounded.zeros), scheme, rounded.values.shape)
+    scales, zeros = expand_grid(Grid(rounded.scales, rounded.zeros), scheme, rounded.values.shape)
     values = rounded.values.float()
     return (values if zeros is None else values - zeros) * scales
 
 
-def nearest(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> Rounded:
+def round_to_nearest(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> QuantizedMatrix:
     """Round to nearest: no calibration."""
-    return on(weight, grid(weight, scheme, dtype), scheme)
+    return round_to_grid(weight, grid(weight, scheme, dtype), scheme)
 
 
 def _ends(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Smallest and largest of each that has a scale; 0 lies between."""
-    if scheme.whole:
+    if scheme.per_tensor:
         low, high = weight.amin().reshape(1), weight.amax().reshape(1)
     elif scheme.block:
         rows, columns = scheme.block
@@ -94,11 +94,11 @@ def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
     return scales.clamp(min=least).to(dtype).float()
 
 
-def searched(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: Tensor) -> Grid:
+def search_grid(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: Tensor) -> Grid:
     """The grid of the least squared error, each input's weighted by its `importance` [K]: groups and outputs are cut
     down to as little as SHRINKS says where the rest gains by it."""
     known = grid(weight, scheme, dtype)
-    if scheme.block or scheme.whole or scheme.floats:
+    if scheme.block or scheme.per_tensor or scheme.floats:
         return known
     best = _error(weight, known, scheme, importance)
     for shrink in SHRINKS:
@@ -115,5 +115,5 @@ def searched(weight: Tensor, scheme: Scheme, dtype: torch.dtype, importance: Ten
 
 def _error(weight: Tensor, known: Grid, scheme: Scheme, importance: Tensor) -> Tensor:
     """[N, G], of each group."""
-    off = (floats(on(weight, known, scheme), scheme) - weight).square() * importance
+    off = (floats(round_to_grid(weight, known, scheme), scheme) - weight).square() * importance
     return off.reshape(len(weight), -1, scheme.group or weight.shape[1]).sum(-1)

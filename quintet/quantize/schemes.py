@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 
 Entries = dict[str, Any]
 FLOAT8_MAX = 448.0  # of float8_e4m3fn
@@ -23,7 +23,7 @@ class Scheme:
     symmetric: bool = True
     floats: bool = False  # float8_e4m3fn
     block: tuple[int, int] | None = None
-    whole: bool = False
+    per_tensor: bool = False
     activations: str | None = None  # what has a scale, if they get the weights' sort: "token", "group" or "tensor"
 
     @property
@@ -76,7 +76,7 @@ class Scheme:
     def _strategy(self) -> str:
         if self.block:
             return "block"
-        return "tensor" if self.whole else "group" if self.group else "channel"
+        return "tensor" if self.per_tensor else "group" if self.group else "channel"
 
 
 def _numbers(bits: int, kind: str, strategy: str, group: int | None) -> Entries:
@@ -91,7 +91,7 @@ SCHEMES = {
         Scheme("W8A16", 8, 128),
         Scheme("W8A8", 8, activations="token"),
         Scheme("W4A8", 4, 128, activations="token"),
-        Scheme("FP8", 8, floats=True, whole=True, activations="tensor"),
+        Scheme("FP8", 8, floats=True, per_tensor=True, activations="tensor"),
         Scheme("FP8_DYNAMIC", 8, floats=True, activations="token"),
         Scheme("FP8_BLOCK", 8, floats=True, block=(128, 128), activations="group"),
     )
@@ -103,7 +103,7 @@ def scheme(name: str, group: int | None = None, others: Iterable[str] = ()) -> S
     that might have been meant."""
     found = SCHEMES.get(name.upper().replace("-", "_"))
     if found is None:
-        raise ValueError(unknown("scheme", name, [*SCHEMES, *others]))
+        raise ValueError(unknown_name_error("scheme", name, [*SCHEMES, *others]))
     if group is None:
         return found
     if not found.group:

@@ -45,7 +45,7 @@ class InputStatistics:
         return kept[:: -(-len(kept) // SAMPLE)]
 
 
-class Watch:
+class InputWatcher:
     """While it is entered, every linear module within `layer` has its inputs remembered, shared ones once."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -54,7 +54,7 @@ class Watch:
         self._last: tuple[Tensor, InputStatistics] | None = None
         self.of: dict[str, InputStatistics] = {}  # by the module's name within the layer
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "InputWatcher":
         for name, module in self._layer.named_modules():
             if isinstance(module, nn.Linear):
                 self._handles.append(module.register_forward_pre_hook(self._hook(name)))

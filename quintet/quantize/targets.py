@@ -8,19 +8,19 @@ import torch
 
 from quintet.interface.platform import Mixer, SingleRank
 from quintet.interface.weights import WeightFormat
-from quintet.layers.build import BuildContext, settle
+from quintet.layers.build import BuildContext, finalize
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.module_patterns import expression
-from quintet.model_loader.loader import Declared, declared
+from quintet.layers.quantization.module_patterns import compile_pattern
+from quintet.model_loader.loader import DeclaredWeight, declared_weights
 from quintet.models import model_class
 from quintet.ops import bind
 
 HEAD = "lm_head"
 
 
-class Unmixed(Mixer):
+class UnusedMixer(Mixer):
     """Mixer of a model that declares its weights, and never runs."""
 
     def __call__(self, *args: Any, **settings: Any) -> NoReturn:
@@ -32,7 +32,7 @@ class LinearTargets:
     """The modules of a checkpoint with weights that multiply, by the modules' names."""
 
     chosen: frozenset[str]  # to be quantized
-    left: frozenset[str]  # the others: what was ignored, routers, heads, what does not divide into groups
+    excluded: frozenset[str]  # the others: what was ignored, routers, heads, what does not divide into groups
 
     def __contains__(self, tensor: str) -> bool:
         """True if this tensor is to be quantized."""
@@ -42,11 +42,11 @@ class LinearTargets:
 def outline(hf_config: Any) -> ModelBase:
     """The family's model, without weights, on no device."""
     build = BuildContext(
-        ops=bind({}), mixing=lambda spec: LayerMixer(Unmixed()), comm=SingleRank(), dtype=torch.bfloat16, page_size=16,
-        max_model_len=16, forms=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
+        ops=bind({}), make_mixer=lambda spec: LayerMixer(UnusedMixer()), comm=SingleRank(), dtype=torch.bfloat16, page_size=16,
+        max_model_len=16, quantization=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
     )  # fmt: skip
     model: ModelBase = model_class(hf_config)(hf_config, build)
-    settle(model)
+    finalize(model)
     return model
 
 
@@ -54,7 +54,7 @@ def products(model: ModelBase, ignored: Sequence[str], unit: int) -> LinearTarge
     """Returns the products of an outline(); their inputs must be multiples of `unit`. ValueError if there are none."""
     chosen: set[str] = set()
     left: set[str] = set()
-    for each in declared(model):
+    for each in declared_weights(model):
         if each.weight.use not in ("linear", "experts"):
             continue
         for part in each.weight.slices:
@@ -74,7 +74,7 @@ def matches(name: str, module: str) -> bool:
     """True if a name that a user leaves out means this module: its name, the end of it, or "re:" and a pattern from its
     beginning on, as compressed-tensors has it."""
     if name.startswith("re:"):
-        return expression(name[3:], "ignore").match(module) is not None
+        return compile_pattern(name[3:], "ignore").match(module) is not None
     return module == name or module.endswith(f".{name}")
 
 
@@ -84,7 +84,7 @@ def _refuse_unmatched(ignored: Sequence[str], modules: set[str]) -> None:
             raise ValueError(f"ignore {name!r} means no product of this model; its names look like {min(modules)!r}")
 
 
-def _stays(each: Declared, module: str) -> bool:
+def _stays(each: DeclaredWeight, module: str) -> bool:
     """Routers, and what is an embedding too."""
     router = each.weight.use == "linear" and each.weight.format.plain
     return router or (each.path.startswith(HEAD) and not module.endswith(HEAD))

@@ -56,13 +56,13 @@ class CheckpointWriter:
         self.folder = self._place
         return self._place
 
-    def spare(self, original: Path) -> None:
+    def refuse_overlap(self, original: Path) -> None:
         """ValueError if this would take the place of that folder, or of one that it is in."""
         folder = original.resolve()
         if self._place.resolve() in (folder, *folder.parents):
             raise ValueError(f"{self._place} is where the original is; give another folder")
 
-    def need(self, num_bytes: int) -> None:
+    def check_space(self, num_bytes: int) -> None:
         """OSError if that does not fit."""
         free = shutil.disk_usage(self._place.parent).free
         if num_bytes > free:

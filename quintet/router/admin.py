@@ -8,7 +8,7 @@ import msgspec
 from starlette.types import Scope
 
 from quintet.clients.server_address import server_url
-from quintet.router.backends import Backend, Backends, Pool
+from quintet.router.backends import Pool, RouterBackend, RouterBackends
 from quintet.router.health import Health
 from quintet.router.queue import RequestQueue
 from quintet.server.hosts import is_loopback
@@ -34,7 +34,7 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER = msgspec.json.Decoder(_Order)
 
 
-def check_neighbour(scope: Scope) -> None:
+def check_local_user(scope: Scope) -> None:
     """Checks that a local user sent the request: without an admin key, only those are administrators. A request that a
     proxy on this machine has forwarded is refused. ApiError 403."""
     client = scope.get("client")
@@ -49,7 +49,7 @@ def check_neighbour(scope: Scope) -> None:
 class Admin:
     """Administration of one router's servers."""
 
-    def __init__(self, backends: Backends, places: RequestQueue, health: Health) -> None:
+    def __init__(self, backends: RouterBackends, places: RequestQueue, health: Health) -> None:
         self._backends, self._places, self._health = backends, places, health
 
     def answer(self, path: str, body: bytes) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class Admin:
         what = {"/router/drain": "gets no new requests", "/router/undrain": "gets requests again"}.get(path, "leaves")
         logger.info("%s %s; it has %d", backend.url, what, backend.in_flight)
         if backend.leaving and not backend.in_flight:
-            self._backends.forget(backend)
-        self._places.turn()
+            self._backends.remove(backend)
+        self._places.wake_waiting()
         return self._state_of(backend)
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Admin:
             "in_flight": self._places.in_flight, "waiting": self._places.waiting,
         }  # fmt: skip
 
-    def _state_of(self, backend: Backend) -> dict[str, Any]:
+    def _state_of(self, backend: RouterBackend) -> dict[str, Any]:
         return backend.state(asyncio.get_running_loop().time())
 
     def _order(self, body: bytes) -> _Order:
@@ -93,7 +93,7 @@ class Admin:
         except ValueError as error:
             raise ApiError(400, f"url {error}", param="url", code="invalid_value") from None
 
-    def _find(self, order: _Order) -> Backend:
+    def _find(self, order: _Order) -> RouterBackend:
         found = self._backends.get(order.url)
         if found is None:
             there = ", ".join(each.url for each in self._backends) or "none"
@@ -101,7 +101,7 @@ class Admin:
         return found
 
     def _add(self, order: _Order) -> dict[str, Any]:
-        apart = self._backends.answering is Pool.DECODE
+        apart = self._backends.answering_pool is Pool.DECODE
         pool = Pool(order.pool or ("decode" if apart else "all"))
         if (pool is Pool.ALL) is apart:
             which = "prefill or decode" if apart else "all"

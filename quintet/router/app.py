@@ -15,19 +15,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quintet import __version__
 from quintet.clients.http_connection import Header
 from quintet.router import admin, routes
-from quintet.router.core import Core
+from quintet.router.core import RouterCore
 from quintet.router.metrics import CONTENT_TYPE
 from quintet.router.request_info import RequestInfo, read_body
 from quintet.router.response_stream import HOP, ResponseStream
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error
-from quintet.server.http.ids import HEADER, is_sane, new_id
-from quintet.server.http.middleware.access import HeadAsGet, failure
+from quintet.server.http.ids import HEADER, is_valid_id, new_id
+from quintet.server.http.middleware.access import HeadAsGet, error_response
 from quintet.server.http.middleware.access import RequestLimit as ConnectionPlaces
 from quintet.server.http.middleware.auth import ApiKeys, LocalNames
-from quintet.server.http.middleware.base import speaks_anthropic
-from quintet.server.http.middleware.content_encoding import Unpacked, coding_of
-from quintet.server.http.middleware.paths import Slashes
+from quintet.server.http.middleware.base import wants_anthropic
+from quintet.server.http.middleware.content_encoding import DecompressedReceive, coding_of
+from quintet.server.http.middleware.paths import TrailingSlash
 from quintet.server.http.sse import encode
 
 logger = logging.getLogger(__name__)
@@ -44,35 +44,35 @@ _BEHIND = HOP | {
 _KEYS = (b"authorization", b"x-api-key")
 
 
-def make_app(core: Core, door: ServerConfig) -> ASGIApp:
+def make_app(core: RouterCore, door: ServerConfig) -> ASGIApp:
     """The last one that is wrapped around is the first that a request meets."""
-    app: ASGIApp = HeadAsGet(Router(core, door))
+    app: ASGIApp = HeadAsGet(RouterApp(core, door))
     app = ConnectionPlaces(app, most=door.max_connections)
     app = ApiKeys(app, door, admin.PATHS if door.admin_api_key else ())
     app = LocalNames(app, door)
-    app = Front(app, core, door)
+    app = ErrorAndLogMiddleware(app, core, door)
     if door.allowed_origins:
         app = CORSMiddleware(
             app, allow_origins=door.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=[HEADER, "retry-after"],
         )  # fmt: skip
-    return Slashes(app)
+    return TrailingSlash(app)
 
 
 @dataclass
-class Visit:
+class RequestState:
     """State of one request to the router, in its scope's state."""
 
     request_id: str
-    begun: float
-    pipe: ResponseStream | None = None
+    started: float
+    response_stream: ResponseStream | None = None
     status: int = 0  # of an answer of our own
 
 
-class Front:
+class ErrorAndLogMiddleware:
     """Gives a request its name, an error its shape, and the log a line."""
 
-    def __init__(self, app: ASGIApp, core: Core, door: ServerConfig) -> None:
+    def __init__(self, app: ASGIApp, core: RouterCore, door: ServerConfig) -> None:
         self._app, self._core = app, core
         self._log, self._quiet = door.access_log, frozenset(door.disable_access_log_for_endpoints)
 
@@ -80,14 +80,14 @@ class Front:
         if scope["type"] != "http":
             return
         given = next((value for name, value in scope["headers"] if name == _NAME), b"").decode("latin-1")
-        visit = Visit(given if is_sane(given) else new_id(), time.perf_counter())
+        visit = RequestState(given if is_valid_id(given) else new_id(), time.perf_counter())
         scope.setdefault("state", {})["visit"] = visit
         try:
             await self._app(scope, receive, send)
         except ClientGone:
             visit.status = self._gone()
         except asyncio.CancelledError:
-            if visit.pipe is None or not visit.pipe.gone:
+            if visit.response_stream is None or not visit.response_stream.client_gone:
                 raise
             visit.status = self._gone()
             if uncancel := getattr(asyncio.current_task(), "uncancel", None):  # Python 3.11 counts them
@@ -95,8 +95,8 @@ class Front:
         except Exception as error:
             await self._fail(error, visit, scope, receive, send)
         finally:
-            if visit.pipe is not None:
-                visit.pipe.unwatch()
+            if visit.response_stream is not None:
+                visit.response_stream.unwatch()
             if self._log and scope["path"] not in self._quiet:
                 access.info(_line(scope, visit))
 
@@ -104,36 +104,36 @@ class Front:
         self._core.totals.cancelled += 1
         return _CLIENT_GONE
 
-    async def _fail(self, error: Exception, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _fail(self, error: Exception, visit: RequestState, scope: Scope, receive: Receive, send: Send) -> None:
         told = as_api_error(error)
         if not isinstance(error, ApiError):
             logger.error("request %s failed", visit.request_id, exc_info=error)
-        if visit.pipe is not None and visit.pipe.started:
+        if visit.response_stream is not None and visit.response_stream.started:
             raise error  # the connection is cut: the client sees that the answer is not whole
         visit.status = told.status
         refused = self._core.totals.refused
         refused[told.status] = refused.get(told.status, 0) + 1
-        response = failure(scope, told)
+        response = error_response(scope, told)
         response.headers[HEADER] = visit.request_id
         await response(scope, receive, send)
 
 
-def _line(scope: Scope, visit: Visit) -> str:
+def _line(scope: Scope, visit: RequestState) -> str:
     """Returns the line of the access log: no query, no text of prompts, and no id that opens a stored response."""
-    client, pipe = scope.get("client"), visit.pipe
-    path = "/v1/responses/*" if routes.stored(scope["method"], scope["path"]) else scope["path"][:200]
+    client, pipe = scope.get("client"), visit.response_stream
+    path = "/v1/responses/*" if routes.stored_response_id(scope["method"], scope["path"]) else scope["path"][:200]
     where = "" if pipe is None or not pipe.servers else f", by {' then '.join(pipe.servers)}"
     return (
         f"{f'{client[0]}:{client[1]}' if client else '-'} {scope['method']} {path!r} "
-        f"{visit.status or (pipe.status if pipe else 0)} {1000 * (time.perf_counter() - visit.begun):.1f} ms{where}, "
+        f"{visit.status or (pipe.status if pipe else 0)} {1000 * (time.perf_counter() - visit.started):.1f} ms{where}, "
         f"request {visit.request_id}"
     )
 
 
-class Router:
+class RouterApp:
     """Dispatches requests that passed authentication: own answers, administration, or forwarding to a server."""
 
-    def __init__(self, core: Core, door: ServerConfig) -> None:
+    def __init__(self, core: RouterCore, door: ServerConfig) -> None:
         self._core, self._door = core, door
         self._held = 0  # bytes of bodies
 
@@ -145,16 +145,16 @@ class Router:
             await self._administer(scope, receive, send)
         elif method == "GET" and (own := self._own(path, scope)) is not None:
             await _say(own, scope, receive, send)
-        elif routes.stored(method, path) is not None or (method == "POST" and path.startswith("/v1/")):
+        elif routes.stored_response_id(method, path) is not None or (method == "POST" and path.startswith("/v1/")):
             await self._pass_on(scope, receive, send)
         else:
-            routes.refuse(path)
+            routes.check_refused(path)
             if path in routes.POSTS:
                 raise ApiError(
                     405, f"{method} does not work at {path!r}; POST does", code="method_not_allowed",
                     headers={"Allow": "POST"},
                 )  # fmt: skip
-            raise routes.nothing_there(path)
+            raise routes.not_found_error(path)
 
     def _own(self, path: str, scope: Scope) -> Response | None:
         """Returns the router's own answer; None if the path has none."""
@@ -169,9 +169,9 @@ class Router:
         if path == "/metrics":
             return Response(core.metrics(), headers={"Content-Type": CONTENT_TYPE})
         if path == "/v1/models":
-            return _json(core.model_list(speaks_anthropic(scope)))
+            return _json(core.model_list(wants_anthropic(scope)))
         if path.startswith("/v1/models/"):
-            return _json(core.model(path.removeprefix("/v1/models/"), speaks_anthropic(scope)))
+            return _json(core.model(path.removeprefix("/v1/models/"), wants_anthropic(scope)))
         return None
 
     async def _administer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,7 +180,7 @@ class Router:
             right = admin.PATHS[path]
             raise ApiError(405, f"{method} does not work at {path}; {right} does", headers={"Allow": right})
         if self._door.admin_api_key is None:
-            admin.check_neighbour(scope)
+            admin.check_local_user(scope)
         body = await self._body(scope, receive)
         self._held -= len(body)
         await _say(_json(self._core.admin.answer(path, body)), scope, receive, send)
@@ -193,27 +193,27 @@ class Router:
                 headers={**_SOON, "Connection": "close"},
             )  # fmt: skip
         path, visit = scope["path"], scope["state"]["visit"]
-        stored = routes.stored(scope["method"], path)
-        route = routes.OTHER if stored is not None else routes.post(path)
+        stored = routes.stored_response_id(scope["method"], path)
+        route = routes.OTHER if stored is not None else routes.post_route(path)
         body = await self._body(scope, receive)
         try:
             ask = self._ask(scope, body, route)
             ask.arrived = time.perf_counter()
             if stored is None:
-                ask.read = read_body(body)
-                ask.session = self._session(scope) or ask.read.user or ""
+                ask.fields = read_body(body)
+                ask.session = self._session(scope) or ask.fields.user or ""
             visit.pipe = ResponseStream(scope, receive, send, visit.request_id)
             visit.pipe.watch()
-            if not await core.places.enter():
+            if not await core.queue.acquire():
                 ask.arrived = 0.0
             try:
                 await core.answer(ask, visit.pipe, stored)
             finally:
-                core.places.leave()
+                core.queue.release()
         finally:
             self._held -= len(body)
 
-    def _ask(self, scope: Scope, body: bytes, route: routes.Route) -> RequestInfo:
+    def _ask(self, scope: Scope, body: bytes, route: routes.RouteInfo) -> RequestInfo:
         """Returns the request as a server gets it."""
         name, query = scope["state"]["visit"].request_id.encode(), scope["query_string"]
         target = scope["path"].encode() + (b"?" + query if query else b"")  # paths that are passed on are plain ASCII
@@ -237,7 +237,7 @@ class Router:
             raise self._too_large()
         if any(name == b"content-encoding" for name, _ in scope["headers"]):
             coding = coding_of(Headers(scope=scope))
-            receive = receive if coding is None else Unpacked(receive, coding)
+            receive = receive if coding is None else DecompressedReceive(receive, coding)
         found, held = bytearray(), 0
         try:
             while True:
@@ -285,7 +285,7 @@ def _json(what: Any) -> Response:
 
 
 async def _say(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    visit: Visit = scope["state"]["visit"]
+    visit: RequestState = scope["state"]["visit"]
     visit.status = response.status_code
     response.headers[HEADER] = visit.request_id
     with contextlib.suppress(ClientGone):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from quintet.clients.server_address import server_key, server_url
-from quintet.common.value_parsers import count, one_of, optional, several, text
-from quintet.config import option, settle
-from quintet.config.schema.fields import choice
+from quintet.common.value_parsers import count, list_of, one_of, optional, text
+from quintet.config import normalize_fields, option
+from quintet.config.schema.fields import choice_field
 from quintet.server.config import ServerConfig, seconds
 
 PORT = 8001  # a server beside it has 8000
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")  # RFC 9110, 5.6.2
 
 def _urls(value: Any) -> tuple[str, ...]:
     """A list of words, each with one URL or several with commas between them."""
-    words = [value] if isinstance(value, str) else several(text)(value)
+    words = [value] if isinstance(value, str) else list_of(text)(value)
     return tuple(server_url(each) for word in words for each in word.split(","))
 
 
@@ -80,7 +80,7 @@ class RouterConfig:
         "x-session-id", _header, "header that names a session; the body's user does where there is none",
         group="routing", aliases=("session_key",), metavar="NAME",
     )  # fmt: skip
-    prefill_failure: str = choice(
+    prefill_failure: str = choice_field(
         "recompute", "recompute", "fail", group="routing",
         help="where no server of --prefill computes a prompt: the one of --decode does, or the request fails",
     )  # fmt: skip
@@ -125,7 +125,7 @@ class RouterConfig:
     )
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalize_fields(self)
         if not (self.backend or self.prefill or self.decode):
             raise ValueError("there is no server to send requests to; name some with --backend, or with --prefill and "
                              "--decode")  # fmt: skip

@@ -7,42 +7,42 @@ from datetime import datetime, timezone
 from typing import Any
 
 from quintet.clients.http_client import HttpClient
-from quintet.clients.http_connection import Header, Times
+from quintet.clients.http_connection import Header, HttpTimeouts
 from quintet.router import metrics
 from quintet.router.admin import Admin
-from quintet.router.backends import Backends, Pool, address_of
+from quintet.router.backends import Pool, RouterBackends, address_of
 from quintet.router.config import RouterConfig
 from quintet.router.disaggregated import Disaggregated
 from quintet.router.forward import Forwarder
 from quintet.router.health import Health
-from quintet.router.metrics import Totals
+from quintet.router.metrics import RouterCounts
 from quintet.router.queue import SOON, RequestQueue
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import ResponseLocations
 from quintet.router.response_stream import ResponseStream
-from quintet.router.stored_responses import Stored
+from quintet.router.stored_responses import StoredResponses
 from quintet.server.http.errors import ApiError
 
 
-class Core:
+class RouterCore:
     """Made before there is a loop; start() wants one."""
 
     def __init__(self, config: RouterConfig, key: str | None = None) -> None:
         """`key` is sent with health checks if there is no backend_api_key. ValueError for files of TLS that cannot be
         used."""
         self._config = config
-        self._times = Times(config.connect_timeout, config.first_byte_timeout, config.idle_timeout)
+        self._times = HttpTimeouts(config.connect_timeout, config.first_byte_timeout, config.idle_timeout)
         self._context = _client_context(config.backend_ca_certs)
         self.key = _bearer(config.backend_api_key)  # in the place of the caller's; [] if that is passed on
         self.session_header = config.session_header.encode()
-        self.totals, self.draining = Totals(), False
-        self.backends = Backends(self._connections, config.disaggregated)
-        self.places = RequestQueue(config, self.backends)
-        self._health = Health(config, self.places, self.key or _bearer(key))
-        self.admin = Admin(self.backends, self.places, self._health)
-        self._forwarder = Forwarder(self.places, self.totals, ResponseLocations(), config.max_retries)
+        self.totals, self.draining = RouterCounts(), False
+        self.backends = RouterBackends(self._connections, config.disaggregated)
+        self.queue = RequestQueue(config, self.backends)
+        self._health = Health(config, self.queue, self.key or _bearer(key))
+        self.admin = Admin(self.backends, self.queue, self._health)
+        self._forwarder = Forwarder(self.queue, self.totals, ResponseLocations(), config.max_retries)
         self._apart = Disaggregated(self._forwarder, config.prefill_failure == "recompute")
-        self._stored = Stored(self._forwarder, self.backends)
+        self._stored = StoredResponses(self._forwarder, self.backends)
 
     def start(self) -> None:
         """Begins to look at the servers."""
@@ -53,32 +53,32 @@ class Core:
 
     def close(self) -> None:
         for each in self.backends:
-            self.backends.forget(each)
+            self.backends.remove(each)
 
     async def answer(self, ask: RequestInfo, pipe: ResponseStream, stored: str | None) -> None:
         """Has a server answer. `stored`: the id of the response that is asked for. ApiError if no server does."""
-        pool = self.backends.answering
+        pool = self.backends.answering_pool
         if stored is not None:
-            await self._stored.pass_on(ask, pipe, stored)
-        elif ask.route.keeps and ask.read.previous_response_id is not None:
-            await self._stored.go_on(ask, pipe, ask.read.previous_response_id)
+            await self._stored.forward(ask, pipe, stored)
+        elif ask.route.stores_response and ask.fields.previous_response_id is not None:
+            await self._stored.forward_next(ask, pipe, ask.fields.previous_response_id)
         elif ask.route.disaggregated and pool is Pool.DECODE:
-            await self._apart.pass_on(ask, pipe)
+            await self._apart.forward(ask, pipe)
         else:
-            await self._forwarder.pass_on(ask, pool, pipe)
+            await self._forwarder.forward(ask, pool, pipe)
 
     def check_ready(self) -> None:
         """ApiError 503 with the reason, if no request would be answered."""
         if self.draining:
             raise ApiError(503, "the router ends and takes no new requests", code="draining")
         now = asyncio.get_running_loop().time()
-        if not any(each.usable(now) for each in self.backends.of(self.backends.answering)):
+        if not any(each.usable(now) for each in self.backends.in_pool(self.backends.answering_pool)):
             raise ApiError(503, "no server takes requests now", code="no_backend", headers=SOON)
 
     def model_list(self, anthropic: bool) -> dict[str, Any]:
         """Returns the models of all servers. ApiError 503 before any server has listed its models."""
         models = self.backends.models()
-        if not models and not any(each.seen for each in self.backends):
+        if not models and not any(each.was_checked for each in self.backends):
             raise ApiError(503, "no server has listed its models yet; try again", code="no_backend", headers=SOON)
         if not anthropic:
             return {"object": "list", "data": list(models.values())}
@@ -98,8 +98,10 @@ class Core:
         return _for_anthropic(name, models[name]) if anthropic else dict(models[name])
 
     def metrics(self) -> bytes:
-        places = self.places
-        return metrics.scrape(metrics.Now(list(self.backends), self.totals, places.in_flight, places.waiting))
+        places = self.queue
+        return metrics.scrape(
+            metrics.RouterSnapshot(list(self.backends), self.totals, places.in_flight, places.waiting)
+        )
 
     def _connections(self, url: str) -> HttpClient:
         return HttpClient(address_of(url), times=self._times, context=self._context)

@@ -6,9 +6,9 @@ import time
 import msgspec
 from msgspec import UNSET, Raw
 
-from quintet.clients.http_connection import ConnectionLost, Head, Late, ProtocolError
-from quintet.router.backends import Backend, Pool
-from quintet.router.forward import Forwarder, Unanswered
+from quintet.clients.http_connection import ConnectionLost, HttpProtocolError, HttpTimeout, ResponseHead
+from quintet.router.backends import Pool, RouterBackend
+from quintet.router.forward import BackendUnanswered, Forwarder
 from quintet.router.queue import SOON
 from quintet.router.request_info import RequestInfo, prefill_body, with_pages
 from quintet.router.response_stream import ResponseStream
@@ -31,7 +31,7 @@ _DECODER = msgspec.json.Decoder(_Told)
 class _Verdict(Exception):
     """The request is wrong, in the words of the server that was to compute its prompt."""
 
-    def __init__(self, head: Head, body: bytes) -> None:
+    def __init__(self, head: ResponseHead, body: bytes) -> None:
         super().__init__(head.status)
         self.head, self.body = head, body
 
@@ -44,18 +44,18 @@ class Disaggregated:
         """`recompute`: where no prompt is computed, the answering server does that; else the request fails."""
         self._forwarder, self._recompute = forwarder, recompute
 
-    async def pass_on(self, ask: RequestInfo, pipe: ResponseStream) -> None:
+    async def forward(self, ask: RequestInfo, pipe: ResponseStream) -> None:
         """As Forwarder.pass_on(). The decode server has the request from the beginning: its load is known, and no
         prompt is computed for which there is no room. For another one that is asked, the prompt is computed again: the
         first may have fetched the pages, which frees them."""
-        if ask.read.kv_transfer_params not in (UNSET, _NULL):
+        if ask.fields.kv_transfer_params not in (UNSET, _NULL):
             raise ApiError(
                 400, "kv_transfer_params says where pages of another server are, which is this router's to say; leave "
                 "it out", param="kv_transfer_params", code="unsupported_field",
             )  # fmt: skip
-        alone = (ask.read.n or 1) > 1  # pages are given to one completion, and freed when it has them
+        alone = (ask.fields.n or 1) > 1  # pages are given to one completion, and freed when it has them
         try:
-            await self._forwarder.pass_on(ask, Pool.DECODE, pipe, None if alone else self._with_pages)
+            await self._forwarder.forward(ask, Pool.DECODE, pipe, None if alone else self._with_pages)
         except _Verdict as said:
             await pipe.start(said.head.status, said.head.headers)
             await pipe.body(said.body, more=False)
@@ -74,9 +74,9 @@ class Disaggregated:
     async def _compute(self, ask: RequestInfo) -> Raw | None:
         """Returns kv_transfer_params for the decode server; null if it needs none, None if no server could. Raises
         _Verdict."""
-        forwarder, body, tried = self._forwarder, prefill_body(ask.body), list[Backend]()
+        forwarder, body, tried = self._forwarder, prefill_body(ask.body), list[RouterBackend]()
         try:
-            backend: Backend | None = await forwarder.places.place(ask, Pool.PREFILL)
+            backend: RouterBackend | None = await forwarder.queue.acquire_backend(ask, Pool.PREFILL)
         except ApiError as error:
             if error.code == "server_overloaded":  # recomputing on the decode server would be no less work
                 raise
@@ -84,30 +84,30 @@ class Disaggregated:
             return None
         while backend is not None:
             tried.append(backend)
-            with forwarder.places.at(backend):
+            with forwarder.queue.releasing(backend):
                 found = await self._computed_by(backend, ask, body)
                 if found is not None:
                     return found
-                backend = forwarder.other(ask, Pool.PREFILL, tried)
+                backend = forwarder.next_backend(ask, Pool.PREFILL, tried)
         return None
 
-    async def _computed_by(self, backend: Backend, ask: RequestInfo, body: bytes) -> Raw | None:
+    async def _computed_by(self, backend: RouterBackend, ask: RequestInfo, body: bytes) -> Raw | None:
         """Returns kv_transfer_params of a server's answer; None if it did not compute the prompt."""
         try:
-            answer = await self._forwarder.ask(backend, ask, body)
-        except Unanswered:
+            answer = await self._forwarder.send(backend, ask, body)
+        except BackendUnanswered:
             return None
         head, exchange = answer.head, answer.exchange
         try:
             said = await exchange.body(_MOST)
-        except (ConnectionLost, ProtocolError, Late) as error:
-            backend.counts.failed("mid_stream")
+        except (ConnectionLost, HttpProtocolError, HttpTimeout) as error:
+            backend.counts.count_failure("mid_stream")
             logger.warning("%s: %s, in the middle of an answer (request %s)", backend.url, error, ask.request_id)
             return None
         finally:
             exchange.close()
-            backend.counts.whole.observe(time.perf_counter() - answer.sent)
-        backend.counts.answered(head.status)
+            backend.counts.total_time.observe(time.perf_counter() - answer.sent)
+        backend.counts.count_status(head.status)
         if head.status == 200:
             return _params(said, backend)
         if 400 <= head.status < 500 and head.status not in _NOT_THE_CALLERS:
@@ -116,7 +116,7 @@ class Disaggregated:
         return None
 
 
-def _params(said: bytes, backend: Backend) -> Raw | None:
+def _params(said: bytes, backend: RouterBackend) -> Raw | None:
     try:
         return _DECODER.decode(said).kv_transfer_params
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -6,8 +6,15 @@ from typing import Any
 
 import msgspec
 
-from quintet.clients.http_connection import ConnectionLost, Header, Late, ProtocolError, Times, Unreached
-from quintet.router.backends import Backend
+from quintet.clients.http_connection import (
+    ConnectFailed,
+    ConnectionLost,
+    Header,
+    HttpProtocolError,
+    HttpTimeout,
+    HttpTimeouts,
+)
+from quintet.router.backends import RouterBackend
 from quintet.router.config import RouterConfig
 from quintet.router.queue import RequestQueue
 
@@ -32,31 +39,31 @@ class Health:
         """`headers`: the key that is sent to servers."""
         self._config, self._places = config, places
         seconds = config.health_check_timeout
-        self._times = Times(seconds, seconds, seconds)
+        self._times = HttpTimeouts(seconds, seconds, seconds)
         self._headers = [*headers, (b"accept-encoding", b"identity"), (b"user-agent", b"quintet-router")]
         self._thresholds = (config.health_failure_threshold, config.health_success_threshold)
 
-    def watch(self, backend: Backend) -> None:
-        backend.watching = asyncio.get_running_loop().create_task(self._watch(backend))
+    def watch(self, backend: RouterBackend) -> None:
+        backend.health_task = asyncio.get_running_loop().create_task(self._watch(backend))
 
-    async def _watch(self, backend: Backend) -> None:
+    async def _watch(self, backend: RouterBackend) -> None:
         while True:
-            await self.look(backend)
+            await self.check(backend)
             pause = self._config.health_check_interval
-            await asyncio.sleep(pause if backend.up and not backend.bad else min(pause, _DOWN))
+            await asyncio.sleep(pause if backend.up and not backend.num_bad else min(pause, _DOWN))
 
-    async def look(self, backend: Backend) -> None:
+    async def check(self, backend: RouterBackend) -> None:
         """Checks a server once."""
         odd = ""
         try:
             trouble = await self._ready(backend)
             if not trouble:
                 odd = await self._models(backend)
-        except (Unreached, ConnectionLost, ProtocolError, Late) as error:
+        except (ConnectFailed, ConnectionLost, HttpProtocolError, HttpTimeout) as error:
             trouble = str(error)
         except ValueError as error:
             trouble = f"its list of models cannot be read: {error}"
-        if backend.looked(self._thresholds, trouble):
+        if backend.record_health_check(self._thresholds, trouble):
             logger.log(
                 logging.INFO if backend.up else logging.WARNING, "%s %s", backend.url,
                 f"takes requests, for {', '.join(sorted(backend.models)) or 'any model'}" if backend.up
@@ -65,10 +72,10 @@ class Health:
             if odd:
                 logger.warning("%s: %s", backend.url, odd)
         if odd and backend.up:
-            backend.trouble = odd
-        self._places.turn()
+            backend.unhealthy_reason = odd
+        self._places.wake_waiting()
 
-    async def _ready(self, backend: Backend) -> str:
+    async def _ready(self, backend: RouterBackend) -> str:
         """Returns why it takes no requests; "" if it does. quintet has /ready, vLLM /health alone."""
         status, _ = await self._get(backend, backend.ready_path)
         if status in _UNKNOWN and backend.ready_path == "/ready":
@@ -76,7 +83,7 @@ class Health:
             status, _ = await self._get(backend, backend.ready_path)
         return "" if status == 200 else f"{backend.ready_path} answers {status}"
 
-    async def _models(self, backend: Backend) -> str:
+    async def _models(self, backend: RouterBackend) -> str:
         """Reads which it has. What is odd about it: then it is asked for any."""
         status, body = await self._get(backend, "/v1/models")
         if status == 200:
@@ -89,7 +96,7 @@ class Health:
                    "with --backend-api-key"  # fmt: skip
         return f"/v1/models answers {status}, so it is asked for any model"
 
-    async def _get(self, backend: Backend, path: str) -> tuple[int, bytes]:
+    async def _get(self, backend: RouterBackend, path: str) -> tuple[int, bytes]:
         upstream = backend.upstream
         message = upstream.message(b"GET", path.encode(), self._headers)
         exchange = await upstream.send(message, fresh=True, times=self._times)

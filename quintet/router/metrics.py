@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.metric_types import Histogram
+from quintet.common.metric_types import HistogramSeries
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -15,48 +15,48 @@ OVERHEAD = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.
 _FAILURES = ("unreached", "broken", "late", "refused", "mid_stream")
 
 
-def _histogram() -> Histogram:
-    return Histogram(SECONDS)
+def _histogram() -> HistogramSeries:
+    return HistogramSeries(SECONDS)
 
 
 @dataclass
-class Counts:
+class BackendCounts:
     """Counters of one server."""
 
     statuses: dict[int, int] = field(default_factory=dict)  # of answers that were passed on
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FAILURES, 0))
-    first_byte: Histogram = field(default_factory=_histogram)
-    whole: Histogram = field(default_factory=_histogram)
+    first_byte: HistogramSeries = field(default_factory=_histogram)
+    total_time: HistogramSeries = field(default_factory=_histogram)
 
-    def answered(self, status: int) -> None:
+    def count_status(self, status: int) -> None:
         self.statuses[status] = self.statuses.get(status, 0) + 1
 
-    def failed(self, kind: str) -> None:
+    def count_failure(self, kind: str) -> None:
         self.failures[kind] += 1
 
 
 @dataclass
-class Totals:
+class RouterCounts:
     """Counters of the router."""
 
     retries: int = 0
     recomputed: int = 0  # requests with a prompt that the server of --decode had to compute
     cancelled: int = 0  # by their clients
     refused: dict[int, int] = field(default_factory=dict)  # by status: answers of our own
-    overhead: Histogram = field(default_factory=lambda: Histogram(OVERHEAD))
+    overhead: HistogramSeries = field(default_factory=lambda: HistogramSeries(OVERHEAD))
 
 
 @dataclass(frozen=True)
-class Now:
+class RouterSnapshot:
     """State of the router at the moment of a scrape."""
 
     backends: Sequence[Any]  # Backend
-    totals: Totals
+    totals: RouterCounts
     in_flight: int
     waiting: int
 
 
-def scrape(now: Now) -> bytes:
+def scrape(now: RouterSnapshot) -> bytes:
     """In Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
@@ -68,7 +68,7 @@ def scrape(now: Now) -> bytes:
 class _Exposition:
     """A collector of prometheus_client."""
 
-    def __init__(self, now: Now) -> None:
+    def __init__(self, now: RouterSnapshot) -> None:
         self._now = now
 
     def collect(self) -> Iterator["Family"]:
@@ -130,7 +130,7 @@ class _Exposition:
         yield _seconds("quintet:router_overhead_seconds", help, [], [([], totals.overhead)])
 
 
-def _seconds(name: str, help: str, labels: list[str], rows: Iterable[tuple[list[str], Histogram]]) -> "Family":
+def _seconds(name: str, help: str, labels: list[str], rows: Iterable[tuple[list[str], HistogramSeries]]) -> "Family":
     from prometheus_client.core import HistogramMetricFamily
     from prometheus_client.utils import floatToGoString
 

@@ -5,67 +5,67 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from quintet.router.backends import Backend
+from quintet.router.backends import RouterBackend
 from quintet.router.request_info import RequestInfo
 
-Policy = Callable[[Sequence[Backend], RequestInfo], Backend]  # of at least one
+Policy = Callable[[Sequence[RouterBackend], RequestInfo], RouterBackend]  # of at least one
 
 
 def make_policy(name: str, ahead: int) -> Policy:
     """`ahead`: requests that a server may have more than the one with the fewest, and be chosen for what it knows."""
     made: dict[str, Callable[[], Policy]] = {
-        "prefix": lambda: Prefix(ahead),
-        "session": lambda: Session(ahead),
-        "round_robin": RoundRobin,
+        "prefix": lambda: PrefixPolicy(ahead),
+        "session": lambda: SessionPolicy(ahead),
+        "round_robin": RoundRobinPolicy,
         "least_loaded": lambda: least_loaded,
-        "random": lambda: anyone,
+        "random": lambda: random_backend,
         "power_of_two": lambda: power_of_two,
     }
     return made[name]()
 
 
-def least_loaded(servers: Sequence[Backend], ask: RequestInfo) -> Backend:
+def least_loaded(servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
     """Returns the server with the fewest requests from here; any of those that have as few."""
     least = min(each.in_flight for each in servers)
     return random.choice([each for each in servers if each.in_flight == least])
 
 
-def anyone(servers: Sequence[Backend], ask: RequestInfo) -> Backend:
+def random_backend(servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
     return random.choice(servers)
 
 
-def power_of_two(servers: Sequence[Backend], ask: RequestInfo) -> Backend:
+def power_of_two(servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
     """Returns the one with fewer requests, of two. Source: Mitzenmacher, "The Power of Two Choices", 2001."""
     return min(random.sample(list(servers), min(2, len(servers))), key=lambda each: each.in_flight)
 
 
-class RoundRobin:
+class RoundRobinPolicy:
     """Takes one server after the other."""
 
     def __init__(self) -> None:
         self._number = count()
 
-    def __call__(self, servers: Sequence[Backend], ask: RequestInfo) -> Backend:
+    def __call__(self, servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
         return servers[next(self._number) % len(servers)]
 
 
-class Prefix:
+class PrefixPolicy:
     """Prefix affinity: the server that got most of the prompt before, unless it has more to do than others."""
 
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
 
-    def __call__(self, servers: Sequence[Backend], ask: RequestInfo) -> Backend:
-        chain = ask.chain()
+    def __call__(self, servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
+        chain = ask.prefix_hashes()
         near = _near(servers, self._ahead)
-        found = [each.known.shared(chain) for each in near] if chain else [0] * len(near)
+        found = [each.prefixes.shared_length(chain) for each in near] if chain else [0] * len(near)
         most = max(found)
         best = least_loaded([each for each, shared in zip(near, found, strict=True) if shared == most], ask)
-        best.known.remember(chain)
+        best.prefixes.add(chain)
         return best
 
 
-class Session:
+class SessionPolicy:
     """Session affinity: the server that a session's name hashes to. One that comes or goes moves its own sessions
     alone.
 
@@ -75,13 +75,13 @@ class Session:
     def __init__(self, ahead: int) -> None:
         self._ahead = ahead
 
-    def __call__(self, servers: Sequence[Backend], ask: RequestInfo) -> Backend:
+    def __call__(self, servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
         if not ask.session:
             return least_loaded(servers, ask)
         return max(_near(servers, self._ahead), key=lambda each: _weight(each.url, ask.session))
 
 
-def _near(servers: Sequence[Backend], ahead: int) -> list[Backend]:
+def _near(servers: Sequence[RouterBackend], ahead: int) -> list[RouterBackend]:
     """Returns the servers that have little more to do than the one with the least."""
     least = min(each.in_flight for each in servers)
     most = least + max(ahead, least // 4)

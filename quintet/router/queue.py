@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.router.backends import Backend, Backends, Pool
+from quintet.router.backends import Pool, RouterBackend, RouterBackends
 from quintet.router.config import RouterConfig
 from quintet.router.policies import Policy, make_policy
 from quintet.router.request_info import RequestInfo
@@ -19,14 +19,14 @@ SOON = {"Retry-After": "1"}
 class _Waiter:
     """A request that has no place. `take` takes one if there is one; None: not yet."""
 
-    take: Callable[[], Any]
-    found: "asyncio.Future[Any]"
+    try_acquire: Callable[[], Any]
+    future: "asyncio.Future[Any]"
 
 
 class RequestQueue:
     """Used in one event loop. A place that becomes free goes to the request that waits the longest and can use it."""
 
-    def __init__(self, config: RouterConfig, backends: Backends) -> None:
+    def __init__(self, config: RouterConfig, backends: RouterBackends) -> None:
         self._config, self._backends = config, backends
         ahead = config.balance_abs_threshold
         names = {Pool.ALL: config.policy, Pool.PREFILL: config.prefill_policy, Pool.DECODE: config.decode_policy}
@@ -38,32 +38,32 @@ class RequestQueue:
     def waiting(self) -> int:
         return len(self._line)
 
-    async def enter(self) -> bool:
+    async def acquire(self) -> bool:
         """Takes a place among all requests -> whether there was one at once. ApiError 429 or 503 if there is none."""
         if self._enter():
             return True
-        await self._wait(self._enter, lambda entered: self.leave())
+        await self._wait(self._enter, lambda entered: self.release())
         return False
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.in_flight -= 1
-        self.turn()
+        self.wake_waiting()
 
-    async def place(self, ask: RequestInfo, pool: Pool) -> Backend:
+    async def acquire_backend(self, ask: RequestInfo, pool: Pool) -> RouterBackend:
         """Returns the server for a request, and counts the request there. ApiError 404, 429 or 503 if there is none."""
         found = self._place(ask, pool)
         if found is None:
             ask.arrived = 0.0
-            found = await self._wait(lambda: self._place(ask, pool), self.free)
+            found = await self._wait(lambda: self._place(ask, pool), self.release_backend)
         return found
 
-    def other(self, ask: RequestInfo, pool: Pool, tried: Collection[Backend]) -> Backend | None:
+    def other_backend(self, ask: RequestInfo, pool: Pool, tried: Collection[RouterBackend]) -> RouterBackend | None:
         """Returns another server that can take it at once, or None."""
         now = asyncio.get_running_loop().time()
         able = [each for each in self._able(ask, pool, now) if each not in tried]
         return self._take(able, ask, pool) if able else None
 
-    def pin(self, backend: Backend) -> Backend:
+    def acquire_pinned(self, backend: RouterBackend) -> RouterBackend:
         """Returns that server, draining or not: it keeps what is asked for."""
         if not backend.up:
             raise ApiError(
@@ -74,31 +74,31 @@ class RequestQueue:
         return backend
 
     @contextlib.contextmanager
-    def at(self, backend: Backend) -> Iterator[None]:
+    def releasing(self, backend: RouterBackend) -> Iterator[None]:
         """Gives back the place on the server when the block ends."""
         try:
             yield
         finally:
-            self.free(backend)
+            self.release_backend(backend)
 
-    def free(self, backend: Backend) -> None:
+    def release_backend(self, backend: RouterBackend) -> None:
         backend.in_flight -= 1
         if backend.leaving and not backend.in_flight:
-            self._backends.forget(backend)
-        self.turn()
+            self._backends.remove(backend)
+        self.wake_waiting()
 
-    def turn(self) -> None:
+    def wake_waiting(self) -> None:
         """Lets waiting requests try again, the oldest first, after something has changed."""
         for each in list(self._line):
-            if each.found.done():
+            if each.future.done():
                 continue
             try:
-                found = each.take()
+                found = each.try_acquire()
             except ApiError as error:
-                each.found.set_exception(error)
+                each.future.set_exception(error)
                 continue
             if found:
-                each.found.set_result(found)
+                each.future.set_result(found)
 
     def _enter(self) -> bool:
         if self.in_flight >= self._config.max_concurrent_requests:
@@ -106,12 +106,12 @@ class RequestQueue:
         self.in_flight += 1
         return True
 
-    def _able(self, ask: RequestInfo, pool: Pool, now: float) -> list[Backend]:
+    def _able(self, ask: RequestInfo, pool: Pool, now: float) -> list[RouterBackend]:
         most = self._config.max_backend_requests
-        model = ask.read.model
-        return [each for each in self._backends.of(pool) if each.usable(now, most) and each.serves(model)]
+        model = ask.fields.model
+        return [each for each in self._backends.in_pool(pool) if each.usable(now, most) and each.serves_model(model)]
 
-    def _place(self, ask: RequestInfo, pool: Pool) -> Backend | None:
+    def _place(self, ask: RequestInfo, pool: Pool) -> RouterBackend | None:
         """None: all that could take it have as many as they may."""
         now = asyncio.get_running_loop().time()
         able = self._able(ask, pool, now)
@@ -120,18 +120,18 @@ class RequestQueue:
         self._refuse(ask, pool, now)
         return None
 
-    def _take(self, able: list[Backend], ask: RequestInfo, pool: Pool) -> Backend:
+    def _take(self, able: list[RouterBackend], ask: RequestInfo, pool: Pool) -> RouterBackend:
         chosen = self._policies[pool](able, ask)
         chosen.in_flight += 1
         return chosen
 
     def _refuse(self, ask: RequestInfo, pool: Pool, now: float) -> None:
         """Raises what is wrong where waiting for a place would not help."""
-        model, there = ask.read.model, self._backends.of(pool)
-        if any(each.usable(now) and each.serves(model) for each in there):
+        model, there = ask.fields.model, self._backends.in_pool(pool)
+        if any(each.usable(now) and each.serves_model(model) for each in there):
             return
         known = sorted({name for each in there for name in each.models})
-        if model is not None and known and not any(each.serves(model) for each in there if each.seen):
+        if model is not None and known and not any(each.serves_model(model) for each in there if each.was_checked):
             raise ApiError(
                 404, f"the model {model[:200]!r} is not served here; there is {', '.join(known[:20])}", param="model",
                 code="model_not_found",
@@ -148,15 +148,15 @@ class RequestQueue:
         waiter = _Waiter(take, asyncio.get_running_loop().create_future())
         self._line[waiter] = None
         try:
-            await asyncio.wait([waiter.found], timeout=self._config.queue_timeout)
+            await asyncio.wait([waiter.future], timeout=self._config.queue_timeout)
         except asyncio.CancelledError:
-            if waiter.found.done() and not waiter.found.exception():
-                undo(waiter.found.result())
+            if waiter.future.done() and not waiter.future.exception():
+                undo(waiter.future.result())
             raise
         finally:
             del self._line[waiter]
-        if waiter.found.done():
-            return waiter.found.result()
+        if waiter.future.done():
+            return waiter.future.result()
         raise ApiError(
             503, f"no place became free within {self._config.queue_timeout:g} s; try again", code="server_overloaded",
             headers=SOON,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from quintet.clients.http_connection import Header
-from quintet.router.routes import Route
+from quintet.router.routes import RouteInfo
 from quintet.server.http.errors import ApiError
 
 CHUNK = 256  # bytes of a beginning that are one number of its chain: some sixty tokens
@@ -17,7 +17,7 @@ ENDS = (*range(CHUNK, 2**12 + 1, CHUNK), *range(2**12 + 2**10, 2**17 + 1, 2**10)
 _NONE = Raw(b"")
 
 
-class Read(msgspec.Struct):
+class RequestFields(msgspec.Struct):
     """The fields of a body that matter here. Those that are Raw are not looked into."""
 
     model: str | None = None
@@ -38,7 +38,7 @@ class Read(msgspec.Struct):
     query: Raw = _NONE
 
 
-_DECODER = msgspec.json.Decoder(Read)
+_DECODER = msgspec.json.Decoder(RequestFields)
 
 
 @dataclass
@@ -49,30 +49,30 @@ class RequestInfo:
     target: bytes  # path and query
     headers: list[Header]  # those that are passed on
     body: bytes
-    route: Route
+    route: RouteInfo
     request_id: str
-    read: Read = field(default_factory=Read)
+    fields: RequestFields = field(default_factory=RequestFields)
     session: str = ""
     owner: str = ""  # a name of the caller's key
     arrived: float = 0.0  # time.perf_counter() of its last byte; 0: it has waited, and nothing is measured by it
 
     @property
-    def repeatable(self) -> bool:
+    def is_repeatable(self) -> bool:
         """True if two servers may do it without harm: a response that is stored would be stored twice."""
-        if self.route.keeps:
-            return self.read.store is False and not self.read.background
-        return self.route.repeatable
+        if self.route.stores_response:
+            return self.fields.store is False and not self.fields.background
+        return self.route.is_repeatable
 
-    def chain(self) -> list[int]:
+    def prefix_hashes(self) -> list[int]:
         """Numbers for the beginning of what the model will read, chunk by chunk; by the text as it was sent."""
-        found, last = [], hash((self.read.model, bytes(self.read.tools)))
-        for chunk in _chunks(self.read):
+        found, last = [], hash((self.fields.model, bytes(self.fields.tools)))
+        for chunk in _chunks(self.fields):
             last = hash((last, chunk))
             found.append(last)
         return found
 
 
-def _chunks(read: Read) -> Iterator[bytes]:
+def _chunks(read: RequestFields) -> Iterator[bytes]:
     """Yields chunks of the prompt in the order in which templates write; tools are in the chain's root."""
     parts = (read.system, read.instructions, read.messages, read.prompt, read.query, read.input, read.documents)
     said = [bytes(each) for each in parts if each]
@@ -85,7 +85,7 @@ def _chunks(read: Read) -> Iterator[bytes]:
         start = end
 
 
-def read_body(body: bytes) -> Read:
+def read_body(body: bytes) -> RequestFields:
     """ApiError 400 for what is no JSON object, or has a field of the wrong type that a router reads."""
     try:
         return _DECODER.decode(body)

@@ -9,7 +9,7 @@ _LOOKED = 64 * 2**10  # bytes of an answer in which its id has to come
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.-]{1,256})"')
 
 
-class Place(NamedTuple):
+class ResponseLocation(NamedTuple):
     """Location of a response."""
 
     url: str
@@ -20,28 +20,28 @@ class ResponseLocations:
     """Locations of the latest responses."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._places: OrderedDict[str, ResponseLocation] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def find(self, response_id: str) -> Place | None:
+    def find(self, response_id: str) -> ResponseLocation | None:
         found = self._places.get(response_id)
         if found is not None:
             self._places.move_to_end(response_id)
         return found
 
-    def put(self, response_id: str, place: Place) -> None:
+    def put(self, response_id: str, place: ResponseLocation) -> None:
         self._places[response_id] = place
         self._places.move_to_end(response_id)
         while len(self._places) > MOST:
             self._places.popitem(last=False)
 
 
-class Finder:
+class ResponseIdFinder:
     """Looks for the id of a response in what passes by."""
 
-    def __init__(self, kept: ResponseLocations, place: Place) -> None:
+    def __init__(self, kept: ResponseLocations, place: ResponseLocation) -> None:
         self._kept, self._place = kept, place
         self._seen = b""
         self._done = False

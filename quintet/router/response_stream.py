@@ -9,7 +9,7 @@ from quintet.clients.http_connection import Header
 from quintet.router.routes import ApiDialect
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape
 from quintet.server.http.ids import HEADER
-from quintet.server.http.middleware.base import wire_of
+from quintet.server.http.middleware.base import connection_of
 from quintet.server.http.sse import event, openai_failure
 
 HOP = frozenset({
@@ -27,7 +27,7 @@ class ResponseStream:
         self._scope, self._receive, self._send = scope, receive, send
         self._name = (HEADER.encode(), request_id.encode())
         self._watching: asyncio.Task[None] | None = None
-        self.started = self.ended = self.gone = False
+        self.started = self.ended = self.client_gone = False
         self.status = 0
         self.servers: list[str] = []  # that were asked, in order
         self._events = False  # the answer is a stream of them
@@ -59,21 +59,21 @@ class ResponseStream:
         self.ended = not more
         await self._say({"type": "http.response.body", "body": piece, "more_body": more})
 
-    async def break_off(self, error: ApiError, speech: ApiDialect) -> None:
+    async def abort(self, error: ApiError, speech: ApiDialect) -> None:
         """Ends an answer that has begun and does not go on: with an error event, if an event has just ended; else the
         connection is cut, so that the client does not take the answer for whole."""
         if self._events and self._tail.endswith(_ENDS):
             await self.body(_told(error, speech), more=False)
             return
-        wire = wire_of(self._scope)
+        wire = connection_of(self._scope)
         if wire is None:
             raise error
-        wire.cut()
+        wire.disconnect()
         if self._watching is not None:
             await asyncio.wait([self._watching])
 
     async def _say(self, message: Message) -> None:
-        if self.gone:
+        if self.client_gone:
             raise ClientGone
         await self._send(message)
 
@@ -81,7 +81,7 @@ class ResponseStream:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.ended and task is not None:
-            self.gone = True
+            self.client_gone = True
             task.cancel()
 
 

@@ -15,29 +15,29 @@ class ApiDialect(Enum):
     ANTHROPIC = "anthropic"
 
 
-class Route(NamedTuple):
+class RouteInfo(NamedTuple):
     """A path that is passed on."""
 
-    repeatable: bool = True  # sent twice, it does what it does once
+    is_repeatable: bool = True  # sent twice, it does what it does once
     disaggregated: bool = False  # its prompt may be computed by a server of --prefill
-    keeps: bool = False  # what it makes is kept by the server that made it: responses
-    speech: ApiDialect = ApiDialect.OPENAI
+    stores_response: bool = False  # what it makes is kept by the server that made it: responses
+    dialect: ApiDialect = ApiDialect.OPENAI
 
 
 RESPONSES = "/v1/responses"
 POSTS = {
-    "/v1/chat/completions": Route(disaggregated=True),
-    "/v1/completions": Route(disaggregated=True),
-    RESPONSES: Route(keeps=True, speech=ApiDialect.RESPONSES),
-    "/v1/responses/input_tokens": Route(),
-    "/v1/messages": Route(speech=ApiDialect.ANTHROPIC),
-    "/v1/messages/count_tokens": Route(speech=ApiDialect.ANTHROPIC),
+    "/v1/chat/completions": RouteInfo(disaggregated=True),
+    "/v1/completions": RouteInfo(disaggregated=True),
+    RESPONSES: RouteInfo(stores_response=True, dialect=ApiDialect.RESPONSES),
+    "/v1/responses/input_tokens": RouteInfo(),
+    "/v1/messages": RouteInfo(dialect=ApiDialect.ANTHROPIC),
+    "/v1/messages/count_tokens": RouteInfo(dialect=ApiDialect.ANTHROPIC),
     **dict.fromkeys(
         ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
-         "/v2/rerank", "/tokenize", "/detokenize"), Route(),
+         "/v2/rerank", "/tokenize", "/detokenize"), RouteInfo(),
     ),
 }  # fmt: skip
-OTHER = Route(repeatable=False)  # POST below /v1 that is not known here
+OTHER = RouteInfo(is_repeatable=False)  # POST below /v1 that is not known here
 
 _STORED = re.compile(r"/v1/responses/([A-Za-z0-9_.-]{1,256})(/cancel|/input_items)?")
 _PLAIN = re.compile(r"/v1(/[A-Za-z0-9_-]+)+")
@@ -60,18 +60,18 @@ _REFUSED = {
 }
 
 
-def post(path: str) -> Route:
+def post_route(path: str) -> RouteInfo:
     """ApiError 404 for what is not passed on, with the reason."""
     found = POSTS.get(path)
     if found is not None:
         return found
-    refuse(path)
+    check_refused(path)
     if not _PLAIN.fullmatch(path):
-        raise nothing_there(path)
+        raise not_found_error(path)
     return OTHER
 
 
-def stored(method: str, path: str) -> str | None:
+def stored_response_id(method: str, path: str) -> str | None:
     """The id of the response that is asked for; None if it is no such path."""
     found = _STORED.fullmatch(path)
     if found is None or path in POSTS or path == "/v1/responses/compact":
@@ -80,14 +80,14 @@ def stored(method: str, path: str) -> str | None:
     return found[1] if method in what else None
 
 
-def refuse(path: str) -> None:
+def check_refused(path: str) -> None:
     """Raises ApiError 404 for a path that has a reason of its own not to be passed on."""
     for stem, why in _REFUSED.items():
         if path == stem or path.startswith(stem + "/"):
             raise ApiError(404, f"{path[:200]} is not passed on by this router: {why}", code="not_passed_on")
 
 
-def nothing_there(path: str) -> ApiError:
+def not_found_error(path: str) -> ApiError:
     return ApiError(
         404, f"there is nothing at {path[:200]!r}; a router passes on what asks a model (docs/router.md lists it), and "
         "what concerns one server is asked of that server", code="not_found",

@@ -8,10 +8,10 @@ import time
 
 from quintet.router.app import make_app
 from quintet.router.config import RouterConfig
-from quintet.router.core import Core
+from quintet.router.core import RouterCore
 from quintet.server.config import ServerConfig
 from quintet.server.tls import Certificates
-from quintet.server.uvicorn_server import LAST_WORDS, Server
+from quintet.server.uvicorn_server import LAST_WORDS, UvicornServer
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +25,9 @@ class RouterServer:
     def __init__(self, config: RouterConfig, door: ServerConfig) -> None:
         """ValueError for what cannot be used."""
         self._door = door
-        self.core = Core(config, door.api_key[0] if door.api_key else None)
+        self.core = RouterCore(config, door.api_key[0] if door.api_key else None)
         self._certificates = Certificates(door) if door.ssl_certfile else None
-        self._server = Server(make_app(self.core, door), door, self.stop)
+        self._server = UvicornServer(make_app(self.core, door), door, self.stop)
         self._draining: asyncio.Task[None] | None = None
         self._number = len(config.backend) + len(config.prefill) + len(config.decode)
 
@@ -35,7 +35,7 @@ class RouterServer:
         self.core.start()
         watching = None
         if self._certificates is not None:
-            self._server.use(self._certificates.context)
+            self._server.use_tls(self._certificates.context)
             if self._door.enable_ssl_refresh:
                 watching = asyncio.get_running_loop().create_task(self._certificates.watch())
         port = 0 if self._door.uds else listener.getsockname()[1]
@@ -49,7 +49,7 @@ class RouterServer:
 
     def stop(self, why: str = "shutdown requested") -> None:
         """In the loop."""
-        running = self.core.places.in_flight
+        running = self.core.queue.in_flight
         if self._draining is None:
             logger.info("%s: the router ends; %d requests run, and get up to %g s", why, running,
                         self._door.drain_timeout)  # fmt: skip
@@ -58,18 +58,18 @@ class RouterServer:
         else:
             logger.info("%s again: %d requests are cut short", why, running)
             self._server.should_exit = True
-            asyncio.get_running_loop().call_later(_AT_ONCE, self._server.cut)
+            asyncio.get_running_loop().call_later(_AT_ONCE, self._server.disconnect_all)
 
     async def _drain(self) -> None:
         begun = time.monotonic()
-        while self.core.places.in_flight and time.monotonic() - begun < self._door.drain_timeout:
+        while self.core.queue.in_flight and time.monotonic() - begun < self._door.drain_timeout:
             await asyncio.sleep(_LOOK)
-        left = self.core.places.in_flight
+        left = self.core.queue.in_flight
         logger.info("ended after %.1f s: %s", time.monotonic() - begun,
                     f"{left} requests were cut short" if left else "all requests finished")  # fmt: skip
         self._server.should_exit = True
         if left:
-            asyncio.get_running_loop().call_later(min(_AT_ONCE, LAST_WORDS), self._server.cut)
+            asyncio.get_running_loop().call_later(min(_AT_ONCE, LAST_WORDS), self._server.disconnect_all)
 
 
 def _url(door: ServerConfig, port: int) -> str:

@@ -10,7 +10,7 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.processes.grammar_checks import Shapes
+from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.tokenizers.tokenizer import Tokenizer
 
 Deliver = Callable[[RequestOutput], None]
@@ -28,11 +28,11 @@ class EngineDead(RuntimeError):
     """The engine has ended, or gives no sign of life; the message says what is known."""
 
 
-class Refused(RuntimeError):
+class EngineRefusal(RuntimeError):
     """The engine refused an order and is unchanged; the message has the reason."""
 
 
-class Traces(Protocol):
+class TraceControl(Protocol):
     """Profiler traces of an engine, if its profiler_config allows them."""
 
     async def start(self) -> None:
@@ -47,19 +47,19 @@ class Traces(Protocol):
 class Backend(Protocol):
     """An engine, seen from an event loop. All but trouble() wait for a time when that gives None."""
 
-    shapes: Shapes  # writes and tries the grammar that submit() takes
-    thoughts: Callable[[], ReasoningMarkers | str]  # reasoning markers, or why there are none; set by the user
+    grammar_checks: GrammarChecks  # writes and tries the grammar that submit() takes
+    reasoning_markers: Callable[[], ReasoningMarkers | str]  # reasoning markers, or why there are none; set by the user
 
     @property
-    def served(self) -> ModelInfo: ...
+    def model_info(self) -> ModelInfo: ...
 
     @property
     def tokenizer(self) -> Tokenizer | None: ...
 
     @property
-    def traces(self) -> Traces: ...
+    def trace_control(self) -> TraceControl: ...
 
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Returns why it cannot serve now (it is loading, hung or dead), or None."""
         ...
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.value_parsers import Parse, count, json_object, one_of, optional, several, text, truth
-from quintet.config import option, settle
+from quintet.common.value_parsers import Parse, boolean, count, json_object, list_of, one_of, optional, text
+from quintet.config import normalize_fields, option
 from quintet.server.hosts import allowed_host
 
 PORT = 8000
@@ -36,7 +36,7 @@ _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 def _paths(value: Any) -> tuple[str, ...]:
     """A list, or text with commas; vLLM's form."""
-    texts = [value] if isinstance(value, str) else several(str)(value)
+    texts = [value] if isinstance(value, str) else list_of(str)(value)
     found = tuple(each.strip() for one in texts for each in one.split(",") if each.strip())
     for each in found:
         if not each.startswith("/"):
@@ -56,14 +56,14 @@ class ServerConfig:
     host: str = option("127.0.0.1", text, "address to listen on; 0.0.0.0 lets other machines in", group="server")
     port: int = option(PORT, _port, "port to listen on; 0: one that is free", group="server")
     headless: bool = option(
-        False, truth, "serve no HTTP: this machine's ranks follow those of machine 0 (--node-rank 1 and up)",
+        False, boolean, "serve no HTTP: this machine's ranks follow those of machine 0 (--node-rank 1 and up)",
         group="server",
     )  # fmt: skip
     uds: str | None = option(
         None, optional(text), "Unix socket to listen on, instead of a port", group="server", metavar="PATH"
     )
     served_model_name: tuple[str, ...] = option(
-        (), several(text), "name of the model in the API, if not the path it was loaded from", group="server"
+        (), list_of(text), "name of the model in the API, if not the path it was loaded from", group="server"
     )
     root_path: str = option("", str, "prefix that a proxy strips from the path", group="server", metavar="PATH")
     api_workers: int = option(
@@ -93,44 +93,44 @@ class ServerConfig:
         None, optional(text), "the same for reasoning parsers", group="server", metavar="FILE"
     )
     enable_auto_tool_choice: bool = option(
-        True, truth, "let the model decide whether it calls a tool, where a request leaves that open", group="server"
+        True, boolean, "let the model decide whether it calls a tool, where a request leaves that open", group="server"
     )
     exclude_tools_when_tool_choice_none: bool = option(
-        False, truth, 'leave tools out of the prompt where tool_choice is "none"', group="server"
+        False, boolean, 'leave tools out of the prompt where tool_choice is "none"', group="server"
     )
     tool_server: tuple[str, ...] = option(
-        (), several(text), "MCP server whose tools /v1/responses may call: host:port, [NAME=]URL, or a .json file with "
+        (), list_of(text), "MCP server whose tools /v1/responses may call: host:port, [NAME=]URL, or a .json file with "
         "mcpServers; commas between several (docs/tools.md)", group="server", metavar="WHERE",
     )  # fmt: skip
     trust_request_chat_template: bool = option(
-        False, truth, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
+        False, boolean, "let a request bring a chat template of its own (it runs sandboxed)", group="server"
     )
     strict_requests: bool = option(
-        False, truth, "refuse requests with fields that are not known, which are otherwise left out and named in a "
+        False, boolean, "refuse requests with fields that are not known, which are otherwise left out and named in a "
         "header", group="server",
     )  # fmt: skip
     enable_sleep_mode: bool = option(
-        False, truth, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
+        False, boolean, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
     )  # fmt: skip
     enable_server_load_tracking: bool = option(
-        False, truth, "serve /load, the number of calls that are under way", group="server"
+        False, boolean, "serve /load, the number of calls that are under way", group="server"
     )
     enable_tokenizer_info_endpoint: bool = option(
-        False, truth, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
+        False, boolean, "serve /tokenizer_info: the tokenizer's settings and the chat template", group="server"
     )
     io_processor_plugin: str | None = option(
         None, optional(text), "IO processor that makes texts of the data of requests to /pooling, and answers of their "
         "numbers: the name that its package gives it, or package.module:Class", group="server", metavar="NAME",
     )  # fmt: skip
     middleware: tuple[str, ...] = option(
-        (), several(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
+        (), list_of(text), "module.path of an ASGI class, or of an async function (request, call_next), that each "
         "request passes through; the last is met first", group="server", metavar="PATH",
     )  # fmt: skip
-    playground: bool = option(True, truth, "serve the page at /", group="server")
+    playground: bool = option(True, boolean, "serve the page at /", group="server")
 
     api_key: tuple[str, ...] = option(
-        (), several(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
+        (), list_of(text), "key that requests must bring; QUINTET_API_KEY is one more", group="access", repr=False,
     )  # fmt: skip
     admin_api_key: str | None = option(
         None, optional(text), "key that alone may reset the prefix cache and put the engine to sleep; or "
@@ -147,14 +147,14 @@ class ServerConfig:
         choices=("0", "1", "2"),
     )  # fmt: skip
     enable_ssl_refresh: bool = option(
-        False, truth, "use the files of TLS as they are now when they change, without a restart", group="access"
+        False, boolean, "use the files of TLS as they are now when they change, without a restart", group="access"
     )
     allowed_origins: tuple[str, ...] = option(
-        (), several(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
+        (), list_of(text), "origin whose pages may call the API (CORS); * is all", group="access", metavar="ORIGIN"
     )
 
     allowed_hosts: tuple[str, ...] = option(
-        (), several(allowed_host), "name that the server answers to (Host) besides this machine's own, *.example.com "
+        (), list_of(allowed_host), "name that the server answers to (Host) besides this machine's own, *.example.com "
         "or * for any; if not given, any, but on a loopback address none", group="access", metavar="HOST",
     )  # fmt: skip
 
@@ -210,8 +210,8 @@ class ServerConfig:
         group="limits", metavar="SECONDS",
     )  # fmt: skip
 
-    access_log: bool = option(True, truth, "log each request with its tokens and times", group="logging")
-    disable_uvicorn_access_log: bool = option(False, truth, "vLLM's name for --no-access-log", group="logging")
+    access_log: bool = option(True, boolean, "log each request with its tokens and times", group="logging")
+    disable_uvicorn_access_log: bool = option(False, boolean, "vLLM's name for --no-access-log", group="logging")
     disable_access_log_for_endpoints: tuple[str, ...] = option(
         PROBES, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
         metavar="PATHS",
@@ -233,7 +233,7 @@ class ServerConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalize_fields(self)
         if self.disable_uvicorn_access_log:
             object.__setattr__(self, "access_log", False)
         if self.admin_api_key in self.api_key:

@@ -15,7 +15,7 @@ _FILES, _FILES_OF_WORKER = 48, 4
 _FEWEST = 16  # connections with which a server is worth its start
 
 
-def fit_files(settings: ServerConfig) -> ServerConfig:
+def fit_file_limit(settings: ServerConfig) -> ServerConfig:
     """Raises this process's limit, which its children inherit, to what each API process needs.
 
     Where the system does not let it, max_connections becomes what fits, and the log says so. ValueError: nothing does.

@@ -36,7 +36,7 @@ def _address(name: str) -> str | None:
         return None
 
 
-class Hosts:
+class AllowedHosts:
     """Host names that a server answers to. Guards against DNS rebinding: a foreign name that points to this server, so
     that a page of that name could read its answers."""
 
@@ -46,7 +46,7 @@ class Hosts:
         self._below = tuple(each[1:] for each in allowed if each.startswith("*."))
         self._all = ANY in allowed or not (local or allowed)
 
-    def answers_to(self, host: str) -> bool:
+    def allows(self, host: str) -> bool:
         """`host`: a Host header, with or without a port.
 
         This machine's own names always count: a health check inside of a container asks for them. Where others reach

@@ -59,9 +59,9 @@ class Certificates:
         """Looks at the files, for ever."""
         while True:
             await asyncio.sleep(LOOK)
-            await asyncio.to_thread(self.look)
+            await asyncio.to_thread(self.reload_if_changed)
 
-    def look(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Returns whether new files came into use: they have changed, and stayed the same since the last look.
 
         Certificate and key are written one after the other. Files that cannot be used are logged once.

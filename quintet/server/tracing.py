@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from quintet.server.http.usage import RequestUsage
-    from quintet.server.metrics.call_record import Record
+    from quintet.server.metrics.call_record import CallRecord
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Tracer:
         self._tracer = provider.get_tracer("quintet", __version__)
         self._extract = TraceContextTextMapPropagator().extract
 
-    def begin(self, scope: Scope) -> "RequestSpan":
+    def start_span(self, scope: Scope) -> "RequestSpan":
         """The span of an HTTP request; its headers may name a parent. of() finds it again."""
         from opentelemetry.trace import SpanKind
 
@@ -72,7 +72,7 @@ class Tracer:
         made = scope[_KEY] = RequestSpan(span, self._model)
         return made
 
-    def of(self, http: HttpRequest | None) -> "RequestSpan":
+    def span_of(self, http: HttpRequest | None) -> "RequestSpan":
         """The request's own; a call that no HTTP request waits for has one to itself."""
         held: RequestSpan | None = None if http is None else http.scope.get(_KEY)
         if held is not None:
@@ -95,7 +95,7 @@ class RequestSpan:
         self._span, self._model, self._alone = span, model, alone
         self._failed = False
 
-    def answered(self, record: "Record") -> None:
+    def record_call(self, record: "CallRecord") -> None:
         """A call is over. Source: OpenTelemetry's semantic conventions for generative AI, "Spans"."""
         if self._span.is_recording():
             attributes = {**_asked(record), **_given(record), "gen_ai.request.model": self._model()}
@@ -117,7 +117,7 @@ class RequestSpan:
                 self.fail(str(status), ours=status >= 500)
         self._span.end()
 
-    def _blame(self, record: "Record") -> None:
+    def _blame(self, record: "CallRecord") -> None:
         """A client that hangs up is no error of the server's."""
         if isinstance(record.why, ClientGone):
             self.fail("client_gone", ours=False)
@@ -150,7 +150,7 @@ _OPERATIONS = {
 }
 
 
-def _asked(record: "Record") -> Mapping[str, Any]:
+def _asked(record: "CallRecord") -> Mapping[str, Any]:
     """All asks of a call have the same parameters. One that ended before it asked anything has none."""
     if not record.asks:
         return {}
@@ -168,7 +168,7 @@ def _asked(record: "Record") -> Mapping[str, Any]:
     return {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
 
 
-def _given(record: "Record") -> Mapping[str, Any]:
+def _given(record: "CallRecord") -> Mapping[str, Any]:
     """Tokens, ends and times. The call's first token is the first of any of its requests."""
     times = [watch.times for watch in record.watches if watch.times is not None]
     first = [each.time_to_first_token for each in times if each.time_to_first_token is not None]

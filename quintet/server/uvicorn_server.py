@@ -11,12 +11,12 @@ from typing import Any
 import uvicorn
 
 from quintet.server.config import ServerConfig
-from quintet.server.http.middleware.slow_clients import protocol
+from quintet.server.http.middleware.slow_clients import limited_protocol
 
 LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """uvicorn's, but a signal begins the draining instead of closing connections."""
 
     def __init__(self, app: Any, settings: ServerConfig, stop: Callable[[str], None]) -> None:
@@ -24,7 +24,7 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **_options(settings)))
         self._stop = stop
 
-    def use(self, context: ssl.SSLContext) -> None:
+    def use_tls(self, context: ssl.SSLContext) -> None:
         """For TLS, in the place of one that uvicorn makes of the files."""
         self.config.load()
         self.config.ssl = context
@@ -38,11 +38,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Cuts off clients that do not read their answer in time; uvicorn would cancel, and log a trace for each."""
-        cut = self._loop.call_later(LAST_WORDS, self.cut)
+        cut = self._loop.call_later(LAST_WORDS, self.disconnect_all)
         await super().shutdown(sockets)
         cut.cancel()
 
-    def cut(self) -> None:
+    def disconnect_all(self) -> None:
         """Ends the connections that there are; what writes to them then ends by itself."""
         for each in list(self.server_state.connections):
             each.transport.abort()
@@ -50,7 +50,7 @@ class Server(uvicorn.Server):
 
 def _options(settings: ServerConfig) -> dict[str, Any]:
     return {
-        "http": protocol(settings),
+        "http": limited_protocol(settings),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

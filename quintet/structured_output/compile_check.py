@@ -23,12 +23,12 @@ class CompileChecker:
             self._places.put(None)
         self._closed = threading.Event()
 
-    def why_not(self, text: str) -> str:
+    def compile_error(self, text: str) -> str:
         """Waits for a place and until it is tried -> why it cannot be compiled; empty if it can be."""
         process, kept = self._places.get(), None
         try:
             process = process or _Process()
-            why = process.why_not(text)
+            why = process.compile_error(text)
             if why is not None and not self._closed.is_set():
                 kept = process
             return TOO_MUCH if why is None else why
@@ -55,7 +55,7 @@ class _Process:
             "quintet.structured_output.compile_worker", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
-    def why_not(self, text: str) -> str | None:
+    def compile_error(self, text: str) -> str | None:
         """None: it did not live to say."""
         data, answers = text.encode(), self._child.stdout
         if not self._child.tell(len(data).to_bytes(4, "big") + data):

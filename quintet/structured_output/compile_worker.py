@@ -34,10 +34,10 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + SECONDS, hard))
-        _write(sys.stdout.buffer, tried(text, why_not))
+        _write(sys.stdout.buffer, compile_error(text, why_not))
 
 
-def tried(text: str, why_not: WhyNot) -> str:
+def compile_error(text: str, why_not: WhyNot) -> str:
     """Returns why a grammar cannot be compiled, with the place in its JSON schema, if it is one; empty if it can."""
     why = why_not(text)
     schema = _schema_of(text) if why else None

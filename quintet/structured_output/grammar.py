@@ -35,7 +35,7 @@ class TokenSequence(Protocol):
     token_ids: list[int]
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles what requests ask for, once for all who ask for the same. The library is loaded at the first."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Grammars:
         config: StructuredOutputsConfig = DEFAULTS,
         seconds: float = SECONDS,
         *,
-        tried: bool = False,
+        is_checked: bool = False,
     ) -> None:
         """`vocab_size` is the model's, the tokenizer may have fewer; it may add to `eos_ids`. A request waits `seconds`
         for its grammar.
@@ -56,11 +56,11 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
         self._config, self._seconds = config, seconds
         self._compiled = CompileCache(self._compile, seconds)
-        self._trials = None if tried else CompileChecker()
+        self._trials = None if is_checked else CompileChecker()
         self._reading = threading.Lock()
         self._vocabulary: Any = None
 
-    def admit(self, wanted: StructuredOutputsParams) -> str:
+    def compile_and_wait(self, wanted: StructuredOutputsParams) -> str:
         """Waits until it is compiled -> its text, for matcher(). ParameterError says why it cannot be."""
         text = grammar_text(wanted, self._config)
         if why := self.matcher(text).wait():
@@ -84,7 +84,7 @@ class Grammars:
     def _compile(self, text: str) -> Any:
         """Compiles a grammar, in a thread of its own. ValueError says what is wrong with it."""
         guidance = llguidance()
-        if self._trials is not None and (why := self._trials.why_not(text)):
+        if self._trials is not None and (why := self._trials.compile_error(text)):
             raise ValueError(why)
         vocabulary = self._read()
         limits = guidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
@@ -148,11 +148,11 @@ class Matcher:
         """True if only end-of-text may follow."""
         return self._state is not None and bool(self._state.is_stopped())
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Drops the state, so that the whole output is consumed anew: a step may have failed while it did so."""
         self._state, self._taken = None, 0
 
-    def follow(self, request: TokenSequence) -> str:
+    def advance(self, request: TokenSequence) -> str:
         """Consumes the output tokens since the last call, or rolls removed ones back -> why it cannot go on, if so."""
         if self._state is None:
             self._state = self.compiled.result().deep_copy()
@@ -167,7 +167,7 @@ class Matcher:
 
     def allows(self, request: TokenSequence, ahead: Sequence[int]) -> bool:
         """Returns whether these tokens may come next, in this order; True if the output has ended."""
-        self.follow(request)
+        self.advance(request)
         if self._state.is_stopped() or self._state.is_error():
             return True
         taken = self._state.try_consume_tokens(list(ahead))
@@ -175,7 +175,7 @@ class Matcher:
             self._state.rollback(taken)
         return bool(taken == len(ahead))
 
-    def forced(self) -> int:
+    def forced_token(self) -> int:
         """The first of num_forced."""
         start, ids = self._chain
         return ids[self._taken - start]
@@ -193,12 +193,12 @@ class Matcher:
         self._chain = self._taken, ids
         return len(ids)
 
-    def allowed_after(self, said: Sequence[int]) -> "IntArray | None":
+    def allowed_after(self, output_ids: Sequence[int]) -> "IntArray | None":
         """Ids [N] that may follow these tokens of an output; None: it is complete, or the grammar refuses it."""
         import numpy as np  # processes that only admit requests need none
 
         state = self.compiled.result().deep_copy()
-        if not state.consume_tokens(list(said)) or state.is_stopped():
+        if not state.consume_tokens(list(output_ids)) or state.is_stopped():
             return None
         bits = np.frombuffer(state.compute_bitmask(), np.uint8)
         return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)
@@ -217,7 +217,7 @@ class Matcher:
         elif not self.num_forced:
             return self._state
         else:
-            token_id = self.forced()
+            token_id = self.forced_token()
             words[:] = 0
             words.view("uint32")[token_id // 32] = 1 << token_id % 32
         return None

@@ -6,7 +6,7 @@ from typing import Any
 from quintet.config import StructuredOutputsConfig
 from quintet.parsers.schema import WHITESPACE
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
-from quintet.structured_output.json_schema import servable
+from quintet.structured_output.json_schema import supported_schema
 from quintet.structured_output.structural_tag import MAX_SIZE, as_lark, structural_lark
 
 
@@ -23,7 +23,7 @@ def grammar_text(wanted: StructuredOutputsParams, config: StructuredOutputsConfi
     return text
 
 
-def behind(grammar: str, before: str) -> str:
+def grammar_after(grammar: str, before: str) -> str:
     """The Lark grammar `before`, in which @answer stands for the other. ParameterError if the two are too large."""
     written = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
     answer, *others = written
@@ -48,7 +48,7 @@ class GrammarWriter:
 
     async def behind(self, grammar: str, before: str) -> str:
         """As behind()."""
-        return behind(grammar, before)
+        return grammar_after(grammar, before)
 
 
 def llguidance() -> Any:
@@ -83,7 +83,7 @@ def _json(make: Any, schema: Any, wanted: StructuredOutputsParams, config: Struc
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")
     closed = wanted.disable_additional_properties or config.disable_additional_properties
-    schema = servable(schema, closed=bool(closed))
+    schema = supported_schema(schema, closed=bool(closed))
     bare = wanted.disable_any_whitespace or config.disable_any_whitespace
     options: dict[str, Any] = {"whitespace_flexible": not bare}
     if not bare:

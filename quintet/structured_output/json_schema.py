@@ -13,7 +13,7 @@ FORMATS = {
 }  # fmt: skip
 
 
-def servable(schema: Any, *, closed: bool = False) -> Any:
+def supported_schema(schema: Any, *, closed: bool = False) -> Any:
     """Returns the schema in a form that the library allows and refuses correctly. The argument is not changed.
 
     closed: objects have the properties that it names, and no more.

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quintet.parsers.schema import bounded
+from quintet.parsers.schema import with_bounded_whitespace
 
 MAX_PIECES = 4096  # of one structural tag
 MAX_SIZE = 2**20  # characters of a grammar
@@ -177,7 +177,7 @@ def _schema(schema: Any, where: str) -> str:
         raise ValueError(f"{where} must be a JSON schema")
     if schema is True:
         schema = {}
-    return f"%json {json.dumps(schema if schema is False else bounded(schema))}"
+    return f"%json {json.dumps(schema if schema is False else with_bounded_whitespace(schema))}"
 
 
 def _regex(pattern: Any, where: str) -> str:

@@ -15,7 +15,7 @@ _TAIL = 32  # tokens of the prompt that are read for context: those that end it 
 _WINDOW = 8  # tokens that a decoder of unknown kind may hold back while its text ends within a character
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """Turns ids into text piece by piece; what it holds back is bounded."""
 
     def step(self, token_id: int) -> str: ...
@@ -109,7 +109,7 @@ class WindowDecoder:
 class IncrementalText:
     """A decoder without the spaces that it writes between two added tokens."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+    def __init__(self, decoder: TextDecoder, tokenizer: Tokenizer) -> None:
         self._decoder, self._added = decoder, {token_id: text for text, token_id in tokenizer.added.items()}
         self._last_added = False
 
@@ -135,7 +135,7 @@ class Detokenizer:
         kept = params.keep_special_tokens
         hidden = tokenizer.special_ids.difference(kept) if params.skip_special_tokens else frozenset()
         if tokenizer.pieces is not None:
-            self._decoder: Decoder = ByteDecoder(tokenizer.pieces, hidden, prompt_ids)
+            self._decoder: TextDecoder = ByteDecoder(tokenizer.pieces, hidden, prompt_ids)
         else:
             self._decoder = WindowDecoder(tokenizer, hidden, prompt_ids)
         if not (params.skip_special_tokens or params.spaces_between_special_tokens):

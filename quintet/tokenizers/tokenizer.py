@@ -53,7 +53,7 @@ class Tokenizer:
         self._load = load
 
     @classmethod
-    def of(cls, hf: Any) -> "Tokenizer":
+    def from_transformers(cls, hf: Any) -> "Tokenizer":
         """Wraps transformers' tokenizer."""
         return cls(hf.backend_tokenizer, hf.special_tokens_map, hf.chat_template, lambda: hf)
 
@@ -203,7 +203,7 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
     load = functools.partial(_by_transformers, path, revision)
     if not folder.is_dir():
-        return Tokenizer.of(load())
+        return Tokenizer.from_transformers(load())
     if (
         not any((folder / each).is_file() for each in ("tokenizer.json", "vocab.json", "vocab.txt"))
         and not _converters()
@@ -213,11 +213,11 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     if (kept := readings.find(name, lambda reading: _thaw(reading, folder, load))) is not None:
         return kept
     hf = load()
-    tokenizer = Tokenizer.of(hf)
+    tokenizer = Tokenizer.from_transformers(hf)
     if type(hf).__module__.startswith("transformers."):  # another package's class may change without transformers
         reading = freeze(tokenizer, folder)
         if reading is not None:
-            readings.keep(name, reading)
+            readings.store(name, reading)
     return tokenizer
 
 
@@ -231,7 +231,7 @@ def _of_tekken(file: Path) -> Tokenizer:
         logger.info("%s: without mistral-common it has no chat template: pip install 'quintet[mistral]'", file)
     try:
         with _no_panic("be made of its description"):
-            return Tokenizer.of(convert_tekken_tokenizer(str(file)))
+            return Tokenizer.from_transformers(convert_tekken_tokenizer(str(file)))
     except Exception as error:  # what a damaged file does to transformers
         raise ValueError(f"{file} cannot be read ({_line(error)}); fetch it again") from error
 
@@ -245,7 +245,7 @@ def _of_gguf(file: Path) -> Tokenizer:
         return kept
     tokenizer = Tokenizer(*_read_gguf(file), load)
     if (reading := freeze(tokenizer, file)) is not None:
-        readings.keep(name, reading)
+        readings.store(name, reading)
     return tokenizer
 
 
@@ -258,7 +258,7 @@ def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | 
     try:
         said = vocabulary.read_vocabulary(metadata)
         with _no_panic("be built"):
-            return tokenizer.backend(said), tokenizer.named(said), defaults.templates(metadata)
+            return tokenizer.backend(said), tokenizer.special_tokens(said), defaults.templates(metadata)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 

@@ -16,7 +16,7 @@ import msgspec  # the path is set first, so that the script runs by itself
 
 from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.report import Outcome, Report, Result
+from quintet.conformance.report import ConformanceReport, TrialOutcome, TrialResult
 from scripts.on_gpu.jobs import note, read
 
 
@@ -25,14 +25,14 @@ def run(device: str, section: str, share: tuple[int, int], results: Path) -> int
     subject, failed = Subject(device), 0
     number = -1
     for check in kit.checks([section]):
-        for trial in kit.listed(check, subject):
+        for trial in kit.list_trials(check, subject):
             number += 1
             if number % share[1] != share[0]:
                 continue
             print(f"{number} {check.clause}, {trial.what}", flush=True)
-            result = kit.tried(check, trial)
-            failed += result.outcome is Outcome.FAILED
-            if result.outcome is Outcome.FAILED:
+            result = kit.run_trial(check, trial)
+            failed += result.outcome is TrialOutcome.FAILED
+            if result.outcome is TrialOutcome.FAILED:
                 print(result, flush=True)
             note(results, kind="trial", number=number, share=share, result=msgspec.to_builtins(result))
     note(results, kind="section", section=section, share=share, trials=number + 1)
@@ -48,7 +48,7 @@ def join(device: str, results: Path, report: Path) -> int:
     found = [(kit.section_names().index(line["result"]["section"]), line["number"], line["result"]) for line in trials]
     kept = [_result(result) for _, _, result in sorted(found, key=lambda each: each[:2]) if result["section"] in whole]
     lacking = [each for each in kit.section_names() if each not in whole]
-    made = Report.of(Subject(device), whole, kept)
+    made = ConformanceReport.of(Subject(device), whole, kept)
     made.write(report)
     print(made)
     print(f"not whole: {', '.join(lacking) or 'none'}; their trials are in {results}")
@@ -61,8 +61,8 @@ def complete(ended: set[tuple[Any, ...]], section: str) -> bool:
     return bool(shares) and all((share, shares[0][1]) in shares for share in range(shares[0][1]))
 
 
-def _result(line: dict[str, Any]) -> Result:
-    return msgspec.convert(line, Result)
+def _result(line: dict[str, Any]) -> TrialResult:
+    return msgspec.convert(line, TrialResult)
 
 
 def main() -> int:

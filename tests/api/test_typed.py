@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quintet import LLM, AsyncLLM
-from quintet.config import EngineConfig, settings
+from quintet.config import EngineConfig, setting_fields
 from scripts import typed_arguments
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_the_stub_is_made_of_the_settings() -> None:
 def test_the_stub_names_what_is_taken(kind: type) -> None:
     text = typed_arguments.stub().split(f"class {kind.__name__}Arguments")[1].split("\nclass ")[0]
     typed = {line.split(":")[0].strip() for line in text.splitlines() if line.startswith("        ")}
-    aliases = {alias for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
+    aliases = {alias for each in setting_fields(EngineConfig) for alias in each.metadata["aliases"]}
     assert typed - {"self,", "*,"} == {*inspect.signature(kind).parameters, *aliases}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import quintet
 from quintet import LLM, AsyncLLM, BeamSearchParams, EngineConfig, SamplingParams, StructuredOutputsParams
-from quintet.config.schema.fields import settings
+from quintet.config.schema.fields import setting_fields
 from quintet.config.schema.unsupported import ARGUMENTS, METHODS, NAMES, PARAMETERS
 from tests.helpers.platforms.null_engine import expected, folder, greedy
 
@@ -75,14 +75,14 @@ def test_nothing_that_is_there_is_refused() -> None:
         for call in (cls.generate, cls.chat):
             assert not ARGUMENTS.keys() & inspect.signature(call).parameters.keys()
     assert not NAMES.keys() & set(quintet.__all__)
-    assert not PARAMETERS.keys() & {each.name for each in settings(SamplingParams)}
+    assert not PARAMETERS.keys() & {each.name for each in setting_fields(SamplingParams)}
 
 
 @pytest.mark.parametrize("cls", [LLM, AsyncLLM])
 def test_the_signature_has_every_setting_by_name(cls: type) -> None:
     shown = inspect.signature(cls).parameters
     assert list(shown)[0] == "model" and not any(each.kind is each.VAR_KEYWORD for each in shown.values())
-    for each in settings(EngineConfig):
+    for each in setting_fields(EngineConfig):
         assert each.name in shown
         if each.name != "model":
             assert f"    {each.name}: " in (cls.__init__.__doc__ or "")  # type: ignore[misc]
@@ -92,7 +92,7 @@ def test_the_signature_has_every_setting_by_name(cls: type) -> None:
 @pytest.mark.parametrize("cls", [EngineConfig, SamplingParams, BeamSearchParams, StructuredOutputsParams])
 def test_help_says_what_each_field_means(cls: type) -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(cls)).replace("|", " ").split())
-    for each in settings(cls):
+    for each in setting_fields(cls):
         assert " ".join(f"{each.name}: {each.metadata['help']}".split()) in text
 
 

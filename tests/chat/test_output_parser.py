@@ -9,8 +9,8 @@ from quintet.chat.tool_choice import MAX_TOOLS, ToolChoice, forced_grammar, read
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.sampling_params import ParameterError
 from quintet.server.config import ServerConfig
-from quintet.server.http.cooperative import Turns
-from quintet.server.http.openai.messages import delta_of, hear_all, message_of
+from quintet.server.http.cooperative import CooperativeWork
+from quintet.server.http.openai.messages import delta_of, message_of, parse_all
 from tests.server.fakes import bundled_tokenizer
 
 HERMES, THINK = TOOL_PARSERS.get("hermes"), REASONING_PARSERS.get("think")
@@ -21,15 +21,15 @@ TEXT = f"<think>Hm.</think>Well: {CALL}{CALL.replace('f', 'g', 1)}"
 
 async def whole(text: str, listening: OutputFormat = LISTENING) -> tuple[Any, str | None]:
     speech = OutputParser(listening)
-    return message_of(await hear_all(speech, text, Turns())), speech.reason("stop")
+    return message_of(await parse_all(speech, text, CooperativeWork())), speech.finish_reason_of("stop")
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 10_000])
 async def test_deltas_add_up_to_the_message(step: int) -> None:
     message, reason = await whole(TEXT)
     speech = OutputParser(LISTENING)
-    deltas = [delta_of(speech.hear(TEXT[at : at + step], ended=False)) for at in range(0, len(TEXT), step)]
-    deltas.append(delta_of(speech.hear("", ended=True)))
+    deltas = [delta_of(speech.feed(TEXT[at : at + step], ended=False)) for at in range(0, len(TEXT), step)]
+    deltas.append(delta_of(speech.feed("", ended=True)))
     assert "".join(each.content for each in deltas if isinstance(each.content, str)) == message.content == "Well:"
     assert "".join(each.reasoning for each in deltas if isinstance(each.reasoning, str)) == message.reasoning == "Hm."
     parts = [part for each in deltas if isinstance(each.tool_calls, list) for part in each.tool_calls]
@@ -41,7 +41,7 @@ async def test_deltas_add_up_to_the_message(step: int) -> None:
         indices = [part.index for part in each.tool_calls] if isinstance(each.tool_calls, list) else []
         assert len(set(indices)) == len(indices)  # clients read the first part of a call alone
         assert each.content != ""  # a text would begin there
-    assert reason == speech.reason("stop") == "tool_calls"
+    assert reason == speech.finish_reason_of("stop") == "tool_calls"
 
 
 async def test_a_call_that_broke_is_no_reason() -> None:
@@ -55,7 +55,7 @@ async def test_without_parallel_calls_the_first_alone_is_told() -> None:
 
 
 async def test_thoughts_are_left_out_where_nobody_wants_them() -> None:
-    message, _ = await whole(TEXT, OutputFormat(HERMES, THINK, LISTENING.tools, tell_thoughts=False))
+    message, _ = await whole(TEXT, OutputFormat(HERMES, THINK, LISTENING.tools, include_reasoning=False))
     assert message.content == "Well:" and not isinstance(message.reasoning, str)
 
 
@@ -67,7 +67,7 @@ def test_a_prompt_that_ends_within_the_answer_begins_no_thought() -> None:
 
 def test_the_family_settles_which_of_several_formats_it_is() -> None:
     template = "{{ '<tool_calls>' }}{{ '</tool_calls>' }}"
-    found = {family: Parsers.of(ServerConfig(), None, template, family).tool for family in ("jamba", "minimax")}
+    found = {family: Parsers.select(ServerConfig(), None, template, family).tool for family in ("jamba", "minimax")}
     assert found == {family: TOOL_PARSERS.get(family) for family in found}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quintet.api.chat_call import ChatCall, completed
+from quintet.api.chat_call import ChatCall, run_without_loop
 from quintet.chat.prepare import PreparedChat
 from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import RequestOutputKind, SamplingParams
@@ -77,7 +77,7 @@ def offline(tools: bool, choice: str, form: bool, thinks: bool) -> PreparedChat:
     params = SamplingParams(**SAMPLED, structured_outputs={"json": CITY} if form else None)
     messages = [text("system", "Be kind."), *TALK]
     call = ChatCall(bundled_tokenizer(), "", messages, options, StructuredOutputsConfig())
-    [prepared] = completed(call.prepare([params]))
+    [prepared] = run_without_loop(call.prepare([params]))
     return prepared
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
-from quintet.chat.reasoning_tokens import OUTSIDE, Marks, Walk, find_thoughts, marks_of, thought_of
+from quintet.chat.reasoning_tokens import (
+    OUTSIDE,
+    ReasoningCounter,
+    ReasoningMarkerIds,
+    find_reasoning_markers,
+    open_reasoning_tokens,
+    reasoning_marker_ids,
+)
 from quintet.config import EngineConfig, ReasoningConfig
 from quintet.engine.client import EngineClient
 from quintet.engine.request import CoreRequest
@@ -23,7 +30,7 @@ from tests.server.fakes import bundled_tokenizer
 THINK = REASONING_PARSERS.get("think")
 OPEN, CLOSE, END = 8, 9, 1  # of the bundled tokenizer: <think>, </think> and the end of a text
 BEGUN = [5, 60, 70, OPEN]  # a prompt whose last token begins a thought
-MARKS = Marks(((OPEN,),), ((CLOSE,),), (CLOSE,))
+MARKS = ReasoningMarkerIds(((OPEN,),), ((CLOSE,),), (CLOSE,))
 
 
 def config(**settings: Any) -> EngineConfig:
@@ -138,7 +145,11 @@ def test_on_a_device_behind_the_host_the_draw_waits_for_what_was_said(static: bo
         for index, budget in enumerate([3, None, 0, 7, None, 12]):
             marks = None if budget is None else MARKS
             asked = params(budget, max_tokens=20)
-            engine.add(CoreRequest(str(index), BEGUN, asked, (1, index), 20, marks=marks, thought=0))
+            engine.add(
+                CoreRequest(
+                    str(index), BEGUN, asked, (1, index), 20, reasoning_marker_ids=marks, open_reasoning_tokens=0
+                )
+            )
         said: dict[str, list[int]] = {}
         while engine.busy:
             for delta in engine.step():
@@ -163,7 +174,7 @@ def test_an_answer_keeps_its_shape_behind_a_thought_that_was_cut(budget: int) ->
         [ids] = said(run(client, wanted, prompt=[5, 60])[0])
         at = ids.index(CLOSE)
         assert budget + 1 <= at <= budget + 5  # a character may have to be finished
-        assert set(client.admission.tokenizer.decode(ids[at + 1 :])) <= {"a", "b"}  # type: ignore[union-attr]
+        assert set(client.input_processor.tokenizer.decode(ids[at + 1 :])) <= {"a", "b"}  # type: ignore[union-attr]
 
 
 def test_words_may_be_said_before_the_end_that_is_forced() -> None:
@@ -193,27 +204,27 @@ def test_a_bound_that_cannot_be_kept_is_refused() -> None:
 
 
 def test_markers_are_not_counted() -> None:
-    walk = Walk(MARKS).take([50, OPEN, 51, 52, 53, CLOSE, 54, OPEN, 55, CLOSE, 56])
-    assert walk.said == 4 and not walk.inside
-    assert Walk(MARKS, 3).take([50, 51]).said == 2  # those of the prompt are not the answer's
+    walk = ReasoningCounter(MARKS).advance([50, OPEN, 51, 52, 53, CLOSE, 54, OPEN, 55, CLOSE, 56])
+    assert walk.num_tokens == 4 and not walk.inside
+    assert ReasoningCounter(MARKS, 3).advance([50, 51]).num_tokens == 2  # those of the prompt are not the answer's
 
 
 def test_markers_may_have_several_tokens() -> None:
-    marks = Marks(((20, 21, 22),), ((23,), (20, 24)), (23,))
-    walk = Walk(marks).take([20, 21, 22, 50, 51, 20, 24, 52])
-    assert walk.said == 2 and not walk.inside
-    assert Walk(marks).take([20, 21, 50]).said == 0
+    marks = ReasoningMarkerIds(((20, 21, 22),), ((23,), (20, 24)), (23,))
+    walk = ReasoningCounter(marks).advance([20, 21, 22, 50, 51, 20, 24, 52])
+    assert walk.num_tokens == 2 and not walk.inside
+    assert ReasoningCounter(marks).advance([20, 21, 50]).num_tokens == 0
 
 
 def test_looking_ahead_leaves_all_as_it_is() -> None:
-    walk = Walk(MARKS).take([OPEN, 50])
-    assert walk.after([51, CLOSE]).forced(0) is None and walk.after([51]).forced(2) == CLOSE
-    assert walk.forced(2) is None and walk.said == 1
+    walk = ReasoningCounter(MARKS).advance([OPEN, 50])
+    assert walk.after([51, CLOSE]).forced_token(0) is None and walk.after([51]).forced_token(2) == CLOSE
+    assert walk.forced_token(2) is None and walk.num_tokens == 1
 
 
 def test_a_marker_that_a_message_speaks_of_begins_no_thought() -> None:
     def begun(text: str) -> int:
-        return thought_of(tokenizer(), THINK, MARKS, tokenizer().encode(text, add_special_tokens=False))
+        return open_reasoning_tokens(tokenizer(), THINK, MARKS, tokenizer().encode(text, add_special_tokens=False))
 
     assert begun("<|user|>What is <think>?<|end|><|assistant|>") == OUTSIDE
     assert begun("<|user|>Hm.<|end|><|assistant|><think>") == 0
@@ -224,13 +235,25 @@ def test_a_marker_that_a_message_speaks_of_begins_no_thought() -> None:
 
 
 def test_the_markers_of_a_prompt_may_have_several_tokens() -> None:
-    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [6, 20, 5, 50, 51]) == 2
-    assert thought_of(tokenizer(), THINK, Marks(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [20, 5, 50, 51]) == OUTSIDE
+    assert (
+        open_reasoning_tokens(
+            tokenizer(), THINK, ReasoningMarkerIds(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [6, 20, 5, 50, 51]
+        )
+        == 2
+    )
+    assert (
+        open_reasoning_tokens(
+            tokenizer(), THINK, ReasoningMarkerIds(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [20, 5, 50, 51]
+        )
+        == OUTSIDE
+    )
 
 
 def test_markers_in_text_are_not_guessed() -> None:
-    assert marks_of(tokenizer(), REASONING_PARSERS.get("granite")) is None
-    assert isinstance(find_thoughts(tokenizer(), REASONING_PARSERS.get("granite")), str)
-    assert isinstance(find_thoughts(None, THINK), str) and isinstance(find_thoughts(tokenizer(), None), str)
-    found = find_thoughts(tokenizer(), THINK, ReasoningConfig(reasoning_start_str="<tool_call>"))
+    assert reasoning_marker_ids(tokenizer(), REASONING_PARSERS.get("granite")) is None
+    assert isinstance(find_reasoning_markers(tokenizer(), REASONING_PARSERS.get("granite")), str)
+    assert isinstance(find_reasoning_markers(None, THINK), str) and isinstance(
+        find_reasoning_markers(tokenizer(), None), str
+    )
+    found = find_reasoning_markers(tokenizer(), THINK, ReasoningConfig(reasoning_start_str="<tool_call>"))
     assert not isinstance(found, str) and found.marks.opens == ((10,),)

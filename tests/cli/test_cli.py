@@ -11,9 +11,9 @@ import pytest
 
 from quintet import SamplingParams
 from quintet.cli import main as cli
-from quintet.cli.chat.conversation import Talk
+from quintet.cli.chat.conversation import TerminalConversation
 from quintet.cli.commands import generate
-from quintet.cli.commands._engine import sampling
+from quintet.cli.commands._engine import sampling_params
 from quintet.cli.tables import table
 from quintet.clients.latency import percentiles
 from quintet.common import logging_setup as logs
@@ -72,10 +72,10 @@ def test_prompts_and_flags_mix_and_two_dashes_end_the_flags() -> None:
     generate.add_arguments(parser)
     found = parser.parse(["a b", "--max_tokens", "4", "c", "--", "--dash", "-1"])
     assert found.PROMPT == ["a b", "c", "--dash", "-1"]
-    assert flags.given(found, SamplingParams) == {"max_tokens": 4}
+    assert flags.given_settings(found, SamplingParams) == {"max_tokens": 4}
     assert parser.parse(["--", "--x_y"]).PROMPT == ["--x_y"]
     assert parser.parse([]).PROMPT == []
-    assert flags.given(parser.parse(["--stop", "a", "--stop=b_c"]), SamplingParams) == {"stop": ["a", "b_c"]}
+    assert flags.given_settings(parser.parse(["--stop", "a", "--stop=b_c"]), SamplingParams) == {"stop": ["a", "b_c"]}
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:
@@ -118,7 +118,7 @@ def test_words_alone_import_nothing_slow(words: list[str]) -> None:
 def test_the_log_says_where_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("quintet.x")
     for level in ("WARNING", "INFO", "DEBUG"):
-        logs.install(level)
+        logs.install_terminal_log(level)
         log.warning("w")
         log.info("i")
     assert capsys.readouterr().err.splitlines() == [
@@ -155,11 +155,11 @@ class Parrot:
             self.closed += 1
 
 
-def _talk(*lines: str, interactive: bool = True) -> tuple[Talk, Parrot, list[bool]]:
+def _talk(*lines: str, interactive: bool = True) -> tuple[TerminalConversation, Parrot, list[bool]]:
     parrot: Any = Parrot()
-    talk = Talk(parrot, SamplingParams())
+    talk = TerminalConversation(parrot, SamplingParams())
     talk.interactive = interactive
-    return talk, parrot, [talk.hear(line) for line in lines]
+    return talk, parrot, [talk.handle_line(line) for line in lines]
 
 
 def test_a_conversation_is_remembered_until_reset(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,5 +200,5 @@ def test_the_user_outranks_the_model_and_the_model_the_command() -> None:
             return SamplingParams(temperature=0.6, top_p=0.9)
 
     model: Any = Model()
-    params = sampling(model, {"temperature": 0.0}, max_tokens=256, top_p=0.5)
+    params = sampling_params(model, {"temperature": 0.0}, max_tokens=256, top_p=0.5)
     assert (params.temperature, params.top_p, params.max_tokens) == (0.0, 0.9, 256)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quintet.config import EngineConfig
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import PLAIN, ShardRange, WeightFormat
-from quintet.layers.quantization import ONLINE, QuantizationPlan, fitting
-from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
-from quintet.layers.quantization.online import wish
+from quintet.layers.quantization import ONLINE, QuantizationPlan, format_for_inputs
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, UniformPlan
+from quintet.layers.quantization.online import online_quantization
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes, quantize
 
@@ -49,22 +49,22 @@ def test_a_half_is_quantized_as_the_float_that_it_is() -> None:
 def test_a_smaller_group_serves_inputs_that_the_larger_does_not_divide() -> None:
     wanted = ONLINE["int8"]
     for inputs, group in ((1024, 128), (192, 64), (96, 32), (4000, 32)):
-        assert fitting(wanted, inputs).group == group
-    assert fitting(wanted, 100) == PLAIN
-    assert fitting(ONLINE["int4"], 1024) == ONLINE["int4"]  # not a larger one than asked for
-    assert fitting(ONLINE["w8a8"], 100) == ONLINE["w8a8"]
-    assert fitting(None, 64) == PLAIN
+        assert format_for_inputs(wanted, inputs).group == group
+    assert format_for_inputs(wanted, 100) == PLAIN
+    assert format_for_inputs(ONLINE["int4"], 1024) == ONLINE["int4"]  # not a larger one than asked for
+    assert format_for_inputs(ONLINE["w8a8"], 100) == ONLINE["w8a8"]
+    assert format_for_inputs(None, 64) == PLAIN
 
 
 def test_the_head_keeps_eight_bits() -> None:
-    assert QuantizationPlan().of_head().wanted is None
+    assert QuantizationPlan().for_head().online is None
     for each in ONLINE.values():
-        head = QuantizationPlan(each).of_head().wanted
+        head = QuantizationPlan(each).for_head().online
         assert head is not None and (head.bits, head.activations) == (8, each.activations)
 
 
 def test_a_group_size_is_taken_where_it_means_something() -> None:
-    assert wish("int4", 128).format == WeightFormat("int4", 4, 16, 128)
+    assert online_quantization("int4", 128).format == WeightFormat("int4", 4, 16, 128)
     assert EngineConfig(quantization="int4", quantization_group_size="64").quantization_group_size == 64
     for settings in ({"quantization": "w8a8"}, {}):
         with pytest.raises(ValueError, match="quantization_group_size means nothing"):
@@ -86,19 +86,22 @@ def test_activations_are_what_the_user_says() -> None:
     assert nf4.with_activations(8).activations == 8 and nf4.with_activations(8).with_activations(16) == nf4
     floats = WeightFormat("fp8", 8, 16, dtype=torch.float8_e4m3fn)
     assert floats.with_activations(8) == floats and PLAIN.with_activations(8) == PLAIN
-    head = QuantizationPlan(wish("int8"), activations=8).of_head()
-    assert head.of("lm_head", ShardRange((0, 64), (0, 256)))[0] == WeightFormat("w8a8", 8, 8, 128)
+    head = QuantizationPlan(online_quantization("int8"), activations=8).for_head()
+    assert head.format_for("lm_head", ShardRange((0, 64), (0, 256)))[0] == WeightFormat("w8a8", 8, 8, 128)
 
 
 def test_a_checkpoints_activations_are_what_the_user_says_where_the_platform_keeps_that() -> None:
     held = WeightFormat("int4", 4, 16, 32, zeros=True)
-    plan = Quantized("the test's", Everywhere(Canonical(held)))
+    plan = CheckpointQuantization("the test's", UniformPlan(CanonicalReader(held)))
     cut = ShardRange((0, 64), (0, 128))
-    assert QuantizationPlan(checkpoint=plan, activations=8).of("layer", cut)[0] == WeightFormat(
+    assert QuantizationPlan(checkpoint=plan, activations=8).format_for("layer", cut)[0] == WeightFormat(
         "w4a8", 4, 8, 32, zeros=True
     )
     assert (
-        QuantizationPlan(checkpoint=plan, activations=8, kept=frozenset({"int4", "w4a8"})).of("layer", cut)[0] == held
+        QuantizationPlan(checkpoint=plan, activations=8, supported_kinds=frozenset({"int4", "w4a8"})).format_for(
+            "layer", cut
+        )[0]
+        == held
     )
 
 
@@ -119,8 +122,8 @@ def test_the_cpu_rounds_activations_unless_the_user_does_not_want_that(scheme: s
     said = prepare(EngineConfig(device="cpu", quantization=scheme)).reasons
     assert any(each.startswith(f"activation_bits=8: quantization='{scheme}' multiplies bytes") for each in said)
     for config, bits in ((EngineConfig(device="cpu", quantization=scheme), 8), (exact, 16)):
-        forms = prepare(config).sizes.forms
-        assert forms.of("model.layers.0.mlp.down_proj", ShardRange((0, 64), (0, 256)))[0] == ONLINE[
+        forms = prepare(config).sizes.quantization
+        assert forms.format_for("model.layers.0.mlp.down_proj", ShardRange((0, 64), (0, 256)))[0] == ONLINE[
             scheme
         ].with_activations(bits)
 

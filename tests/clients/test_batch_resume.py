@@ -17,8 +17,8 @@ import pytest
 from quintet.cli import main as cli
 from quintet.clients import batch_resume as resume
 from quintet.clients import progress
-from quintet.clients.batch_files import Tally
-from quintet.clients.progress import Progress
+from quintet.clients.batch_files import BatchCounts
+from quintet.clients.progress import BatchProgress
 from tests.clients.conftest import Fake
 from tests.helpers.servers.serving import PATIENCE, until
 
@@ -191,17 +191,17 @@ def test_an_input_that_can_be_read_once_is_not_resumed(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(write)
     with open(read, "rb") as source, pytest.raises(ValueError, match="--resume reads the input twice"):
-        resume.going_on(source, tmp_path / "out", tmp_path / "part", 1000)
+        resume.resume_batch(source, tmp_path / "out", tmp_path / "part", 1000)
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: Progress, tally: Tally) -> None:
+    def interrupted(_: BatchProgress, tally: BatchCounts) -> None:
         if tally.done == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Progress, "show", interrupted)
+    monkeypatch.setattr(BatchProgress, "show", interrupted)
     assert job.run(*FOUR, words=()) == 130
     assert capsys.readouterr().err.splitlines() == [
         f"the answers so far are in {job.part}; --resume goes on from there"
@@ -219,8 +219,8 @@ def test_a_large_file_is_never_held_whole(tmp_path: Path) -> None:
     source.seek(0)
     tracemalloc.start()
     try:
-        work = resume.going_on(source, tmp_path / "none", output, 2**20)
-        assert (work.total, work.open, work.begun) == (2000, 0, 2000)
+        work = resume.resume_batch(source, tmp_path / "none", output, 2**20)
+        assert (work.total, work.num_open, work.num_done) == (2000, 0, 2000)
         assert list(work.requests()) == []
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
@@ -244,8 +244,8 @@ class Clock:
 
 
 def test_off_a_terminal_a_line_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    clock, tally = Clock(), Tally()
-    with Progress(200, now=clock) as shown:
+    clock, tally = Clock(), BatchCounts()
+    with BatchProgress(200, now=clock) as shown:
         for at in range(101):
             clock.seconds = at * progress.EVERY / 50
             tally.answered, tally.tokens = at + 1, 20 * at

@@ -13,9 +13,16 @@ import pytest
 from quintet.cli import main as cli
 from quintet.clients import http_client as http_stream
 from quintet.clients.errors import ServerError
-from quintet.clients.http_client import Address, HttpClient
-from quintet.clients.latency import Outcome, Seen, Stream
-from quintet.clients.load_generator import Drawn, Sender, Source, arrivals, dataset_calls, read_dataset
+from quintet.clients.http_client import HttpClient, ServerAddress
+from quintet.clients.latency import LoadResult, RequestOutcome, StreamTimes
+from quintet.clients.load_generator import (
+    RandomPrompts,
+    RequestSource,
+    Sender,
+    arrival_times,
+    dataset_requests,
+    read_dataset,
+)
 from tests.clients.conftest import KEY, Fake
 
 
@@ -172,21 +179,21 @@ def test_a_dataset_is_never_stretched(fake: Fake, tmp_path: Path, capsys: pytest
     assert cli.main(["bench", "serve", "--url", fake.url, "--dataset", file, "--num-prompts", "2"]) == 1
     assert "holds 1" in capsys.readouterr().err
     with pytest.raises(ValueError, match="--endpoint chat"):
-        dataset_calls([{"messages": []}], Source("m", "completions"), 1)
+        dataset_requests([{"messages": []}], RequestSource("m", "completions"), 1)
     with pytest.raises(ValueError, match="no prompts"):
         read_dataset(dataset(tmp_path, ""))
 
 
 def test_the_seed_settles_prompts_and_times() -> None:
-    source, drawn = Source("m", "completions"), Drawn(20, 5, 100, False, 1)
-    assert drawn.calls(source, 3) == drawn.calls(source, 3)
-    assert drawn.calls(source, 3) != Drawn(20, 5, 100, False, 2).calls(source, 3)
-    assert [*arrivals(5, 2.0, 7)] == [*arrivals(5, 2.0, 7)] != [*arrivals(5, 2.0, 8)]
-    assert [*arrivals(3, math.inf, 0)] == [0.0, 0.0, 0.0]
+    source, drawn = RequestSource("m", "completions"), RandomPrompts(20, 5, 100, False, 1)
+    assert drawn.make_requests(source, 3) == drawn.make_requests(source, 3)
+    assert drawn.make_requests(source, 3) != RandomPrompts(20, 5, 100, False, 2).make_requests(source, 3)
+    assert [*arrival_times(5, 2.0, 7)] == [*arrival_times(5, 2.0, 7)] != [*arrival_times(5, 2.0, 8)]
+    assert [*arrival_times(3, math.inf, 0)] == [0.0, 0.0, 0.0]
 
 
 def test_arrivals_are_a_poisson_process() -> None:
-    times = [*arrivals(20_001, 50.0, 0)]
+    times = [*arrival_times(20_001, 50.0, 0)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
     deviation = math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps))
@@ -196,11 +203,11 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_requests_set_out_at_their_times(fake: Fake) -> None:
-    async def work() -> list[Outcome]:
-        client = HttpClient(Address("127.0.0.1", fake.port))
+    async def work() -> list[RequestOutcome]:
+        client = HttpClient(ServerAddress("127.0.0.1", fake.port))
         sender = Sender(client, fake.url, "completions")
-        call = Drawn(3, 2, 10, False, 0).calls(Source("echo", "completions"), 3)
-        found = await sender.drive(call, iter([0.0, 0.05, 0.1]), None, lambda: None)
+        call = RandomPrompts(3, 2, 10, False, 0).make_requests(RequestSource("echo", "completions"), 3)
+        found = await sender.send_all(call, iter([0.0, 0.05, 0.1]), None, lambda: None)
         client.close()
         return found
 
@@ -212,8 +219,8 @@ def test_requests_set_out_at_their_times(fake: Fake) -> None:
 # ----------------------------------------------------------------------------------------------------------- chunks
 
 
-def heard(*events: Any) -> Stream:
-    stream = Stream("there")
+def heard(*events: Any) -> StreamTimes:
+    stream = StreamTimes("there")
     for at, event in enumerate(events):
         data = event if isinstance(event, bytes) else json.dumps(event).encode()
         stream.feed(b"data: " + data + b"\n\n", float(at))
@@ -261,14 +268,14 @@ def test_an_answer_without_a_token_is_a_failure() -> None:
         heard({"choices": []}, b"[DONE]").finish()
 
 
-def outcome(started: float, *times: float, tokens: int) -> Outcome:
-    return Outcome(started, array("d", times), 10, tokens)
+def outcome(started: float, *times: float, tokens: int) -> RequestOutcome:
+    return RequestOutcome(started, array("d", times), 10, tokens)
 
 
 def test_the_arithmetic_of_the_figures() -> None:
     first, second = outcome(1.0, 1.5, 2.0, 3.5, tokens=5), outcome(2.0, 3.0, tokens=1)
-    failed = Outcome(0.0, failure=ServerError("HTTP 500", "x"))
-    figures = Seen([first, second, failed], 4.0, 0.002).figures({"ttft": 0.6, "tpot": 0.6})
+    failed = RequestOutcome(0.0, failure=ServerError("HTTP 500", "x"))
+    figures = LoadResult([first, second, failed], 4.0, 0.002).figures({"ttft": 0.6, "tpot": 0.6})
     assert (figures["completed"], figures["failed"], figures["failures"]) == (2, 1, {"HTTP 500": 1})
     assert (figures["mean_ttft_ms"], figures["p99_ttft_ms"]) == (750.0, 1000.0)
     assert figures["mean_tpot_ms"] == 500.0  # 2 s over four tokens; one token has none
@@ -280,6 +287,6 @@ def test_the_arithmetic_of_the_figures() -> None:
 
 
 def test_nothing_answered_has_figures_too() -> None:
-    figures = Seen([Outcome(0.0, failure=ServerError("timeout", "x"))], 1.0, 0.1).figures({})
+    figures = LoadResult([RequestOutcome(0.0, failure=ServerError("timeout", "x"))], 1.0, 0.1).figures({})
     assert figures["completed"] == 0 and "mean_ttft_ms" not in figures
     assert figures["client_cpu_us_per_chunk"] is None

@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from quintet.cli import main as cli
-from quintet.clients.request_traces import Entry, read_trace, write_trace
+from quintet.clients.request_traces import TraceEntry, read_trace, write_trace
 from tests.clients.conftest import Fake
 
 
 def test_bench_serve_sends_a_trace_and_saves_what_it_sent(fake: Fake, tmp_path: Path) -> None:
     trace, sent = str(tmp_path / "trace.jsonl"), str(tmp_path / "sent.jsonl")
-    entries = [Entry(0.0, 40, 3, group=1, shared_length=32), Entry(0.4, 36, 5, group=1, shared_length=32, priority=2)]
+    entries = [
+        TraceEntry(0.0, 40, 3, group=1, shared_length=32),
+        TraceEntry(0.4, 36, 5, group=1, shared_length=32, priority=2),
+    ]
     write_trace(trace, entries)
     words = ["bench", "serve", "--url", fake.url, "--trace", trace, "--trace-speed", "4", "--save-trace", sent]
     assert cli.main([*words, "--warmup", "0"]) == 0
@@ -33,6 +36,6 @@ def test_bench_serve_takes_nothing_that_a_trace_settles(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trace = str(tmp_path / "trace.jsonl")
-    write_trace(trace, [Entry(0.0, 4, 3)])
+    write_trace(trace, [TraceEntry(0.0, 4, 3)])
     assert cli.main(["bench", "serve", "--url", fake.url, "--trace", trace, *beside]) == 1
     assert "trace" in capsys.readouterr().err

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from quintet.cli import main as cli
-from quintet.cli.chat.conversation import Talk
+from quintet.cli.chat.conversation import TerminalConversation
 from quintet.cli.chat.permission import REFUSED
 from quintet.clients import errors
 from quintet.clients import server_address as target
-from quintet.clients.chat_deltas import Deltas
-from quintet.clients.remote_engine import Remote, Speed
-from quintet.clients.server_address import Target, server_url
+from quintet.clients.chat_deltas import ChatDeltaParser
+from quintet.clients.remote_engine import RemoteEngine, ServerSpeed
+from quintet.clients.server_address import ServerTarget, server_url
 from quintet.config import Environment, read_environment
 from quintet.parsers.message_builder import MessageBuilder
 from tests.clients.conftest import KEY, Fake
@@ -140,8 +140,8 @@ def test_the_key_is_never_shown() -> None:
     environment = read_environment({"OPENAI_API_KEY": KEY})
     assert environment.openai_api_key == KEY
     assert KEY not in repr(environment) and KEY not in str(environment.variables())
-    assert "OPENAI_API_KEY" in Environment.documented()
-    assert KEY not in repr(Target(api_key=KEY))
+    assert "OPENAI_API_KEY" in Environment.descriptions()
+    assert KEY not in repr(ServerTarget(api_key=KEY))
 
 
 def test_a_key_cannot_smuggle_a_header(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,10 +167,10 @@ def test_an_address_has_one_form(given: str, found: str) -> None:
 
 
 def test_addresses_know_where_they_lead() -> None:
-    address = Target(url=server_url("https://a.example/api/v1")).address
+    address = ServerTarget(url=server_url("https://a.example/api/v1")).address
     assert (address.host, address.port, address.tls, address.prefix) == ("a.example", 443, True, "/api")
     assert address.authority == "a.example"
-    assert Target(url="http://[::1]:8000").address.authority == "[::1]:8000"
+    assert ServerTarget(url="http://[::1]:8000").address.authority == "[::1]:8000"
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,15 @@ def test_a_message_that_fails_is_taken_back(
 
 
 def test_ctrl_c_ends_the_answer_at_the_server_too(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    class Impatient(Remote):
+    class Impatient(RemoteEngine):
         def stream_chat(self, messages: Any, params: Any, **template: Any) -> Iterator[Any]:
             with contextlib.closing(super().stream_chat(messages, params, **template)) as outputs:
                 yield next(outputs)
                 raise KeyboardInterrupt
 
-    talk = Talk(Impatient(Target(url=fake.url), "held"), {}, speed=Speed)
+    talk = TerminalConversation(Impatient(ServerTarget(url=fake.url), "held"), {}, speed=ServerSpeed)
     talk.interactive = True
-    assert talk.hear("tell me")
+    assert talk.handle_line("tell me")
     assert talk.messages[-1] == {"role": "assistant", "content": "one"}
     assert "[stopped]" in capsys.readouterr().out
     assert fake.gone.wait(60)
@@ -297,7 +297,7 @@ def test_wrong_tools_are_refused_at_once(
     ],
 )  # fmt: skip
 def test_calls_of_servers_that_number_otherwise(parts: Any, found: Any) -> None:
-    deltas, heard = Deltas(), MessageBuilder()
+    deltas, heard = ChatDeltaParser(), MessageBuilder()
     for each in parts:
         heard.take(deltas.events({"tool_calls": each}, ended=False))
     heard.take(deltas.events({}, ended=True))
@@ -345,7 +345,7 @@ def test_a_chat_at_a_server_imports_nothing_of_the_engine(fake: Fake) -> None:
     ],
 )
 def test_a_servers_words_are_found_and_made_harmless(body: bytes, said: str) -> None:
-    assert errors.said_by(body) == said
+    assert errors.error_message(body) == said
 
 
 @pytest.mark.parametrize(

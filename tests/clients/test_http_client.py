@@ -9,21 +9,23 @@ import pytest
 
 from quintet.clients import http_client as http_stream
 from quintet.clients import http_connection
-from quintet.clients.http_client import Address, Answer, Events, HttpClient
-from quintet.clients.http_connection import ConnectionLost, ProtocolError, Sink, Times, Unreached
+from quintet.clients.http_client import EventStreamParser, HttpClient, HttpResponse, ServerAddress
+from quintet.clients.http_connection import ConnectFailed, ConnectionLost, HttpProtocolError, HttpTimeouts, Sink
 from tests.clients.conftest import Fake
 
 T = TypeVar("T")
 
 
-def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: Any) -> tuple[Answer, bytes]:
+def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: Any) -> tuple[HttpResponse, bytes]:
     """Sends the same request one after the other; the last answer, and all that was streamed."""
     pieces: list[bytes] = []
 
-    async def work() -> Answer:
-        client = HttpClient(Address("127.0.0.1", fake.port), {"x-test": "1"}, Times(first_byte=idle, idle=idle))
+    async def work() -> HttpResponse:
+        client = HttpClient(
+            ServerAddress("127.0.0.1", fake.port), {"x-test": "1"}, HttpTimeouts(first_byte=idle, idle=idle)
+        )
         try:
-            answer = Answer()
+            answer = HttpResponse()
             for _ in range(times):
                 body = json.dumps({"model": model, "stream": True, **fields}).encode()
                 answer = await client.request("POST", "/v1/completions", body, lambda piece, now: pieces.append(piece))
@@ -36,7 +38,7 @@ def ask(fake: Fake, model: str, idle: float = 60.0, times: int = 1, **fields: An
 
 def events(data: bytes) -> list[bytes]:
     found: list[bytes] = []
-    cut = Events(found.append)
+    cut = EventStreamParser(found.append)
     cut.feed(data)
     cut.finish()
     return found
@@ -59,7 +61,7 @@ def test_an_error_is_kept_whole_and_never_reaches_the_sink(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "error"), [("breaks-off", ConnectionLost), ("hangs-up", ConnectionLost), ("bad-chunk", ProtocolError)]
+    ("model", "error"), [("breaks-off", ConnectionLost), ("hangs-up", ConnectionLost), ("bad-chunk", HttpProtocolError)]
 )
 def test_what_is_not_whole_is_an_error(fake: Fake, model: str, error: type[Exception]) -> None:
     with pytest.raises(error):
@@ -80,7 +82,7 @@ def test_an_answer_may_end_with_its_connection(fake: Fake) -> None:
 
 def test_a_connection_that_the_server_closed_is_replaced(fake: Fake) -> None:
     async def work() -> int:
-        client = HttpClient(Address("127.0.0.1", fake.port))
+        client = HttpClient(ServerAddress("127.0.0.1", fake.port))
         await asyncio.gather(*(client.request("GET", "/v1/models") for _ in range(3)))
         for connection in client._free:
             connection.closed = False  # as where the server's FIN is still on its way
@@ -95,7 +97,7 @@ def test_a_sink_that_fails_ends_the_request_alone(fake: Fake) -> None:
         raise ValueError("no more")
 
     async def work() -> int:
-        client = HttpClient(Address("127.0.0.1", fake.port))
+        client = HttpClient(ServerAddress("127.0.0.1", fake.port))
         with pytest.raises(ValueError, match="no more"):
             await client.request("POST", "/v1/completions", b'{"model": "echo", "stream": true}', sink)
         return (await client.request("GET", "/v1/models")).status
@@ -106,7 +108,7 @@ def test_a_sink_that_fails_ends_the_request_alone(fake: Fake) -> None:
 def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
     async def work() -> None:
         heard = asyncio.Event()
-        client = HttpClient(Address("127.0.0.1", fake.port))
+        client = HttpClient(ServerAddress("127.0.0.1", fake.port))
         request = client.request("POST", "/v1/completions", b'{"model": "held"}', lambda piece, now: heard.set())
         task = asyncio.create_task(request)
         await asyncio.wait_for(heard.wait(), 60)
@@ -118,8 +120,8 @@ def test_leaving_early_shows_at_the_server(fake: Fake) -> None:
 
 
 def test_a_unix_socket_will_do(fake: Fake) -> None:
-    async def work() -> Answer:
-        return await HttpClient(Address("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")
+    async def work() -> HttpResponse:
+        return await HttpClient(ServerAddress("localhost", 80, uds=fake.uds)).request("GET", "/v1/models")
 
     assert json.loads(http_stream.run(work()).body)["data"][0]["id"] == "echo"
     assert fake.asked[0].headers["host"] == "localhost"
@@ -128,7 +130,7 @@ def test_a_unix_socket_will_do(fake: Fake) -> None:
 # ------------------------------------------------------------------------------------------- answers byte by byte
 
 
-def answer_of(*pieces: bytes, sink: Sink | None = None) -> Answer:
+def answer_of(*pieces: bytes, sink: Sink | None = None) -> HttpResponse:
     """What the client makes of bytes that a server sends to its first request."""
     return served(lambda client: client.request("GET", "/", sink=sink), *pieces)
 
@@ -145,7 +147,7 @@ def served(work: Callable[[HttpClient], Coroutine[Any, Any, T]], *pieces: bytes)
 
     async def run() -> T:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            return await work(HttpClient(Address("127.0.0.1", server.sockets[0].getsockname()[1])))
+            return await work(HttpClient(ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])))
 
     return asyncio.run(run())
 
@@ -180,7 +182,7 @@ def test_a_slow_reader_makes_the_server_wait_and_gets_all(monkeypatch: pytest.Mo
         exchange, found = await client.send(client.message(b"GET", b"/", [])), bytearray()
         assert (await exchange.head()).status == 200
         connection = exchange._connection
-        while piece := await exchange.piece():
+        while piece := await exchange.next_chunk():
             found += piece
             await asyncio.sleep(0.001)
             assert sum(map(len, connection.pieces)) < 2**20, "reading stops until what came is taken"
@@ -201,7 +203,7 @@ def test_an_answer_that_came_whole_can_be_left_unread(monkeypatch: pytest.Monkey
 
     async def work() -> bytes:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            client = HttpClient(Address("127.0.0.1", server.sockets[0].getsockname()[1]))
+            client = HttpClient(ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1]))
             exchange = await client.send(client.message(b"GET", b"/", []))
             await exchange.head()
             exchange.close()
@@ -218,9 +220,9 @@ def test_an_answer_that_came_whole_can_be_left_unread(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("pieces", "error"),
     [
-        ([b"220 mail.example.org ready\r\n"], ProtocolError),
-        ([OK, b"x: " + b"y" * 200_000, b"y" * 200_000], ProtocolError),
-        ([OK + b"content-length: nine\r\n\r\n"], ProtocolError),
+        ([b"220 mail.example.org ready\r\n"], HttpProtocolError),
+        ([OK, b"x: " + b"y" * 200_000, b"y" * 200_000], HttpProtocolError),
+        ([OK + b"content-length: nine\r\n\r\n"], HttpProtocolError),
         ([OK + b"content-length: 5\r\n\r\nhi"], ConnectionLost),
         ([OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhi"], ConnectionLost),
         ([OK], ConnectionLost),
@@ -233,11 +235,11 @@ def test_half_an_answer_is_none(pieces: list[bytes], error: type[Exception]) -> 
 
 
 def test_no_server_is_an_error_of_the_system() -> None:
-    with pytest.raises(Unreached, match="no connection: ") as refused:
-        http_stream.run(HttpClient(Address("127.0.0.1", 1)).request("GET", "/"))
+    with pytest.raises(ConnectFailed, match="no connection: ") as refused:
+        http_stream.run(HttpClient(ServerAddress("127.0.0.1", 1)).request("GET", "/"))
     assert isinstance(refused.value.__cause__, OSError)
-    with pytest.raises(Unreached, match="no connection: No such file") as missing:
-        http_stream.run(HttpClient(Address("x", 80, uds="/nowhere/socket")).request("GET", "/"))
+    with pytest.raises(ConnectFailed, match="no connection: No such file") as missing:
+        http_stream.run(HttpClient(ServerAddress("x", 80, uds="/nowhere/socket")).request("GET", "/"))
     assert isinstance(missing.value.__cause__, FileNotFoundError)
 
 
@@ -251,7 +253,7 @@ def test_the_loop_is_the_fastest_that_there_is() -> None:
 @pytest.mark.parametrize("runner", [asyncio.run, http_stream.run])
 def test_both_loops_do_the_same(fake: Fake, runner: Callable[[Coroutine[Any, Any, int]], int]) -> None:
     async def work() -> int:
-        client, size = HttpClient(Address("127.0.0.1", fake.port)), 0
+        client, size = HttpClient(ServerAddress("127.0.0.1", fake.port)), 0
 
         def sink(piece: bytes, now: float) -> None:
             nonlocal size
@@ -274,7 +276,7 @@ FOUND = [b'{"a":1}', b"one\ntwo", b"three", b"[DONE]"]
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_events_are_the_same_however_they_are_cut(size: int) -> None:
     found: list[bytes] = []
-    cut = Events(found.append)
+    cut = EventStreamParser(found.append)
     for at in range(0, len(STREAM), size):
         cut.feed(STREAM[at : at + size])
     assert found == FOUND
@@ -287,5 +289,5 @@ def test_a_last_event_needs_no_blank_line() -> None:
 
 def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_stream, "MAX_EVENT", 10)
-    with pytest.raises(ProtocolError, match="longer than 10"):
+    with pytest.raises(HttpProtocolError, match="longer than 10"):
         events(b"data: " + b"x" * 20)

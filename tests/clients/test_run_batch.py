@@ -21,8 +21,8 @@ from quintet.cli.commands import _local_server as _local
 from quintet.cli.commands import run_batch
 from quintet.clients import batch_files as batch
 from quintet.clients import http_client as http_stream
-from quintet.clients.batch_files import BadLine, Batch, Manner, Request
-from quintet.clients.http_client import Address, Answer, HttpClient
+from quintet.clients.batch_files import BadLine, BatchOptions, BatchRequest, BatchSender
+from quintet.clients.http_client import HttpClient, HttpResponse, ServerAddress
 from quintet.clients.http_connection import ConnectionLost
 from quintet.config.schema import flags
 from tests.clients.conftest import KEY, Fake
@@ -155,8 +155,10 @@ def test_a_server_may_not_ask_for_an_age_of_patience(fake: Fake) -> None:
     fake.busy, fake.retry_after = 1, "999999"
 
     async def work() -> list[Any]:
-        sender = Batch(HttpClient(Address("127.0.0.1", fake.port)), fake.url, Manner(max_wait=0.01))
-        return [each async for each in sender.answers(iter([Request("a", "/v1/completions", b'{"model": "busy"}')]))]
+        sender = BatchSender(HttpClient(ServerAddress("127.0.0.1", fake.port)), fake.url, BatchOptions(max_wait=0.01))
+        return [
+            each async for each in sender.answers(iter([BatchRequest("a", "/v1/completions", b'{"model": "busy"}')]))
+        ]
 
     assert http_stream.run(work())[0]["response"]["status_code"] == 200
 
@@ -166,13 +168,13 @@ def test_a_server_may_not_ask_for_an_age_of_patience(fake: Fake) -> None:
     [("5", 5.0), ("", 2.0), ("soon", 2.0), ("-1", 2.0), ("9" * 40, 999999999.0), (formatdate(0, usegmt=True), 0.0)],
 )
 def test_retry_after_is_a_number_or_a_date(said: str, seconds: float) -> None:
-    assert batch.retry_after(Answer(429, {"retry-after": said}), 2.0) == seconds
+    assert batch.retry_after(HttpResponse(429, {"retry-after": said}), 2.0) == seconds
 
 
 def test_retry_after_a_date_to_come() -> None:
     begun = time.time()
     said = formatdate(begun + 30, usegmt=True)  # in whole seconds
-    found = batch.retry_after(Answer(429, {"retry-after": said}), 2.0)
+    found = batch.retry_after(HttpResponse(429, {"retry-after": said}), 2.0)
     assert 28 < found + (time.time() - begun) and found <= 31
 
 
@@ -224,11 +226,13 @@ def test_lines_are_written_as_they_come_and_reading_stays_near(fake: Fake, tmp_p
         nonlocal read
         while True:
             read += 1
-            yield Request(str(read), "/v1/completions", b'{"model": "echo"}')
+            yield BatchRequest(str(read), "/v1/completions", b'{"model": "echo"}')
 
     async def work() -> list[str]:
         found = []
-        lines = Batch(HttpClient(Address("127.0.0.1", fake.port)), fake.url, Manner(concurrency=2)).answers(endless())
+        lines = BatchSender(
+            HttpClient(ServerAddress("127.0.0.1", fake.port)), fake.url, BatchOptions(concurrency=2)
+        ).answers(endless())
         async for each in lines:
             found.append(each["custom_id"])
             if len(found) == 20:
@@ -242,11 +246,11 @@ def test_lines_are_written_as_they_come_and_reading_stays_near(fake: Fake, tmp_p
 
 def test_a_file_that_cannot_be_read_on_is_an_error(fake: Fake) -> None:
     def failing() -> Any:
-        yield Request("a", "/v1/completions", b'{"model": "echo"}')
+        yield BatchRequest("a", "/v1/completions", b'{"model": "echo"}')
         raise OSError("the disk is gone")
 
     async def work() -> Any:
-        return await Batch(HttpClient(Address("127.0.0.1", fake.port)), fake.url, Manner()).write(
+        return await BatchSender(HttpClient(ServerAddress("127.0.0.1", fake.port)), fake.url, BatchOptions()).write(
             failing(), io.BytesIO()
         )
 
@@ -258,7 +262,7 @@ def test_a_line_too_long_is_read_away_in_pieces() -> None:
     file = io.BytesIO(b"x" * 5_000_000 + b"\n" + json.dumps(line("b")).encode())
     first, second = batch.read(file, 1000)
     assert isinstance(first, BadLine) and "line 1 is longer" in str(first)
-    assert isinstance(second, Request) and second.custom_id == "b"
+    assert isinstance(second, BatchRequest) and second.custom_id == "b"
     (last,) = batch.read(io.BytesIO(b"x" * 2000), 1000)
     assert isinstance(last, BadLine)
 

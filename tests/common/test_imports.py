@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quintet.common.imports import without_collection
+from quintet.common.imports import without_garbage_collection
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def enabled() -> Iterator[None]:
 
 
 def test_nothing_is_collected_within_and_what_was_made_is_old() -> None:
-    with without_collection():
+    with without_garbage_collection():
         assert not gc.isenabled()
         made = [[] for _ in range(10_000)]
     assert gc.isenabled() and not gc.get_freeze_count()
@@ -27,14 +27,14 @@ def test_nothing_is_collected_within_and_what_was_made_is_old() -> None:
 
 
 def test_collection_comes_back_after_a_failure() -> None:
-    with pytest.raises(ImportError), without_collection():
+    with pytest.raises(ImportError), without_garbage_collection():
         raise ImportError
     assert gc.isenabled()
 
 
 def test_who_collects_by_hand_goes_on_so() -> None:
     gc.disable()
-    with without_collection():
+    with without_garbage_collection():
         pass
     assert not gc.isenabled()
 
@@ -42,7 +42,7 @@ def test_who_collects_by_hand_goes_on_so() -> None:
 def test_what_was_frozen_stays_frozen() -> None:
     gc.freeze()
     count = gc.get_freeze_count()
-    with without_collection():
+    with without_garbage_collection():
         pass
     assert (
         gc.get_freeze_count() > count / 2 and gc.isenabled()

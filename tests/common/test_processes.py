@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from quintet.common.processes import PARENT_GONE, Child, Exit, close_all, end
-from quintet.common.subprocess_python import running
+from quintet.common.subprocess_python import python_command
 
 FOLLOWS = """
 import sys, threading
@@ -89,7 +89,7 @@ def test_a_killed_child_is_named_and_none_is_left() -> None:
 @pytest.mark.usefixtures("modules")
 @pytest.mark.skipif(sys.platform != "linux", reason="the system ends it")
 def test_a_stopped_child_does_not_outlive_a_killed_parent() -> None:
-    with subprocess.Popen(running("starts"), stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(python_command("starts"), stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         assert parent.stdout.readline() == b"{'a': 1}\n", "it has taken its orders"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.config import LACKING, EngineConfig, Environment, read_environment, settings, unchanged_environment
+from quintet.config import LACKING, EngineConfig, Environment, read_environment, setting_fields, unchanged_environment
 from quintet.config.schema import flags
 
 GOOD = [
@@ -143,8 +143,8 @@ def test_the_token_is_not_shown() -> None:
 
 
 def test_no_name_is_both_there_and_lacking() -> None:
-    names = {each.name for each in settings(EngineConfig)}
-    aliases = {alias for each in settings(EngineConfig) for alias in each.metadata["aliases"]}
+    names = {each.name for each in setting_fields(EngineConfig)}
+    aliases = {alias for each in setting_fields(EngineConfig) for alias in each.metadata["aliases"]}
     assert not (names | aliases) & set(LACKING)
     assert not names & aliases
 
@@ -163,8 +163,8 @@ SAMPLES |= {"kv_offloading_backend": "native", "kv_offloading_policy": "arc", "k
 SAMPLES |= {"pipeline_parallel_size": "1", "distributed_executor_backend": "mp"}
 SAMPLES |= {"expert_placement_strategy": "round_robin", "all2all_backend": "naive"}
 SAMPLES |= {"optimization_level": "2", "attention_backend": "triton"}
-NESTED = {each.name: each.metadata["nested"] for each in settings(EngineConfig) if "nested" in each.metadata}
-ALONE = [each for each in settings(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
+NESTED = {each.name: each.metadata["nested"] for each in setting_fields(EngineConfig) if "nested" in each.metadata}
+ALONE = [each for each in setting_fields(EngineConfig) if each.name not in (*NESTED, "capture_sizes")]
 
 
 def _parser() -> flags.Parser:
@@ -180,10 +180,10 @@ def test_every_field_has_its_flags_and_they_set_it_alone(field: dataclasses.Fiel
     for flag in flags.flags_of(field):
         words = [flag] if isinstance(field.default, bool) else [flag, word] * (1 + many)
         want = True if isinstance(field.default, bool) else [word] * 2 if many else field.metadata["parse"](word)
-        assert flags.given(_parser().parse(words), EngineConfig) == {field.name: want}
+        assert flags.given_settings(_parser().parse(words), EngineConfig) == {field.name: want}
     if isinstance(field.default, bool):
         off = "--no-" + field.name.replace("_", "-")
-        assert flags.given(_parser().parse([off]), EngineConfig) == {field.name: False}
+        assert flags.given_settings(_parser().parse([off]), EngineConfig) == {field.name: False}
 
 
 def test_several_numbers_follow_one_flag() -> None:
@@ -196,7 +196,7 @@ def test_every_flag_is_a_fields() -> None:
     parser = _parser()
     dests = {action.dest for action in parser._actions} - {"help"}
     entries = {f"{name}.{each.name}" for name, cls in NESTED.items() for each in dataclasses.fields(cls)}
-    assert dests == {f"EngineConfig.{name}" for name in {each.name for each in settings(EngineConfig)} | entries}
+    assert dests == {f"EngineConfig.{name}" for name in {each.name for each in setting_fields(EngineConfig)} | entries}
 
 
 def test_no_flags_are_the_defaults() -> None:

@@ -14,34 +14,38 @@ import pytest
 import torch
 
 from quintet.cli import main as cli
-from quintet.cli.commands._crash_reporter import Witness
+from quintet.cli.commands._crash_reporter import CrashReporter
 from quintet.config import EngineConfig
 from quintet.conformance import features, kit, report
-from quintet.conformance.check import Check, Lacking, Trial, require
-from quintet.conformance.features import State
+from quintet.conformance.check import Check, NotSupported, Trial, require
+from quintet.conformance.features import FeatureState
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.report import Outcome, Report, Result
+from quintet.conformance.report import ConformanceReport, TrialOutcome, TrialResult
 from quintet.engine import platform_support as support
 from quintet.engine.platform_support import Evidence, Support
 from quintet.engine.startup import prepare
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.null import PLATFORM as NULL
 
-PASSED = Result("ops", "ops.specification", "linear", "4x8", Outcome.PASSED, "", 0.25, ("op/linear", "dtype/float32"))
-LACKING = Result("ops", "ops.specification", "linear", "half", Outcome.UNSUPPORTED, "no half", 0.0, ("dtype/float16",))
-FAILED = Result(
-    "memory", "memory.limit", "too much", "1 TiB", Outcome.FAILED, "Broken: it fit\nsomehow", 1.0, ("sleep",)
+PASSED = TrialResult(
+    "ops", "ops.specification", "linear", "4x8", TrialOutcome.PASSED, "", 0.25, ("op/linear", "dtype/float32")
+)
+LACKING = TrialResult(
+    "ops", "ops.specification", "linear", "half", TrialOutcome.UNSUPPORTED, "no half", 0.0, ("dtype/float16",)
+)
+FAILED = TrialResult(
+    "memory", "memory.limit", "too much", "1 TiB", TrialOutcome.FAILED, "Broken: it fit\nsomehow", 1.0, ("sleep",)
 )
 
 
-def made(*results: Result, **changes: Any) -> Report:
+def made(*results: TrialResult, **changes: Any) -> ConformanceReport:
     fields = {
         "platform": "null", "distribution": "quintet", "version": "0.1.0", "quintet": "0.1.0",
         "contract": CONTRACT_VERSION, "devices": 1, "detail": "does no arithmetic", "emulated": True,
         "machine": {"torch": "2.11"}, "date": "2026-01-02T03:04:05+00:00", "sections": ("memory", "ops"),
     }  # fmt: skip
-    return Report(**{**fields, **changes}, results=results)
+    return ConformanceReport(**{**fields, **changes}, results=results)
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -105,9 +109,9 @@ def test_the_page_gives_each_failure_with_its_clause() -> None:
 def test_supported_is_what_every_trial_passed() -> None:
     lacks_linear = msgspec.structs.replace(LACKING, features=("op/linear",))
     found = features.verdicts(made(PASSED, lacks_linear, FAILED))
-    assert found["dtype/float32"].state is State.SUPPORTED
-    assert found["op/linear"] == (State.UNSUPPORTED, "no half")
-    assert found["sleep"].state is State.UNSUPPORTED
+    assert found["dtype/float32"].state is FeatureState.SUPPORTED
+    assert found["op/linear"] == (FeatureState.UNSUPPORTED, "no half")
+    assert found["sleep"].state is FeatureState.UNSUPPORTED
     assert found["sleep"].reason.startswith("memory.limit failed, 1 TiB: Broken: it fit")
 
 
@@ -125,9 +129,9 @@ def test_what_no_report_speaks_of_is_unverified() -> None:
     other = made(msgspec.structs.replace(PASSED, features=("parallel/2", "parallel/10", "op/linear")))
     found = features.table({"a": features.support(made(PASSED)), "b": features.support(other), "c": None})
     assert [*found] == ["dtype/float32", "parallel/2", "parallel/10", "op/linear"], "groups in order, numbers by size"
-    assert found["parallel/2"]["a"] == (State.UNVERIFIED, "its report does not speak of it")
-    assert found["parallel/2"]["b"].state is State.SUPPORTED
-    assert {row["c"] for row in found.values()} == {(State.UNVERIFIED, "no report")}
+    assert found["parallel/2"]["a"] == (FeatureState.UNVERIFIED, "its report does not speak of it")
+    assert found["parallel/2"]["b"].state is FeatureState.SUPPORTED
+    assert {row["c"] for row in found.values()} == {(FeatureState.UNVERIFIED, "no report")}
 
 
 def test_the_page_of_support_groups_features_and_gives_reasons_once() -> None:
@@ -180,7 +184,7 @@ def nothing() -> None:
 
 
 def lacks() -> None:
-    raise Lacking("no graphs")
+    raise NotSupported("no graphs")
 
 
 def breaks() -> None:
@@ -303,7 +307,7 @@ def test_the_command_names_the_trial_that_it_died_in(
     checks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(Witness, "tell", lambda self, line: told.append(line))
+    monkeypatch.setattr(CrashReporter, "tell", lambda self, line: told.append(line))
     checks(nothing, nothing)
     assert conformance() == 0
     names = [f"quintet conformance: the process died in section probe, trial dummy: call {i}" for i in range(2)]
@@ -333,7 +337,7 @@ def test_platforms_shows_what_was_proven_here(checks: Callable[..., None], capsy
 # ------------------------------------------------------------------------------------------------ at start-up
 
 FACTS = Capabilities(1, (torch.float32,), auto_select=False, detail="does no arithmetic")
-CHOSEN = Chosen(NULL, FACTS, "a test")
+CHOSEN = SelectedPlatform(NULL, FACTS, "a test")
 TABLE = Support(
     "null", "quintet", "0.1.0", "0.1.0", CONTRACT_VERSION, FACTS.detail, True, "2026-01-02",
     frozenset({"family/llama"}), {"kv/int8": "no such kernel"},
@@ -341,13 +345,13 @@ TABLE = Support(
 
 
 def test_the_table_of_this_machine_comes_before_the_packages(home: Path) -> None:
-    assert support.evidence(CHOSEN).support is None
+    assert support.support_evidence(CHOSEN).support is None
     TABLE.write(home / "null.json")
-    assert support.evidence(CHOSEN) == Evidence(TABLE, "of this machine, 2026-01-02")
-    elsewhere = Chosen(NULL, replace(FACTS, detail="another processor"), "a test")
-    assert support.evidence(elsewhere).support is None
+    assert support.support_evidence(CHOSEN) == Evidence(TABLE, "of this machine, 2026-01-02")
+    elsewhere = SelectedPlatform(NULL, replace(FACTS, detail="another processor"), "a test")
+    assert support.support_evidence(elsewhere).support is None
     newer = replace(CHOSEN, source="acme", version="2.0")
-    assert support.evidence(newer).support is None, "it was found with another version of the package"
+    assert support.support_evidence(newer).support is None, "it was found with another version of the package"
 
 
 def test_a_package_brings_its_table_and_an_emulation_does_not_speak_for_a_device(
@@ -356,10 +360,10 @@ def test_a_package_brings_its_table_and_an_emulation_does_not_speak_for_a_device
     module = tmp_path / "vendor.py"
     TABLE.write(tmp_path / support.FILE)
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(module))
-    shipped = support.evidence(CHOSEN)
+    shipped = support.support_evidence(CHOSEN)
     assert shipped.support == TABLE and "shipped with the package" in shipped.origin
-    real = Chosen(NULL, replace(FACTS, auto_select=True), "a test")
-    assert support.evidence(real).support is None and "emulation" in support.evidence(real).origin
+    real = SelectedPlatform(NULL, replace(FACTS, auto_select=True), "a test")
+    assert support.support_evidence(real).support is None and "emulation" in support.support_evidence(real).origin
 
 
 @pytest.mark.parametrize(
@@ -378,15 +382,17 @@ def test_of_two_tables_the_newer_speaks(
     tables["own"].write(home / "null.json")
     tables["shipped"].write(tmp_path / support.FILE)
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(tmp_path / "vendor.py"))
-    assert support.evidence(CHOSEN).support == tables[speaks]
-    real = Chosen(NULL, replace(FACTS, auto_select=True), "a test")  # of which an emulation says nothing, how new it is
-    assert support.evidence(real).support == tables["own"]
+    assert support.support_evidence(CHOSEN).support == tables[speaks]
+    real = SelectedPlatform(
+        NULL, replace(FACTS, auto_select=True), "a test"
+    )  # of which an emulation says nothing, how new it is
+    assert support.support_evidence(real).support == tables["own"]
 
 
 def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
     known = Evidence(TABLE, "a test")
-    assert known.doubts("null", ["family/llama"]) == ""
-    assert known.doubts("null", ["family/llama", "scheme/int4", "kv/int8"]) == (
+    assert known.unproven_features("null", ["family/llama"]) == ""
+    assert known.unproven_features("null", ["family/llama", "scheme/int4", "kv/int8"]) == (
         "unsupported on null: kv/int8: no such kernel; unverified on null: scheme/int4; "
         "run `quintet conformance --device null`"
     )
@@ -402,7 +408,7 @@ def test_doubts_name_what_is_unverified_and_give_reasons() -> None:
 def test_a_broken_table_costs_a_line_and_no_engine(home: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     home.mkdir(parents=True)
     (home / "null.json").write_text(text)
-    assert support.evidence(CHOSEN).support is None
+    assert support.support_evidence(CHOSEN).support is None
     assert "null.json is no table of support" in caplog.text
 
 
@@ -410,7 +416,7 @@ def doubts(device: str) -> str:
     """Of the bundled model, when it starts there."""
     prepared = prepare(EngineConfig(device=device, max_model_len=64, num_pages=16))
     prepared.ranks.close()
-    return prepared.doubts
+    return prepared.unproven_features
 
 
 def test_an_engine_that_starts_says_what_nobody_proved(home: Path) -> None:

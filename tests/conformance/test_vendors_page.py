@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quintet import contract
 from quintet.conformance.clauses import CLAUSES
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.contract import (
     CONTRACT_VERSION,
     AttentionSpec,
@@ -205,7 +205,7 @@ def test_the_fused_layer_serves_a_model(run: Any) -> None:
     for name, kernel in (("plain", True), ("tied, biased", False)):
         fused.clear()
         tiny, (prompt,) = variant("llama", name), random_prompts(1, (9,), 101)
-        (got,) = Runner(tiny, Plain()).prompts([prompt])
+        (got,) = WorkerRunner(tiny, Plain()).prompts([prompt])
         assert torch.allclose(got, tiny.logits(prompt), atol=1e-4) and bool(fused) is kernel
 
 

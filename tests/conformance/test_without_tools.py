@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.common.subprocess_python import on_our_path
+from quintet.common.subprocess_python import with_our_path
 from quintet.common.tools_package import MISSING
 from quintet.conformance import report
 
@@ -18,7 +18,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def quintet(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", on_our_path(CODE), *words]
+    command = [sys.executable, "-c", with_our_path(CODE), *words]
     return subprocess.run(command, capture_output=True, text=True, env={"HOME": str(home)}, check=False)
 
 

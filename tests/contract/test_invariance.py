@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.platform import Capabilities
 from quintet.interface.weights import Matrix
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
-from quintet.ops.attention import stored
+from quintet.ops.attention import to_cache_rows
 from quintet.platforms.cpu import PLATFORM
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -113,36 +113,40 @@ def test_paged_attention(name: str, dtype: torch.dtype) -> None:
     """Each request whole and alone, against: in one batch, in chunks, token by token, among decoding neighbours."""
     torch.set_num_threads(1)
     of = replace(SPECS[name], dtype=dtype)
-    cache = Cache(of, LENGTHS)
+    cache = RandomKVCache(of, LENGTHS)
     sinks = torch.randn(of.heads) if of.sinks else None
 
-    def attend(requests: dict[int, Request]) -> list[Tensor]:
+    def attend(requests: dict[int, AttentionRequest]) -> list[Tensor]:
         q, context = cache.batch(requests)
         out: Tensor = provider("paged_attention")(q, cache.kv, context, of, sinks)
         return list(out.split([r.new for r in requests.values()]))
 
-    alone = [attend({row: Request(0, length)})[0] for row, length in enumerate(LENGTHS)]
+    alone = [attend({row: AttentionRequest(0, length)})[0] for row, length in enumerate(LENGTHS)]
     everyone = dict(enumerate(LENGTHS))
-    for row, out in enumerate(attend({row: Request(0, length) for row, length in everyone.items()})):
+    for row, out in enumerate(attend({row: AttentionRequest(0, length) for row, length in everyone.items()})):
         assert torch.equal(out, alone[row]), f"request {row} in one batch"
-    for row, out in enumerate(attend({row: Request(length - 1, 1) for row, length in everyone.items()})):
+    for row, out in enumerate(attend({row: AttentionRequest(length - 1, 1) for row, length in everyone.items()})):
         assert torch.equal(out[0], alone[row][-1]), f"request {row}'s last token among the others' last"
-    mixed = {row: Request(n // 3, n - n // 3 - row % 2) for row, n in everyone.items() if n > 3}
+    mixed = {row: AttentionRequest(n // 3, n - n // 3 - row % 2) for row, n in everyone.items() if n > 3}
     for (row, request), out in zip(mixed.items(), attend(mixed), strict=True):
         whole = alone[row][request.cached : request.cached + request.new]
         assert torch.equal(out, whole), f"request {row} from {request.cached} on"
     for position in (0, 5, 100, 127, 128, 200, 289):
-        assert torch.equal(attend({6: Request(position, 1)})[0][0], alone[6][position]), f"token {position} alone"
+        assert torch.equal(attend({6: AttentionRequest(position, 1)})[0][0], alone[6][position]), (
+            f"token {position} alone"
+        )
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_what_another_request_left_in_a_page_does_not_matter(name: str) -> None:
     """Not even if it is not a number: one bad request must not spoil those that get its pages."""
     of = SPECS[name]
-    cache, sinks = Cache(of, LENGTHS), torch.randn(of.heads) if of.sinks else None
-    q, context = cache.batch({row: Request(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)})
+    cache, sinks = RandomKVCache(of, LENGTHS), torch.randn(of.heads) if of.sinks else None
+    q, context = cache.batch(
+        {row: AttentionRequest(length // 2, length - length // 2) for row, length in enumerate(LENGTHS)}
+    )
     clean = provider("paged_attention")(q, cache.kv, context, of, sinks)
-    dirty = stored(torch.full((*cache.kv.shape[:4], of.head_dim), float("nan")), of.cache_dtype)
+    dirty = to_cache_rows(torch.full((*cache.kv.shape[:4], of.head_dim), float("nan")), of.cache_dtype)
     for pages, length in zip(context.group.block_table.tolist(), context.group.seq_lens.tolist(), strict=True):
         for position in range(length):
             place = pages[position // of.page_size], slice(None), slice(None), position % of.page_size

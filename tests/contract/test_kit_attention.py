@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance import kit
-from quintet.conformance.formats import FLOATS, kept
+from quintet.conformance.formats import FLOATS, through_cache
 from quintet.conformance.harness.cache_round_trip import require_same
 from quintet.interface.platform import Device, Mixer, State
 from quintet.interface.types import AttentionSpec, Layout, StepContext
@@ -343,6 +343,6 @@ def test_the_decoder_and_its_nearest_numbers_are_torchs(dtype: torch.dtype) -> N
 
 def test_numbers_of_a_cache_that_are_right_pass() -> None:
     numbers = torch.from_numpy(np.array([1.0, -0.5, 448.0]))
-    stored = kept(numbers, torch.float8_e4m3fn)
+    stored = through_cache(numbers, torch.float8_e4m3fn)
     assert torch.equal(stored.double(), numbers)
     require_same(torch.float8_e4m3fn, numbers, stored)  # raises nothing

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.check import Broken
+from quintet.conformance.check import ContractViolation
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.sections.with_models import models, oracle
 from quintet.engine.request import Request
@@ -134,7 +134,7 @@ def test_where_layers_magnify_roundings_the_reference_in_doubles_decides(monkeyp
     monkeypatch.setattr(type(tiny), "exact", lambda self, ids: exact)
     want, limit = models._exact(tiny, ids, plain, 1e-4)
     models._close("right", exact - 1e-3, want, limit)
-    with pytest.raises(Broken, match="off is allowed"):
+    with pytest.raises(ContractViolation, match="off is allowed"):
         models._close("wrong", exact - 3e-3, want, limit)
     monkeypatch.setattr(type(tiny), "exact", lambda self, ids: plain)  # float32 is the truth: nothing more is allowed
     assert models._exact(tiny, ids, plain, 1e-4) == (plain, 1e-4)
@@ -259,7 +259,7 @@ def test_an_abort_that_leaks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         remove(self, request)
         if aborted:
-            self.pool.hold(pages)
+            self.pool.retain(pages)
 
     monkeypatch.setattr(Scheduler, "remove", leaky)
     assert first_failure("faults.cancel")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.engine.pooling.pooler import Gathered, Pooler
+from quintet.engine.pooling.pooler import PooledRows, Pooler
 from quintet.interface.platform import Mixer, State, Step
 from quintet.interface.types import AttentionSpec, Batch, Inputs, Outputs, ShapeBucket, StateSpec
 from quintet.interface.weights import Weight
-from quintet.layers.attention.relative_bias import by_distance
+from quintet.layers.attention.relative_bias import bias_by_distance
 from quintet.layers.rope import SCALINGS
 from quintet.models import families, model_class
 from quintet.platforms.cpu.platform import CPU
@@ -96,12 +96,12 @@ def test_a_decoder_that_looks_back_alone_is_caught() -> None:
 def test_a_mean_in_single_precision_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is near, and has other bits where a text comes in pieces."""
 
-    def take(self: Gathered, rows: Any, first: int, kind: str) -> None:
-        before = np.zeros(rows.shape[1], np.float32) if first == 0 else self.total
+    def take(self: PooledRows, rows: Any, first: int, kind: str) -> None:
+        before = np.zeros(rows.shape[1], np.float32) if first == 0 else self.running_sum
         self.count = first + len(rows)
-        self.total = before + rows.sum(0, dtype=np.float32)  # type: ignore[operator]
+        self.running_sum = before + rows.sum(0, dtype=np.float32)  # type: ignore[operator]
 
-    monkeypatch.setattr(Gathered, "take", take)
+    monkeypatch.setattr(PooledRows, "take", take)
     assert "in pieces: row 0" in first_failure("numbers.served", Planted(), "a decoder's mean")
 
 
@@ -115,7 +115,7 @@ def _without_slopes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _without_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.models.mpnet.by_distance", lambda learned: by_distance(learned) * 0)
+    monkeypatch.setattr("quintet.models.mpnet.by_distance", lambda learned: bias_by_distance(learned) * 0)
 
 
 def _in_files_order(monkeypatch: pytest.MonkeyPatch) -> None:

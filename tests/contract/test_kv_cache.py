@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.cases.model_ops import DTYPES, MIXES, attended
+from quintet.conformance.cases.model_ops import DTYPES, MIXES, paged_attention_arguments
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec
 from quintet.ops import Op
-from quintet.ops.attention import row_width, stored, widened
+from quintet.ops.attention import from_cache_rows, row_width, to_cache_rows
 from quintet.platforms import cpu
 
 CACHED = (torch.int8, torch.float8_e4m3fn)
@@ -36,7 +36,7 @@ def test_int8_rows_are_the_nearest_multiples_of_their_scale() -> None:
     x = randn(5, 3, 24, dtype=torch.float32, scale=7.0)
     x[2] *= 1e-5
     x[3] = 0
-    rows = stored(x, torch.int8)
+    rows = to_cache_rows(x, torch.int8)
     assert rows.shape == (5, 3, row_width(24, torch.int8)) == (5, 3, 28)
     for row, numbers in zip(rows.flatten(0, 1), x.flatten(0, 1).tolist(), strict=True):
         scale = float(row[24:].clone().view(torch.float32))
@@ -44,7 +44,7 @@ def test_int8_rows_are_the_nearest_multiples_of_their_scale() -> None:
         for steps, number in zip(row[:24].tolist(), numbers, strict=True):
             assert abs(steps) <= 127
             assert abs(number - steps * scale) <= scale * 0.50001
-    back = widened(rows, 24)
+    back = from_cache_rows(rows, 24)
     assert float((back - x).abs().max()) <= float(x.abs().max()) / 254 * 1.0001
 
 
@@ -52,7 +52,7 @@ def test_a_row_that_is_not_finite_comes_back_so_and_alone() -> None:
     for value in (math.nan, math.inf, -math.inf):
         x = randn(3, 1, 16, dtype=torch.float32)
         x[1, 0, 5] = value
-        back = widened(stored(x, torch.int8), 16)
+        back = from_cache_rows(to_cache_rows(x, torch.int8), 16)
         assert back[[0, 2]].isfinite().all() and not back[1].isfinite().any()
 
 
@@ -61,17 +61,17 @@ def test_fp8_is_the_nearest_number_and_ends_at_448() -> None:
     there = there[there.isfinite()]
     x = torch.cat([randn(400, dtype=torch.float32), randn(401, dtype=torch.float32, scale=200), there])
     x = torch.cat([x, torch.tensor([1e9, -1e9, math.inf, -math.inf])])
-    got = widened(stored(x, torch.float8_e4m3fn), len(x))
+    got = from_cache_rows(to_cache_rows(x, torch.float8_e4m3fn), len(x))
     want = (x.clamp(-448, 448)[:, None] - there).abs().amin(-1)
     assert torch.equal((x.clamp(-448, 448) - got).abs(), want)
-    assert float(got.abs().max()) == 448 and stored(torch.tensor([math.nan]), torch.float8_e4m3fn).isnan().all()
+    assert float(got.abs().max()) == 448 and to_cache_rows(torch.tensor([math.nan]), torch.float8_e4m3fn).isnan().all()
 
 
 def test_specification_of_alibi_is_the_textbooks() -> None:
     """Press et al. 2022: a score loses its head's slope for every token between query and key."""
     of = spec(4, 2, 8, alibi=True)
     assert of.alibi == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
-    q, kv, context, *_ = attended(of, [Request(5, 3), Request(0, 12)], None)
+    q, kv, context, *_ = paged_attention_arguments(of, [AttentionRequest(5, 3), AttentionRequest(0, 12)], None)
     out = Op.registry["paged_attention"].reference(q, kv, context, of, None)
     for token, (row, position) in enumerate(
         zip(context.batch.token_to_seq.tolist(), context.batch.positions.tolist(), strict=True)
@@ -88,7 +88,7 @@ def cases(dtype: torch.dtype, settings: dict[str, Any]) -> Iterator[tuple[str, t
         of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, **settings)
         for mix, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            yield f"{heads}/{kv_heads}, pages of {page_size}, {mix}", attended(of, requests, sinks)
+            yield f"{heads}/{kv_heads}, pages of {page_size}, {mix}", paged_attention_arguments(of, requests, sinks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -111,13 +111,13 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
         pytest.skip(reason)
     for dtype, page_size in itertools.product(DTYPES, (8, 16)):
         of = spec(6, 3, 24, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        cache = Cache(of, [45, 9])
-        q, context = cache.batch({0: Request(37, 8), 1: Request(8, 1)})
+        cache = RandomKVCache(of, [45, 9])
+        q, context = cache.batch({0: AttentionRequest(37, 8), 1: AttentionRequest(8, 1)})
         k, v = randn(len(q), 3, 24, dtype=dtype), randn(len(q), 3, 24, dtype=dtype, scale=2.0)
         want = cache.kv.clone()
         for i, slot in enumerate(context.group.slot_mapping.tolist()):
-            want[slot // page_size, 0, :, slot % page_size] = stored(k[i], cached)
-            want[slot // page_size, 1, :, slot % page_size] = stored(v[i], cached)
+            want[slot // page_size, 0, :, slot % page_size] = to_cache_rows(k[i], cached)
+            want[slot // page_size, 1, :, slot % page_size] = to_cache_rows(v[i], cached)
         got = op.providers[provider](cache.kv, k, v, context)
         assert got.dtype == cached and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
@@ -126,9 +126,9 @@ def test_what_is_written_is_stored_in_its_slots_and_nothing_else_changes(provide
 def test_the_error_of_a_small_cache_is_small(cached: torch.dtype, most: float) -> None:
     """Of attention over normal numbers, relative to the size of its results."""
     exact = spec(8, 2, 64)
-    q, kv, context, *_ = attended(exact, [Request(200, 30)], None)
+    q, kv, context, *_ = paged_attention_arguments(exact, [AttentionRequest(200, 30)], None)
     want = Op.registry["paged_attention"].reference(q, kv, context, exact, None)
     small = AttentionSpec(**{**vars(exact), "kv_dtype": cached})
-    got = Op.registry["paged_attention"].reference(q, stored(kv, cached), context, small, None)
+    got = Op.registry["paged_attention"].reference(q, to_cache_rows(kv, cached), context, small, None)
     error = float((got - want).norm() / want.norm())
     assert 0 < error <= most

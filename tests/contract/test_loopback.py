@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.report import Outcome
+from quintet.conformance.report import TrialOutcome
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import RankInfo
 from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
@@ -28,12 +28,14 @@ def test_it_conforms() -> None:
     results = kit.run(subject, ["communicator"]).results
     stages = [each for each in results if " stages" in each.what]
     assert [
-        f"{each.what}: {each.detail}" for each in results if each.outcome is not Outcome.PASSED and each not in stages
+        f"{each.what}: {each.detail}"
+        for each in results
+        if each.outcome is not TrialOutcome.PASSED and each not in stages
     ] == []
     assert stages and all(
         "pipeline_parallel_size is refused" in each.detail for each in stages
     )  # its ranks are threads
-    proven = {feature for each in results if each.outcome is Outcome.PASSED for feature in each.features}
+    proven = {feature for each in results if each.outcome is TrialOutcome.PASSED for feature in each.features}
     assert proven == {"parallel/2", "parallel/3"}
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.model_ops import CASES, DTYPES, SPECS, TYPES, attended, write_kv
+from quintet.conformance.cases.model_ops import CASES, DTYPES, SPECS, TYPES, paged_attention_arguments, write_kv
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.harness.batches import Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, spec
 from quintet.interface.weights import Matrix
 from quintet.ops import Op
 from quintet.ops.linear import linear
@@ -84,8 +84,8 @@ def test_specification_of_attention_is_the_textbooks(name: str, settings: dict[s
     """Softmax over what a token may see, written out with loops."""
     of = spec(4, 2, 8, **settings)
     sinks = randn(4, dtype=torch.float32) if of.sinks else None
-    requests = [Request(5, 3), Request(0, 12)]
-    q, kv, context, *_ = attended(of, requests, sinks)
+    requests = [AttentionRequest(5, 3), AttentionRequest(0, 12)]
+    q, kv, context, *_ = paged_attention_arguments(of, requests, sinks)
     out = Op.registry["paged_attention"].reference(q, kv, context, of, sinks)
     for token, (row, position) in enumerate(
         zip(context.batch.token_to_seq.tolist(), context.batch.positions.tolist(), strict=True)

@@ -14,8 +14,8 @@ from quintet.distributed.connection import (
     NONCE,
     TAG,
     AuthenticationFailed,
-    Closed,
     Connection,
+    ConnectionClosed,
     authenticate_client,
     authenticate_server,
 )
@@ -68,7 +68,7 @@ def test_both_ends_need_the_same_key_and_protocol() -> None:
     assert isinstance(server, AuthenticationFailed) and "it does not know the key" in str(server)
     client, server = ends(server_protocol=b"quintet tests 2")
     assert isinstance(client, AuthenticationFailed) and "run the same quintet on both" in str(client)
-    assert isinstance(server, Closed)
+    assert isinstance(server, ConnectionClosed)
 
 
 def test_a_server_without_the_key_cannot_answer_with_what_the_client_sent() -> None:
@@ -85,13 +85,15 @@ def test_a_server_without_the_key_cannot_answer_with_what_the_client_sent() -> N
 
 def test_a_recording_is_worth_nothing_on_another_connection_or_in_the_other_direction() -> None:
     one, middle = socket.socketpair()
-    with pytest.raises(Closed, match="it did not answer"):  # the server's first words are recorded, and used again
+    with pytest.raises(
+        ConnectionClosed, match="it did not answer"
+    ):  # the server's first words are recorded, and used again
         authenticate_client(middle, KEY, PROTOCOL, time.monotonic() + 0.05)
     one.setblocking(False)
     recorded = one.recv(1000)
     replayed, far = socket.socketpair()
     far.sendall(recorded)
-    with pytest.raises(Closed, match="it did not answer"):
+    with pytest.raises(ConnectionClosed, match="it did not answer"):
         authenticate_server(replayed, KEY, PROTOCOL, time.monotonic() + 0.05)
     answer = far.recv(1000)
     one, other = socket.socketpair()
@@ -118,7 +120,7 @@ def test_a_stranger_is_given_up_in_time_and_costs_a_few_bytes() -> None:
         one, other = socket.socketpair()
         one.sendall(words)
         began = time.monotonic()
-        with pytest.raises((AuthenticationFailed, Closed)):
+        with pytest.raises((AuthenticationFailed, ConnectionClosed)):
             authenticate_client(other, KEY, PROTOCOL, began + 0.1)
         assert time.monotonic() - began < 2
         assert len(one.recv(1000)) <= len(PROTOCOL) + NONCE + TAG
@@ -131,7 +133,7 @@ def test_a_connection_knows_its_peer_after_that_has_gone() -> None:
     made = Connection(one, b"a" * 32, b"b" * 32)
     other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     other.close()  # at once: it is reset
-    with pytest.raises(Closed):
+    with pytest.raises(ConnectionClosed):
         made.receive(time.monotonic() + 30)
     with pytest.raises(OSError):
         one.getpeername()

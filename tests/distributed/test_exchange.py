@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from quintet.distributed.exchange import MOST_NOTE, Exchange, RankLost
+from quintet.distributed.exchange import MOST_NOTE, MessageExchange, RankLost
 
 
-def pair(seconds: float = 30) -> tuple[Exchange, socket.socket]:
+def pair(seconds: float = 30) -> tuple[MessageExchange, socket.socket]:
     """Rank 0 of 2, and the other's end."""
     ours, theirs = socket.socketpair()
-    return Exchange([-1, ours.detach()], 0, seconds), theirs
+    return MessageExchange([-1, ours.detach()], 0, seconds), theirs
 
 
-def both() -> tuple[Exchange, Exchange]:
+def both() -> tuple[MessageExchange, MessageExchange]:
     one, other = socket.socketpair()
-    return Exchange([-1, one.detach()], 0, 30), Exchange([other.detach(), -1], 1, 30)
+    return MessageExchange([-1, one.detach()], 0, 30), MessageExchange([other.detach(), -1], 1, 30)
 
 
 def test_all_have_all_notes_in_rank_order() -> None:

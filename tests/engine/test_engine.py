@@ -181,7 +181,7 @@ def test_a_request_taken_back_while_its_step_runs_is_forgotten(behind: None) -> 
 
 def test_a_step_that_fails_behind_the_host_ends_those_in_it(behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
     client = null_client()
-    good = client.engine._runner.draw
+    good = client.engine._runner.sample
 
     def fail() -> Any:
         raise RuntimeError("the device is on fire")
@@ -264,9 +264,9 @@ def test_what_ctrl_c_left_half_added_is_taken_back(monkeypatch: pytest.MonkeyPat
         patch.setattr("quintet.engine.client.RequestTimer", interrupt)
         client.add("only", Prompt([3]), greedy())
     (output,) = client.abort(["only"])
-    assert output.finished and output.outputs[0].finish_reason == "abort" and len(client.processor) == 0
+    assert output.finished and output.outputs[0].finish_reason == "abort" and len(client.output_processor) == 0
     complete(client, [3], greedy())
-    assert not client._watches and client.counts.latency.sum > 0
+    assert not client._watches and client.request_stats.latency.sum > 0
 
 
 def test_reset_prefix_cache_forgets() -> None:
@@ -294,7 +294,7 @@ def test_static_shapes_pad_and_results_do_not_change(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PLATFORM, "probe", classmethod(lambda cls: facts))
     client = null_client(max_num_seqs=4, max_num_batched_tokens=24)
     shapes = set()
-    ranks = client.prepared.ranks
+    ranks = client.engine_plan.ranks
     run = ranks.run
     monkeypatch.setattr(
         ranks, "run", lambda host, carried: shapes.add(tuple(a.shape for a in host.leaves())) or run(host, carried)
@@ -397,9 +397,9 @@ def test_an_interruption_between_two_caches_loses_nothing() -> None:
     """Ctrl-C may come when the old cache was let go and the new one is not there yet."""
     client = null_client()
     wanted = complete(client, [3], greedy()).outputs[0].token_ids
-    client.prepared.ranks.workers[0]._state = ()
+    client.engine_plan.ranks.workers[0]._state = ()
     assert complete(client, [3], greedy()).outputs[0].token_ids == wanted
-    assert len(client.prepared.ranks.workers[0]._state) == 2
+    assert len(client.engine_plan.ranks.workers[0]._state) == 2
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -420,7 +420,7 @@ def test_ctrl_c_at_any_line_leaves_the_books_in_order(overlap: bool, request: py
         client.engine.check_integrity()
         outputs = complete(client, prompt, params).outputs
         assert [list(each.token_ids) for each in outputs] == [expected(prompt, 3)] * 2, at
-        assert client.engine.scheduler.pool.num_used == 0 and len(client.processor) == 0
+        assert client.engine.scheduler.pool.num_used == 0 and len(client.output_processor) == 0
         client.engine.reset_prefix_cache()
     assert at > 500
 
@@ -448,7 +448,7 @@ def test_ctrl_c_in_one_stream_takes_nothing_from_another(overlap: bool, request:
                 break
         assert got == wanted, at
         client.engine.check_integrity()
-        assert client.engine.scheduler.pool.num_used == 0 and len(client.processor) == 0
+        assert client.engine.scheduler.pool.num_used == 0 and len(client.output_processor) == 0
         client.engine.reset_prefix_cache()
         if not ctrl_c.came:
             break
@@ -461,7 +461,7 @@ def test_ctrl_c_after_a_stop_string_ends_the_engines_request_too() -> None:
     for at in range(0, 100_000, 37):
         with CtrlC(at) as ctrl_c:
             llm.generate("a", SamplingParams(temperature=0, max_tokens=60, stop=["e", "a", " "]))
-        assert not client.busy and len(client.processor) == 0, at
+        assert not client.busy and len(client.output_processor) == 0, at
         if not ctrl_c.came:
             break
     assert at > 100
@@ -470,7 +470,7 @@ def test_ctrl_c_after_a_stop_string_ends_the_engines_request_too() -> None:
 def test_a_request_whose_tokens_are_all_banned_is_told_so() -> None:
     """Not that the weights may be at fault: whether any is left may depend on what was said."""
     client = null_client()
-    [admitted] = client.admission.admit("a", Prompt([1]), greedy(temperature=1.0, seed=1, allowed_token_ids=[5]))
+    [admitted] = client.input_processor.admit("a", Prompt([1]), greedy(temperature=1.0, seed=1, allowed_token_ids=[5]))
     client.engine.add(dataclasses.replace(admitted, bad_words_ids=((5, 5),)))
     deltas = []
     while client.engine.busy:

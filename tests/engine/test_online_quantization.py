@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from quintet.config import EngineConfig
-from quintet.engine.quantization import Target, settled_forms
-from quintet.hub.hf_overrides import of_the_model
+from quintet.engine.quantization import TargetPlatform, resolve_quantization
+from quintet.hub.hf_overrides import model_overrides
 from quintet.interface.platform import Capabilities
 from quintet.interface.weights import PLAIN, CheckpointSlice, ShardRange, Weight, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
 from quintet.layers.quantization.formats.bitsandbytes import NF4, TABLES
-from quintet.layers.quantization.online import FP8, ONLINE, RoundedWeights, fitting
+from quintet.layers.quantization.online import FP8, ONLINE, RoundedWeights, format_for_inputs
 from quintet.ops.quantize import canonical, quantize
 from quintet.ops.quantized import dequantized
 from tests.helpers.checkpoints.fixtures import DATA, said
@@ -81,11 +81,11 @@ def settled(
             return self
 
     facts = Capabilities(1, (torch.float32,), fp8=fp8, weight_formats=frozenset(quant))
-    return settled_forms(config, Model(), Target("a test's", facts), dict, beside)
+    return resolve_quantization(config, Model(), TargetPlatform("a test's", facts), dict, beside)
 
 
 def kind(forms: QuantizationPlan, module: str = "model.layers.0.self_attn.q_proj", inputs: int = 256) -> str:
-    fmt, reader = forms.of(module, ShardRange((0, 8), (0, inputs), inputs))
+    fmt, reader = forms.format_for(module, ShardRange((0, 8), (0, inputs), inputs))
     return f"{fmt.kind}/{fmt.group}" if reader is None else f"rounded to {getattr(reader, 'of', PLAIN).kind}"
 
 
@@ -124,7 +124,7 @@ ALL = {"int8", "int4", "w8a8", "w4a8", "fp8", "fp8a8", "table4"}
 def test_a_name_becomes_a_form(settings: dict[str, Any], there: dict[str, Any], want: str, head: str) -> None:
     forms = settled(**{"quant": ALL, **there}, **settings)
     assert kind(forms) == want
-    assert kind(forms.of_head(), "lm_head") == head
+    assert kind(forms.for_head(), "lm_head") == head
 
 
 def test_torchaos_configuration_says_each_modules_form() -> None:
@@ -198,8 +198,8 @@ def test_a_load_format_that_contradicts_the_quantization_is_refused() -> None:
 def test_options_of_a_quantization_are_no_entries_of_the_model() -> None:
     overrides = {"quantization_config": {"load_in_8bit": True}, "max_position_embeddings": 64}
     config = EngineConfig(quantization="bitsandbytes", hf_overrides=overrides)
-    assert of_the_model(config) == {"max_position_embeddings": 64}
-    assert of_the_model(EngineConfig(hf_overrides={"quantization_config": None})) == {"quantization_config": None}
+    assert model_overrides(config) == {"max_position_embeddings": 64}
+    assert model_overrides(EngineConfig(hf_overrides={"quantization_config": None})) == {"quantization_config": None}
 
 
 def test_a_form_that_is_not_kept_is_rounded_to_as_its_own_would_be() -> None:
@@ -207,7 +207,7 @@ def test_a_form_that_is_not_kept_is_rounded_to_as_its_own_would_be() -> None:
     fmt = WeightFormat("table4", 4, 16, 64, codebook=NF4)
     part = CheckpointSlice("x.weight", (40, 96), ((0, 40),))
     known = RoundedWeights(fmt).floats(part, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight})
-    assert torch.equal(known, dequantized(quantize(weight, fitting(fmt, 96)))[8:])
+    assert torch.equal(known, dequantized(quantize(weight, format_for_inputs(fmt, 96)))[8:])
     flipped = CheckpointSlice("x.weight", (40, 96), ((0, 40),), transposed=True)
     assert torch.equal(
         RoundedWeights(fmt).floats(flipped, ShardRange((8, 40), (0, 96), 96), {"x.weight": weight.t()}), known

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.config import EngineConfig
 from quintet.engine import startup
 from quintet.engine.engine import Engine
@@ -20,7 +20,7 @@ from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, Ro
 from quintet.interface.platform import CacheLost, Capabilities
 from quintet.ops.embedding import place_tokens
 from quintet.outputs import TokenDelta, TokenLogprobs
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.sampling_params import SamplingParams
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.behind import BehindDevice, Work, behind
@@ -112,7 +112,7 @@ class Served:
         while waiting or self.engine.busy:
             while waiting and waiting[0].arrival <= step:
                 said[waiting[0].name] = Said()
-                with Uninterrupted():  # as EngineClient adds requests
+                with DeferredSigint():  # as EngineClient adds requests
                     self.engine.add(waiting.pop(0).admitted())
             self.engine.abort([ask.name for ask in asks if ask.leaves == step])
             for delta in self._step():
@@ -465,9 +465,9 @@ def test_every_rank_takes_what_the_first_one_sampled() -> None:
         settings = {"model": str(variant("llama", "plain").folder), "tensor_parallel_size": ranks, "dtype": "float32"}
         config = EngineConfig.from_kwargs(skip_tokenizer_init=True, max_model_len=64, num_pages=32, **settings)
         facts = Capabilities(devices=3, dtypes=(torch.float32,), overlap=overlap)
-        prepared = startup.prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
+        prepared = startup.prepare(config, SelectedPlatform(LoopbackPlatform, facts, "for a test"))
         for worker in prepared.ranks.workers:
-            worker.ops.__dict__["place_tokens"] = partial(_counted, placed, worker.place.rank)
+            worker.ops.__dict__["place_tokens"] = partial(_counted, placed, worker.rank_info.rank)
         engine = startup.launch(prepared, progress=False)
         tokens: dict[str, list[int]] = {}
         for name, prompt in {"a": [3, 1, 4], "b": [1, 5], "c": [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]}.items():

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.platform import SingleRank
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, Weight, WeightFormat
-from quintet.layers.build import BuildContext, settle, whole
-from quintet.layers.linear import LMHead, columns, rows
+from quintet.layers.build import BuildContext, finalize, replicated
+from quintet.layers.linear import LMHead, column_parallel, row_parallel
 from quintet.layers.quantization import ONLINE, QuantizationPlan
 from quintet.layers.quantization import module_patterns as patterns
-from quintet.layers.quantization.checkpoint_config import Quantized, quantized
-from quintet.layers.quantization.group_scales import fitted
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, read_quantization_config
+from quintet.layers.quantization.group_scales import shard_format
 from quintet.ops import bind
-from quintet.ops.quantize import attributes, canonical, joined, quantize
+from quintet.ops.quantize import attributes, canonical, concat_outputs, quantize
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -31,8 +31,11 @@ class Model(nn.Module):
         self.lm_head = LMHead(build, 256, 32)
 
     def _block(self, build: BuildContext) -> dict[str, nn.Module]:
-        halves = {name: whole(128, 1) for name in ("gate_proj", "up_proj")}
-        return {"gate_up": columns(build, 256, halves), "down": rows(build, whole(256, 1), ("down_proj", 256))}
+        halves = {name: replicated(128, 1) for name in ("gate_proj", "up_proj")}
+        return {
+            "gate_up": column_parallel(build, 256, halves),
+            "down": row_parallel(build, replicated(256, 1), ("down_proj", 256)),
+        }
 
 
 def settled(**asked: Any) -> dict[str, WeightFormat]:
@@ -42,7 +45,7 @@ def settled(**asked: Any) -> dict[str, WeightFormat]:
         raise AssertionError("nothing attends")
 
     model = Model(BuildContext(bind({}), attention, SingleRank(), torch.float32, 16, 64, QuantizationPlan(**asked)))
-    settle(model)
+    finalize(model)
     return {path: module.format for path, module in model.named_modules() if hasattr(module, "format")}
 
 
@@ -71,12 +74,12 @@ def test_modules_that_a_checkpoint_left_out_stay_floats(
     said: dict[str, Any], ignored: list[str], plain: set[str]
 ) -> None:
     key = "modules_to_not_convert" if said is AWQ else "ignored_layers"
-    forms = settled(checkpoint=quantized({**said, key: ignored}))
+    forms = settled(checkpoint=read_quantization_config({**said, key: ignored}))
     assert {path for path, fmt in forms.items() if fmt.plain} == plain | {"lm_head.linear"}
 
 
 def test_a_form_that_a_platform_does_not_keep_is_read_as_floats() -> None:
-    forms = settled(checkpoint=quantized(FP8), kept=frozenset({"int8"}))
+    forms = settled(checkpoint=read_quantization_config(FP8), kept=frozenset({"int8"}))
     assert set(forms.values()) == {PLAIN}
 
 
@@ -108,19 +111,20 @@ def torchao_of(modules: dict[str, Any]) -> dict[str, Any]:
 )
 def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        quantized(said)
+        read_quantization_config(said)
 
 
 def test_a_share_that_cuts_a_group_has_smaller_ones() -> None:
     fmt = WeightFormat("int4", 4, 16, 128)
-    assert fitted(fmt, ShardRange((0, 8), (128, 384))) == fmt
-    assert fitted(fmt, ShardRange((0, 8), (64, 192))).group == 64
+    assert shard_format(fmt, ShardRange((0, 8), (128, 384))) == fmt
+    assert shard_format(fmt, ShardRange((0, 8), (64, 192))).group == 64
     assert (
-        fitted(WeightFormat("fp8", 8, 16, 128, dtype=torch.float8_e4m3fn), ShardRange((0, 8), (128, 300))).group == 128
+        shard_format(WeightFormat("fp8", 8, 16, 128, dtype=torch.float8_e4m3fn), ShardRange((0, 8), (128, 300))).group
+        == 128
     )
-    assert fitted(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 17))) == PLAIN  # half a byte
-    assert fitted(fmt, ShardRange((0, 8), (8, 136))) == PLAIN  # groups of 8 are too small
-    assert fitted(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 16))).group == 0
+    assert shard_format(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 17))) == PLAIN  # half a byte
+    assert shard_format(fmt, ShardRange((0, 8), (8, 136))) == PLAIN  # groups of 8 are too small
+    assert shard_format(WeightFormat("int4", 4, 16, 0), ShardRange((0, 8), (8, 16))).group == 0
 
 
 def test_parts_are_quantized_as_their_whole_is() -> None:
@@ -143,7 +147,7 @@ def test_matrices_of_one_form_are_joined() -> None:
         fmt = WeightFormat("int4", 4, 16, 32, zeros=True)
         return Matrix(torch.zeros(outputs, 16, dtype=torch.uint8), torch.ones(outputs, 1), zeros, format=fmt)
 
-    whole_matrix = joined([made(3), made(5)])
+    whole_matrix = concat_outputs([made(3), made(5)])
     assert [len(each) for each in attributes(whole_matrix).values()] == [8, 8, 8]
 
 
@@ -154,7 +158,7 @@ class Mixed:
         self.held = held
 
     def reader(self, module: str) -> Any:
-        return next((Canonical(fmt) for end, fmt in self.held.items() if module.endswith(end)), None)
+        return next((CanonicalReader(fmt) for end, fmt in self.held.items() if module.endswith(end)), None)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +183,9 @@ def test_outputs_in_other_forms_are_products_side_by_side(
     def attention(spec: Any) -> Any:
         raise AssertionError("nothing attends")
 
-    forms = QuantizationPlan(checkpoint=Quantized("a test's", Mixed(**held)))
+    forms = QuantizationPlan(checkpoint=CheckpointQuantization("a test's", Mixed(**held)))
     model = Model(BuildContext(bind({}), attention, SingleRank(), torch.float32, 16, 64, forms))
-    settle(model)
+    finalize(model)
     layer: Any = model.blocks[1]
     found = {
         path: module.weights(f"blocks.1.{path}")
@@ -219,7 +223,7 @@ def test_scales_of_stacks_may_not_be_of_gate_and_up_at_once(gate: int, rows: int
         f"{GATE}.weight": StoredTensor((gate, 256), (torch.float8_e4m3fn,), name=stack),
         f"{GATE}.weight_scale_inv": StoredTensor((rows, 2), (torch.float32,), name=f"{stack}_scale_inv"),
     }
-    found = quantized(FP8, lambda: files)
+    found = read_quantization_config(FP8, lambda: files)
     assert found is not None
     if unclear:
         with pytest.raises(ValueError, match=rf"{stack}_scale_inv is of blocks of 128 rows, .* one by one"):
@@ -251,7 +255,7 @@ def test_long_lists_of_modules_are_looked_up_and_not_tried_one_by_one(monkeypatc
         return pattern
 
     monkeypatch.setattr(patterns, "expression", expression)
-    found = quantized({**FP8, "modules_to_not_convert": [*kept, "visual.*", "lm_head"]})
+    found = read_quantization_config({**FP8, "modules_to_not_convert": [*kept, "visual.*", "lm_head"]})
     assert found is not None
     modules = [f"model.layers.{i}.mlp.experts.{expert}.up_proj" for i in range(48) for expert in range(8)]
     assert all(found.plan.reader(module) is not None for module in modules)

@@ -36,10 +36,10 @@ def add(s: Scheduler, name: str, tokens: Sequence[int], order: int, priority: in
 def run(s: Scheduler, token: int = 1) -> dict[str, int]:
     """One step in which every request that is up to date draws `token`."""
     plan = s.schedule()
-    s.advance(plan)
+    s.mark_started(plan)
     for request in plan.tokens:
         if request.num_computed == len(request.token_ids):
-            request.take(token)
+            request.append_sampled(token)
     s.check_integrity()
     return {request.request_id: count for request, count in plan.tokens.items()}
 
@@ -80,7 +80,7 @@ def test_a_scored_prompt_takes_the_rows_that_are_left_to_the_last(rows: int, fir
 
 
 def test_a_long_prompt_leaves_room_for_others() -> None:
-    s = scheduler(long_prefill=8)
+    s = scheduler(long_prefill_threshold=8)
     add(s, "a", range(40), 0)
     add(s, "b", range(50, 58), 1)
     assert run(s) == {"a": 8, "b": 8}
@@ -88,22 +88,22 @@ def test_a_long_prompt_leaves_room_for_others() -> None:
 
 
 def test_a_prompt_that_is_not_long_is_not_cut() -> None:
-    s = scheduler(long_prefill=8)
+    s = scheduler(long_prefill_threshold=8)
     add(s, "a", range(8), 0)
     assert run(s) == {"a": 8}
 
 
 def test_drafts_are_no_prompt() -> None:
     """A request that checks guesses is not cut as a long prompt is."""
-    s = scheduler(long_prefill=2)
+    s = scheduler(long_prefill_threshold=2)
     a = add(s, "a", range(2), 0)
     assert run(s) == {"a": 2}
-    a.guess([5, 6, 7])
+    a.append_drafts([5, 6, 7])
     assert s._token_budget(a, StepPlan(), a.num_computed) == 4
 
 
 def test_so_many_prompts_are_partly_computed_at_once() -> None:
-    s = scheduler(long_prefill=8, max_partial=2)
+    s = scheduler(long_prefill_threshold=8, max_partial_prefills=2)
     for order, name in enumerate("abcd"):
         add(s, name, [order] * (20 if name != "d" else 6), order)
     assert run(s) == {"a": 8, "b": 8, "d": 6}, "d is computed whole, and does not count"
@@ -112,7 +112,7 @@ def test_so_many_prompts_are_partly_computed_at_once() -> None:
 
 
 def test_so_many_of_them_are_long_and_shorter_ones_go_before() -> None:
-    s = scheduler(long_prefill=8, max_num_batched_tokens=20, max_partial=3, max_long=1)
+    s = scheduler(long_prefill_threshold=8, max_num_batched_tokens=20, max_partial_prefills=3, max_long_prefills=1)
     for order, (name, length) in enumerate({"a": 30, "b": 30, "c": 7, "d": 8}.items()):
         add(s, name, [order] * length, order)
     assert run(s) == {"a": 8, "c": 7, "d": 5}, "b is long, as a is"
@@ -122,7 +122,7 @@ def test_so_many_of_them_are_long_and_shorter_ones_go_before() -> None:
 
 
 def test_a_prompt_that_waits_for_its_place_comes_before_later_ones() -> None:
-    s = scheduler(max_num_batched_tokens=8, max_partial=1)
+    s = scheduler(max_num_batched_tokens=8, max_partial_prefills=1)
     for order, name in enumerate("abc"):
         add(s, name, [order] * 12, order)
     done: list[str] = []
@@ -282,14 +282,14 @@ def test_integrity_notices_a_request_without_its_pages() -> None:
 def start(s: Scheduler) -> StepPlan:
     """A step that is left running."""
     plan = s.schedule()
-    s.advance(plan)
-    s.expect(plan)
+    s.mark_started(plan)
+    s.reserve_sampled(plan)
     return plan
 
 
 def tell(request: Request, token: int = 1) -> None:
     """The oldest step that runs has landed."""
-    request.take(token)
+    request.append_sampled(token)
 
 
 def test_a_step_is_planned_on_tokens_that_nobody_knows_yet() -> None:
@@ -314,10 +314,10 @@ def test_a_page_that_an_unknown_token_fills_is_committed_once_it_is_known() -> N
     a = add(s, "a", range(3), 0)
     start(s)
     plan = start(s)  # the fourth token, which fills the page
-    assert plan.late == [a] and s.pool.num_cached == 0
+    assert plan.late_commits == [a] and s.pool.num_cached == 0
     tell(a, 9)
     s.commit_late(plan)
-    assert s.pool.num_cached == 1 and plan.committed == {a: a.pages[0][:1]} and not plan.late
+    assert s.pool.num_cached == 1 and plan.cached_pages == {a: a.pages[0][:1]} and not plan.late_commits
     b = add(s, "b", [0, 1, 2, 9, 5], 1)
     assert start(s).tokens == {a: 1, b: 1}
 
@@ -366,7 +366,7 @@ def test_pages_behind_a_window_are_given_back() -> None:
     for _ in range(20):
         run(s)
         held.append(s.pool.num_used)
-    assert max(held) <= KVCacheGroup(6).pages(60, SIZE, 8) == 5
+    assert max(held) <= KVCacheGroup(6).max_pages(60, SIZE, 8) == 5
     assert held[-1] == 2 and a.pages[0][:12] == [0] * 12  # the last token stands at 54, and sees those from 49 on
 
 
@@ -390,7 +390,7 @@ def test_a_beginning_is_found_as_far_as_each_group_has_what_the_next_token_sees(
     assert run(s) == {"b": 5} and b.num_cached == 20
     full, window = b.pages
     assert all(full[:5]) and window[:4] == [0] * 4 and window[4]
-    s.pool.forget(window[4])  # of tokens 16 to 19
+    s.pool.uncache(window[4])  # of tokens 16 to 19
     c = add(s, "c", [*range(22), 99], 2)
     run(s)
     assert c.num_cached == 16, "the window's pages before are still there"
@@ -401,7 +401,7 @@ def test_what_a_window_lacks_on_its_right_ends_a_beginning_further_left() -> Non
     a = add(s, "a", range(24), 0)
     run(s)
     windowed, _ = a.pages
-    s.pool.forget(windowed[3])  # of tokens 12 to 15
+    s.pool.uncache(windowed[3])  # of tokens 12 to 15
     b = add(s, "b", [*range(18), 99], 1)
     run(s)
     assert b.num_cached == 12
@@ -420,7 +420,7 @@ def test_no_page_of_today_is_found_after_a_reset() -> None:
     s = scheduler(max_num_batched_tokens=8)
     a = add(s, "a", range(16), 0)
     run(s)
-    s.tables.reset()
+    s.kv_cache_manager.reset()
     run(s)
     b = add(s, "b", range(16), 1)
     assert run(s)["b"] == 7 and b.num_cached == 0  # one token of the budget is a's
@@ -430,7 +430,7 @@ def test_no_page_of_today_is_found_after_a_reset() -> None:
     c = add(s, "c", range(16), 2)
     run(s)
     assert c.num_cached == 12, "what was computed since is found"
-    s.tables.reset()
+    s.kv_cache_manager.reset()
     s.remove(c)
     add(s, "d", range(16), 3, params=SamplingParams(prompt_logprobs=0))  # it looks for nothing itself
     for _ in range(3):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quintet.chat.prompts import Prompt
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
-from quintet.engine.executor.shape_buckets import LEAST, describe, plan_buckets, waste
+from quintet.engine.executor.shape_buckets import LEAST, describe, padding_waste, plan_buckets
 from quintet.interface.types import HostBatch, HostGroup, ShapeBucket
 from tests.helpers.platforms.null_engine import drain, greedy, null_client
 
@@ -35,7 +35,7 @@ def test_every_step_within_the_limits_has_a_variant(tokens: int, requests: int, 
         assert min(bucket.tokens, rows) <= bucket.rows <= rows
         assert bucket.pages == (9, 3)
     assert len({bucket.rows for bucket in buckets}) <= len(buckets) / 2 + 2
-    average, worst = waste(buckets)
+    average, worst = padding_waste(buckets)
     assert 0 <= average <= worst < 1
     assert all(2 * small >= large for small, large in zip(sizes, sizes[1:], strict=False))
 
@@ -141,7 +141,7 @@ def test_a_step_never_has_more_rows_of_logits_than_it_may(chunked: bool, monkeyp
     limit = client.engine.scheduler.limits.max_logit_rows
     assert limit == 256
     rows = []
-    ranks = client.prepared.ranks
+    ranks = client.engine_plan.ranks
     run = ranks.run
     monkeypatch.setattr(ranks, "run", lambda host, *more: rows.append(len(host.logits_indices)) or run(host, *more))
     prompts = {str(i): [(7 * i + j) % 97 for j in range(length)] for i, length in enumerate((400, 450, 30))}

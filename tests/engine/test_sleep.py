@@ -23,15 +23,15 @@ PROMPT = list(range(40))
 def test_awake_again_it_gives_the_same_tokens_and_has_forgotten_beginnings(level: int) -> None:
     client = null_client()
     complete(client, PROMPT, greedy())
-    pages = client.prepared.plan.kv_bytes
-    used = TOTAL - client.prepared.ranks.workers[0].memory().free
+    pages = client.engine_plan.memory_plan.kv_bytes
+    used = TOTAL - client.engine_plan.ranks.workers[0].memory().free
     assert client.engine.sleep(level) == pages == used
-    assert client.engine.asleep == level and client.prepared.ranks.workers[0].memory().free == TOTAL
+    assert client.engine.asleep == level and client.engine_plan.ranks.workers[0].memory().free == TOTAL
     client.wake_up()
     before = client.engine.stats().steps.num_prompt_tokens
     assert list(complete(client, PROMPT, greedy()).outputs[0].token_ids) == expected(PROMPT, 8)
     assert client.engine.stats().steps.num_prompt_tokens == before + 40, "nothing was found in the prefix cache"
-    assert TOTAL - client.prepared.ranks.workers[0].memory().free == pages
+    assert TOTAL - client.engine_plan.ranks.workers[0].memory().free == pages
 
 
 def test_it_does_not_sleep_over_requests() -> None:
@@ -175,7 +175,7 @@ def test_the_bundled_model_wakes_as_it_was(level: int, eager: bool) -> None:
     before = text()
     llm.sleep(level)
     assert llm.is_sleeping()
-    worker = llm._client.prepared.ranks.workers[0]
+    worker = llm._client.engine_plan.ranks.workers[0]
     assert any(each.numel() for each in worker.model.parameters()) == (level == 1)
     with pytest.raises(ValueError, match="asleep"):
         llm.generate(prompts, params, use_tqdm=False)

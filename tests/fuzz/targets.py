@@ -177,10 +177,10 @@ def load_some(path: Path, it: Model, platform: Any, models: dict[Any, Any]) -> N
 
     from quintet.engine.executor.worker import ModelSizes, Worker
     from quintet.layers.quantization import QuantizationPlan
-    from quintet.layers.quantization.checkpoint_config import quantized
+    from quintet.layers.quantization.checkpoint_config import read_quantization_config
     from quintet.model_loader.loader import ParameterLoad, check_counts, tensors_of
 
-    found = quantized(it.quantization, lambda: tensors_of(path, it.family))
+    found = read_quantization_config(it.quantization, lambda: tensors_of(path, it.family))
     check_counts(path, it.family, it.config)
     key = it.config.model_type, repr(found)  # a plan is all that the tensors say of a model
     if key not in models:

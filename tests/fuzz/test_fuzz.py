@@ -10,7 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from quintet.interface.weights import StoredTensor
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.model_loader.loader import DTYPES
 from tests.fuzz.__main__ import arguments
 from tests.fuzz.mutations import changed
@@ -41,7 +41,9 @@ def test_spoilt_configurations_are_refused_or_read(folder: str) -> None:
     found = collections.Counter[str]()
     for seed in range(100):
         spoilt = changed({"it": said}, random.Random(seed)).get("it")
-        found["read" if allowed(functools.partial(quantized, spoilt, lambda: there)) is None else "refused"] += 1
+        found[
+            "read" if allowed(functools.partial(read_quantization_config, spoilt, lambda: there)) is None else "refused"
+        ] += 1
     assert found.total() == 100
     assert found["read"] > 0 and found["refused"] > 0, found
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.gguf.config import ARCHITECTURES, Model, config
+from quintet.gguf.config import ARCHITECTURES, GGUFModel, config
 from quintet.gguf.file import read
-from quintet.gguf.names import unnumbered, unturned
+from quintet.gguf.names import unpermuted_rows, without_expert_number
 from quintet.hub.resolve import load_generation_config, load_model_config
 from quintet.model_loader.gguf_weights import entries, model_of
 from tests.helpers.checkpoints.gguf import Row, header
@@ -22,13 +22,13 @@ THEIRS = ("gemma2", "gemma3", "gpt2", "llama", "mixtral", "phi3", "qwen2", "qwen
 OTHERWISE = {"_model_name_or_path", "n_ctx", "feed_forward_length", "rope_theta", "model_type"}
 
 
-def changed(name: str, **said: Any) -> Model:
+def changed(name: str, **said: Any) -> GGUFModel:
     """A fixture that says something else; "__" stands for a dot, None takes an entry away."""
     file = read(FOLDER / f"{name}.gguf")
     prefix = str(file.metadata[ARCHITECTURE])
     own = {f"{prefix}.{key.replace('__', '.')}" if key != "architecture" else ARCHITECTURE: said[key] for key in said}
     metadata = {key: value for key, value in {**file.metadata, **own}.items() if value is not None}
-    return Model([dataclasses.replace(file, metadata=metadata)])
+    return GGUFModel([dataclasses.replace(file, metadata=metadata)])
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -121,7 +121,7 @@ def test_rows_of_q_and_k_are_put_back() -> None:
     """llama.cpp's converter: reshape(heads, 2, head_dim / 2).swapaxes(1, 2)."""
     rows = torch.arange(24)
     stored = rows.reshape(3, 2, 4).swapaxes(1, 2).reshape(24)
-    assert torch.equal(stored[unturned(24, 8)], rows)
+    assert torch.equal(stored[unpermuted_rows(24, 8)], rows)
 
 
 def test_a_file_of_more_matrices_than_any_model_has_is_refused(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_names_of_experts() -> None:
     assert names.module("blk.3.ffn_up_exps") == "model.layers.3.mlp.experts.up_proj"
     assert names.module("blk.3.ffn_up.7") == "model.layers.3.mlp.experts.7.up_proj"  # Mixtral's first files
     assert names.module("blk.3.ssm_out") is names.module("blk.x.ffn_up") is names.module("v.blk.0.ffn_up") is None
-    assert unnumbered("model.layers.3.mlp.experts.7.up_proj") == "model.layers.3.mlp.experts.up_proj"
+    assert without_expert_number("model.layers.3.mlp.experts.7.up_proj") == "model.layers.3.mlp.experts.up_proj"
 
 
 def test_tensors_that_no_module_has_keep_their_names(tmp_path: Path) -> None:

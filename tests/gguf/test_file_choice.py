@@ -2,7 +2,7 @@
 
 import pytest
 
-from quintet.gguf.file_choice import GGUFQuery, asked, choose
+from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
 
 FILES = [
     "README.md",
@@ -32,7 +32,7 @@ PARTS = FILES[-2:]
     ],
 )
 def test_names_are_taken_apart(name: str, want: GGUFQuery) -> None:
-    assert asked(name) == want
+    assert parse_query(name) == want
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from quintet.gguf.tensor_types import KINDS
 from quintet.interface.weights import CheckpointSlice, ShardRange
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
-from quintet.layers.quantization.formats.gguf import BlockWeights, Types
+from quintet.layers.quantization.formats.gguf import BlockWeights, GgufPlan
 from quintet.ops.quantized import dequantized
 
 FILE = load_file(Path(__file__).parents[1] / "data" / "quantized" / "gguf" / "types.safetensors")
@@ -58,9 +58,11 @@ def test_a_matrix_that_rows_of_blocks_do_not_divide_is_refused() -> None:
 
 
 def test_the_plan_knows_modules_and_experts() -> None:
-    found = quantized({"quant_method": "gguf", "types": {"lm_head": "Q6_K", "layers.0.mlp.experts.up_proj": "Q4_K"}})
+    found = read_quantization_config(
+        {"quant_method": "gguf", "types": {"lm_head": "Q6_K", "layers.0.mlp.experts.up_proj": "Q4_K"}}
+    )
     assert found is not None and found.heads and found.method == "gguf (1 Q6_K, 1 Q4_K)"
-    assert isinstance(found.plan, Types) and hash(found.plan)
+    assert isinstance(found.plan, GgufPlan) and hash(found.plan)
     assert found.plan.reader("lm_head") == BlockWeights("Q6_K")
     assert found.plan.reader("layers.0.mlp.experts.17.up_proj") == BlockWeights("Q4_K")
     assert found.plan.reader("layers.0.mlp.gate") is None
@@ -71,4 +73,4 @@ def test_the_plan_knows_modules_and_experts() -> None:
 )
 def test_types_that_are_not_read_are_refused(said: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        quantized({"quant_method": "gguf", **said})
+        read_quantization_config({"quant_method": "gguf", **said})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quintet.gguf.defaults import generation, templates
-from quintet.gguf.names import unturned
+from quintet.gguf.names import unpermuted_rows
 from quintet.gguf.tokenizer import backend
 from quintet.gguf.vocabulary import read_vocabulary
 
@@ -55,8 +55,8 @@ def test_what_cannot_be_is_named(entries: dict[str, Any], says: str) -> None:
 
 
 def test_numbers_past_the_end_are_none() -> None:
-    assert "eos" not in read_vocabulary(_said(BPE, eos_token_id=99)).named
-    assert read_vocabulary(_said(SPM, eos_token_id=99)).named["eos"] == 2
+    assert "eos" not in read_vocabulary(_said(BPE, eos_token_id=99)).special_ids
+    assert read_vocabulary(_said(SPM, eos_token_id=99)).special_ids["eos"] == 2
 
 
 def test_tokens_that_are_no_text_have_a_place() -> None:
@@ -108,7 +108,7 @@ def test_phi_3_takes_the_spaces_behind_its_tokens() -> None:
 
 
 def test_rows_that_are_no_heads_are_not_turned() -> None:
-    assert unturned(8, 4) == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert unpermuted_rows(8, 4) == [0, 2, 1, 3, 4, 6, 5, 7]
     for rows, head_dim in ((8, 1), (8, 3), (8, 6)):
         with pytest.raises(ValueError, match=f"8 rows of queries or keys are no heads of {head_dim} features"):
-            unturned(rows, head_dim)
+            unpermuted_rows(rows, head_dim)

@@ -44,7 +44,7 @@ def test_a_function_changes_the_config(tmp_path: Path) -> None:
         return config
 
     llm = LLM(str(folder()), hf_overrides=halved, use_tqdm=False, **SETTINGS)
-    config = llm._client.prepared.hf_config
+    config = llm._client.engine_plan.hf_config
     assert (config.num_hidden_layers, config.max_position_embeddings) == (1, 77)
     assert llm.generate([[1]], greedy(), use_tqdm=False)[0].outputs[0].token_ids == expected([1], 8)
     assert load_model_config(folder()).num_hidden_layers == 2, "nothing of it is kept"
@@ -129,7 +129,7 @@ def test_modelscope_stands_in_for_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
         False,
     )
     assert "*.onnx" in how["ignore_patterns"] and "*.safetensors" in how["allow_patterns"]
-    assert modelscope.listed(modelscope.ModelScopeRequest("a/b", None)) == ["config.json"]
+    assert modelscope.list_files(modelscope.ModelScopeRequest("a/b", None)) == ["config.json"]
     scope.folder = None
     with pytest.raises(ConnectionError, match="'owner/name' at revision 'v1' from ModelScope: no such model"):
         resolve_model(config, MODELSCOPE)

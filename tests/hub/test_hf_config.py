@@ -11,7 +11,7 @@ import pytest
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from quintet.config import EngineConfig
-from quintet.config.cache_dir import kept_folder
+from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import launch, prepare
 from quintet.hub.hf_config import HFConfig, freeze, read_config, thaw
@@ -108,7 +108,7 @@ def test_a_file_reads_as_transformers_reads_it(family: str, entries: dict[str, A
 
 
 def _readings() -> list[Path]:
-    return sorted(kept_folder("readings").iterdir())
+    return sorted(cache_folder("readings").iterdir())
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_what_transformers_refuses_is_refused_each_time(family: str, entries: di
     for _ in range(2):
         with pytest.raises(ValueError, match=f"is no valid {family} config: "):
             load_model_config(tmp_path)
-    assert not kept_folder("readings").exists()
+    assert not cache_folder("readings").exists()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_class_of_another_package_is_asked_each_time(tmp_path: Path) -> None
     try:
         assert read_config("sextet", {}, tmp_path / "config.json").voices == 6
         Sextet.voices = 7
-        assert not kept_folder("readings").exists()
+        assert not cache_folder("readings").exists()
     finally:
         CONFIG_MAPPING._extra_content.pop("sextet")
 

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from quintet.config import EngineConfig
-from quintet.config.cache_dir import kept_folder
+from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.hub.config_checks import check_architectures
@@ -56,9 +56,9 @@ def test_a_reading_is_kept_until_the_way_of_reading_changes(tmp_path: Path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "chatglm", **CHATGLM}))
     first, again = load_model_config(tmp_path), load_model_config(tmp_path)
-    assert first == again and len(list(kept_folder("readings").iterdir())) == 1
+    assert first == again and len(list(cache_folder("readings").iterdir())) == 1
     monkeypatch.setattr("quintet.hub.hf_config.version", lambda: b"another")
-    assert load_model_config(tmp_path) == first and len(list(kept_folder("readings").iterdir())) == 2
+    assert load_model_config(tmp_path) == first and len(list(cache_folder("readings").iterdir())) == 2
 
 
 def test_chatglm_is_read_in_the_words_of_glm() -> None:
@@ -202,6 +202,6 @@ def test_what_rwkv7_does_not_compute_is_refused(entries: dict[str, Any], message
 
 
 def test_there_is_no_model_to_calibrate_with() -> None:
-    original = SourceCheckpoint.of(str(variant("exaone", "plain").folder))
+    original = SourceCheckpoint.load(str(variant("exaone", "plain").folder))
     with pytest.raises(ValueError, match="there is none of type 'exaone'; use --method rtn"):
         config_of(original)

@@ -13,9 +13,9 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import padded
+from quintet.layers.build import padded_shards
 from quintet.layers.moe.moe import MoE, unstacked
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, VOCAB, Tiny, make, variant
 from tests.helpers.platforms.run_model import Runner
@@ -27,7 +27,7 @@ def weight(rank: int, axis: int, per_matrix: int, stack: int = 3) -> Weight:
     """Of matrices whose parts are [7, 5] or, with axis 1, [5, 7]: the sevens are shared out over two ranks."""
     shape = (7, 5) if axis == 0 else (5, 7)
     parts = tuple(
-        CheckpointSlice(f"{e}.{p}", shape, padded(7, 2).ranges) for e in range(stack) for p in range(per_matrix)
+        CheckpointSlice(f"{e}.{p}", shape, padded_shards(7, 2).ranges) for e in range(stack) for p in range(per_matrix)
     )
     return Weight("stack", parts, axis, rank, torch.float32, "experts", stack=stack)
 
@@ -161,7 +161,7 @@ def test_with_a_scheme_experts_and_routers_stay_as_they_are_and_the_plan_says_so
         "inputs, experts and their routers stay as they are, the head in 8 bits"
     )
     model = prepared.ranks.workers[0].model
-    assert all(each.weight.format.plain for each in declared(model) if each.weight.use == "experts")
+    assert all(each.weight.format.plain for each in declared_weights(model) if each.weight.use == "experts")
 
 
 @pytest.mark.parametrize(

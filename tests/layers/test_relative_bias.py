@@ -5,14 +5,14 @@ import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from quintet.interface.types import AttentionSpec, Batch
-from quintet.layers.attention.relative_bias import FURTHEST, by_distance
+from quintet.layers.attention.relative_bias import FURTHEST, bias_by_distance
 from quintet.ops.attention import biased_attention
 
 
 @pytest.mark.parametrize("buckets", [32, 16])
 def test_each_distance_has_the_number_of_its_bucket(buckets: int) -> None:
     learned = torch.randn(buckets, 3)
-    table = by_distance(learned)
+    table = bias_by_distance(learned)
     distances = torch.arange(-1000, 1001)  # a key's position, less the query's
     wanted = learned[MPNetEncoder.relative_position_bucket(distances, num_buckets=buckets)].T
     assert torch.equal(table[:, distances.clamp(-FURTHEST, FURTHEST) + FURTHEST], wanted)

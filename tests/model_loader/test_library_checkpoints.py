@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from quintet import LLM, SamplingParams
 from quintet.interface.platform import Capabilities
 from quintet.interface.weights import CheckpointSlice, ShardRange, WeightReader
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import PLATFORM as CPU
 from tests.helpers.checkpoints.fixtures import DATA, config, plan, said, tiny, wanted
@@ -78,7 +78,7 @@ def test_a_share_is_a_share_of_the_whole(name: str) -> None:
 def test_a_model_gives_the_logits_of_the_library(name: str) -> None:
     facts = CPU.probe()
     assert isinstance(facts, Capabilities)
-    want, run = wanted(name), Runner(tiny(name), forms=forms_of(name, facts.weight_formats))
+    want, run = wanted(name), Runner(tiny(name), quantization=forms_of(name, facts.weight_formats))
     (logits,) = run.prompts([want["ids"].tolist()])
     torch.testing.assert_close(logits, want["logits"], rtol=0, atol=OFF.get(name, 1e-3) * float(want["logits"].std()))
 
@@ -98,7 +98,7 @@ def test_an_engine_reads_them_and_says_so(name: str) -> None:
     ) as llm:
         greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         (answer,) = llm.generate([{"prompt_token_ids": want["ids"].tolist()}], greedy, use_tqdm=False)
-        assert any(each.startswith(SAID[name]) for each in llm._client.prepared.reasons)
+        assert any(each.startswith(SAID[name]) for each in llm._client.engine_plan.reasons)
     assert answer.outputs[0].token_ids[0] == int(want["logits"][-1].argmax())
 
 
@@ -178,7 +178,7 @@ def test_what_does_not_fit_together_is_an_error_that_names_the_tensor(
 )  # fmt: skip
 def test_a_configuration_that_is_not_read_is_refused_with_the_reason(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        quantized(given)
+        read_quantization_config(given)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +198,4 @@ def test_a_file_of_another_layout_is_refused_before_a_weight_is_read(
     from quintet.models import model_class
 
     with pytest.raises(ValueError, match=f"{LAYER}.*{message}"):
-        quantized(said(DATA / name), lambda: tensors_of(tmp_path, model_class(config(DATA / name))))
+        read_quantization_config(said(DATA / name), lambda: tensors_of(tmp_path, model_class(config(DATA / name))))

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.platform import SingleRank
 from quintet.interface.weights import StoredTensor, WeightFormat
-from quintet.layers.build import BuildContext, Layer, settle, whole
-from quintet.layers.linear import CheckpointLayout, columns
+from quintet.layers.build import BuildContext, Layer, finalize, replicated
+from quintet.layers.linear import CheckpointLayout, column_parallel
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
-from quintet.model_loader.loader import Dummy, declared
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, UniformPlan
+from quintet.model_loader.loader import RandomWeights, declared_weights
 from quintet.ops import bind
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
@@ -189,14 +189,14 @@ def test_a_tied_head_is_held_once(family: str, name: str, dtype: torch.dtype, du
 def test_pieces_of_one_tensor_share_none_of_it() -> None:
     """Outputs in orders of their own: each piece is packed from a part of the fused tensor."""
     fmt, stored = WeightFormat("int4", 4, 16, 32, zeros=True, act_order=True), CheckpointLayout(fused="qkv")
-    forms = QuantizationPlan(checkpoint=Quantized("a test's", Everywhere(Canonical(fmt))))
+    forms = QuantizationPlan(checkpoint=CheckpointQuantization("a test's", UniformPlan(CanonicalReader(fmt))))
     build = BuildContext(
         bind({}), lambda spec: pytest.fail("nothing attends"), SingleRank(), torch.float32, 16, 64, forms
     )
-    outputs = {name: whole(64, 1) for name in ("q", "k", "v")}
-    model = nn.ModuleDict({"fused": columns(build, 64, outputs, stored=stored)})
-    settle(model)
-    wanted = [each.weight for each in declared(model)]
+    outputs = {name: replicated(64, 1) for name in ("q", "k", "v")}
+    model = nn.ModuleDict({"fused": column_parallel(build, 64, outputs, stored=stored)})
+    finalize(model)
+    wanted = [each.weight for each in declared_weights(model)]
     assert [(each.slices[0].source, each.slices[0].offset) for each in wanted] == [
         ("qkv.weight", i) for i in (0, 64, 128)
     ]
@@ -221,12 +221,12 @@ def test_dummy_weights_are_finite_and_the_same_every_time(family: str) -> None:
 
 
 def test_dummy_weights_are_drawn_once_and_differ_by_row_and_by_name() -> None:
-    made, of = Dummy(), StoredTensor((1500, 1024), (torch.bfloat16,))
+    made, of = RandomWeights(), StoredTensor((1500, 1024), (torch.bfloat16,))
     first, second = made.read("a.weight", of), made.read("b.weight", of)
     assert first.dtype == torch.bfloat16 and first.is_contiguous()
     assert abs(float(first.float().std()) - 0.02) < 1e-3 and abs(float(first.float().mean())) < 1e-3
     assert len(torch.unique(first.float(), dim=0)) == 1500 and not torch.equal(first, second)
-    assert torch.equal(first, Dummy().read("a.weight", of))
+    assert torch.equal(first, RandomWeights().read("a.weight", of))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,7 +11,7 @@ from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import RankInfo
 from quintet.model_loader.loader import fingerprint, load
 from quintet.model_loader.sharded_state import fill, save
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet_tools.checkpoints.tiny import Tiny, variant
 from tests.helpers.platforms.engines import answers, engine
 from tests.helpers.platforms.loopback import LoopbackPlatform, each_rank
@@ -76,7 +76,7 @@ def test_every_rank_has_its_own(tmp_path: Path) -> None:
         first, second = (Worker(platform, made.config, sizes, place).model for _ in range(2))
         load(first, platform, made.folder, progress=False, rank=rank)
         save(first, tmp_path, rank, fingerprint(first, platform, "here"))
-        weights = Weights(tmp_path, "sharded_state", options={"placing": "here"})
+        weights = WeightFiles(tmp_path, "sharded_state", options={"placing": "here"})
         load(second, platform, weights, progress=False, rank=rank)
         with pytest.raises(ValueError, match="was saved by another version"):
             fill(second, tmp_path, rank, fingerprint(first, platform, "elsewhere"))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from quintet.model_loader.np_cache import NpCache
 from quintet.model_loader.torch_checkpoint import TorchFile
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.engines import answers, engine
 
@@ -167,7 +167,7 @@ def test_an_index_may_not_lead_out_of_its_folder(pickled: Path) -> None:
     for name in ("../x.bin", "/etc/x.bin", "x.safetensors", 3):
         (pickled / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
         with pytest.raises(ValueError, match="which is no file of its folder"):
-            Weights(pickled, "pt").files()
+            WeightFiles(pickled, "pt").files()
 
 
 def test_nothing_of_torchs_unpickler_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Choice, Parsed, Tool, parse
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Parsed, RequiredCalls, Tool, parse
 from quintet.parsers.tool_formats import TOOL_FORMATS
 from tests.parsers import random_tools
 
@@ -120,7 +120,7 @@ def test_what_a_grammar_admits_is_read_back(walker: Walker, name: str) -> None:
         several += len(found.calls) > 1
         names |= 1 << [tool.name for tool in TOOLS].index(found.calls[0].name)
     assert names.bit_count() > 1
-    assert several or tool.again is None
+    assert several or tool.separator is None
 
 
 OWN = ["glm45", "qwen3_coder", "deepseek_v32", "pythonic", "olmo3", "gemma4"]  # ways to write values
@@ -144,7 +144,7 @@ def test_whatever_the_tools_arguments_are_they_follow_their_schema(walker: Walke
 def test_calls_in_an_answer_that_may_call_follow_their_schema(walker: Walker, name: str, seed: int) -> None:
     tool = TOOL_PARSERS.get(name)
     tools = [replace(each, strict=at == 0) for at, each in enumerate(random_tools.tools(seed))]
-    grammar = tool.watching(tools, None, walker.special)
+    grammar = tool.optional_call_grammar(tools, None, walker.special)
     if grammar is None:
         assert name == "gemma4" and "l m" in str(tools)
         return
@@ -162,8 +162,8 @@ def test_calls_in_an_answer_that_may_call_follow_their_schema(walker: Walker, na
 def test_a_named_tool_is_called_once(walker: Walker, name: str) -> None:
     tool = TOOL_PARSERS.get(name)
     for choice, calls in (
-        (Choice(named="now"), {("now",)}),
-        (Choice(parallel=False), {(each.name,) for each in TOOLS}),
+        (RequiredCalls(named="now"), {("now",)}),
+        (RequiredCalls(parallel=False), {(each.name,) for each in TOOLS}),
     ):
         grammar = tool.grammar(TOOLS, choice, walker.special)
         assert grammar is not None
@@ -178,7 +178,7 @@ def test_the_model_may_think_before(walker: Walker, name: str, inside: bool) -> 
     """Between markers that are tokens of their own, or text."""
     tool, reasoning = TOOL_PARSERS.get("granite"), REASONING_PARSERS.get(name)
     assert (reasoning.closes[0] in walker.special) == (name == "qwen3")
-    grammar = tool.grammar(TOOLS, Choice("now", reasoning=reasoning, inside=inside), walker.special)
+    grammar = tool.grammar(TOOLS, RequiredCalls("now", reasoning=reasoning, inside=inside), walker.special)
     assert grammar is not None
     call = '<|tool_call|>[{"name": "now", "arguments": {}}]'
     said = f"{'' if inside else reasoning.opens[0]}I [think] {{so}}\n{reasoning.closes[0]}\n\n{call}"
@@ -191,7 +191,7 @@ def test_the_model_may_think_before(walker: Walker, name: str, inside: bool) -> 
 
 def test_a_tool_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="no tool is named 'x'"):
-        TOOL_PARSERS.get("hermes").grammar(TOOLS, Choice(named="x"))
+        TOOL_PARSERS.get("hermes").grammar(TOOLS, RequiredCalls(named="x"))
     with pytest.raises(ValueError, match="calls need at least one tool"):
         TOOL_PARSERS.get("hermes").grammar([])
 
@@ -206,7 +206,7 @@ def test_no_schema_makes_it_look_like_ebnf(walker: Walker) -> None:
     tool = Tool(
         "f", {"properties": {"rule": {"const": "a ::= b"}}, "required": ["rule"], "additionalProperties": False}
     )
-    grammar = TOOL_PARSERS.get("hermes").grammar([tool], Choice("f"), walker.special)
+    grammar = TOOL_PARSERS.get("hermes").grammar([tool], RequiredCalls("f"), walker.special)
     assert grammar is not None
     assert "::=" not in grammar
     found = [parse(text, TOOL_PARSERS.get("hermes")) for text in walker.walks(grammar, seed=2)]

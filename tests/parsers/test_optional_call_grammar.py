@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Choice, Tool, ToolParser
+from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, RequiredCalls, Tool, ToolParser
 from quintet.parsers.tool_formats import TOOL_FORMATS
 from tests.parsers.transcripts import ALONE, TYPES, WRITERS, Asked
 
@@ -52,10 +52,12 @@ class Vocabulary:
         return found
 
 
-def lets(tool: ToolParser, given: list[Tool], text: str, choice: Choice | None = None, special: Any = None) -> bool:
+def lets(
+    tool: ToolParser, given: list[Tool], text: str, choice: RequiredCalls | None = None, special: Any = None
+) -> bool:
     """Whether the grammar lets the text out, and then an end."""
     vocabulary = Vocabulary(special or {})
-    grammar = tool.watching(given, choice, special)
+    grammar = tool.optional_call_grammar(given, choice, special)
     assert grammar is not None
     matcher = llguidance.LLMatcher(vocabulary.tokenizer, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -92,7 +94,7 @@ def test_those_of_others_may_be_anything(name: str) -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_thoughts_are_free(inside: bool, special: dict[str, int]) -> None:
     """Even of markers, which mean nothing there; whatever is a token of its own."""
-    hermes, choice = TOOL_PARSERS.get("hermes"), Choice(reasoning=REASONING_PARSERS.get("qwen3"), inside=inside)
+    hermes, choice = TOOL_PARSERS.get("hermes"), RequiredCalls(reasoning=REASONING_PARSERS.get("qwen3"), inside=inside)
     thought = f"{'' if inside else '<think>'}I might <tool_call> it.</think>\n\n"
     assert lets(hermes, tools(), thought + written("hermes"), choice, special)
     assert lets(hermes, tools(), thought.removesuffix("</think>\n\n"), choice, special)
@@ -111,14 +113,14 @@ def test_a_marker_is_one_however_it_is_spelled() -> None:
 
 def test_one_call_alone() -> None:
     hermes = TOOL_PARSERS.get("hermes")
-    assert lets(hermes, tools(), written("hermes", CALLS[:1]), Choice(parallel=False))
-    assert not lets(hermes, tools(), written("hermes"), Choice(parallel=False))
-    assert lets(hermes, tools(), TEXT, Choice(parallel=False))
+    assert lets(hermes, tools(), written("hermes", CALLS[:1]), RequiredCalls(parallel=False))
+    assert not lets(hermes, tools(), written("hermes"), RequiredCalls(parallel=False))
+    assert lets(hermes, tools(), TEXT, RequiredCalls(parallel=False))
 
 
 def test_where_a_marker_may_be_something_else_there_is_no_grammar() -> None:
     assert set(TOOL_FORMATS) - set(WATCHED) == {"openai", "phi4_mini_json", "xlam", "json"}
-    assert TOOL_PARSERS.get("json").watching(tools()) is None
+    assert TOOL_PARSERS.get("json").optional_call_grammar(tools()) is None
 
 
 @pytest.mark.parametrize("name", WRITERS)

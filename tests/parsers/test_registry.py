@@ -11,13 +11,13 @@ from quintet.parsers import (
     TOOL_PARSERS,
     ReasoningParser,
     ToolParser,
-    block,
+    call_block,
     detect,
     load_plugin,
     parse,
     register,
 )
-from quintet.parsers.combinators import Call
+from quintet.parsers.combinators import JsonCall
 from quintet.parsers.registry import Registry
 
 VLLM_TOOLS = """apertus cohere_command3 deepseek_v3 deepseek_v31 deepseek_v32 ernie45 functiongemma gemma4
@@ -45,7 +45,7 @@ def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
 
 def test_a_name_has_one_parser() -> None:
     with pytest.raises(ValueError, match="a tool parser is already named 'qwen3_xml'"):
-        register("never_there", ToolParser((block("<a>", Call()),), aliases=("qwen3_xml",)))
+        register("never_there", ToolParser((call_block("<a>", JsonCall()),), aliases=("qwen3_xml",)))
     with pytest.raises(ValueError, match="no tool parser is named 'never_there'"):
         TOOL_PARSERS.get("never_there")
     register("hermes", TOOL_PARSERS.get("hermes"))  # the same once more

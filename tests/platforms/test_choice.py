@@ -66,7 +66,7 @@ def test_one_that_is_asked_for_by_name_is_the_only_one_that_is_looked_at(monkeyp
     probed: list[str] = []
     probe = platforms._probe
 
-    def noted(found: platforms.Found) -> platforms.Found:
+    def noted(found: platforms.PlatformCandidate) -> platforms.PlatformCandidate:
         probed.append(found.name)
         return probe(found)
 

@@ -11,7 +11,7 @@ from quintet.api.explain import explain
 from quintet.config import AUTO
 from quintet.platforms import choose, numa
 from quintet.platforms.cpu import numa_binding as seats
-from quintet.platforms.numa import Node, nodes, seat
+from quintet.platforms.numa import NumaNode, nodes, numa_share
 
 EVERY = range(16)
 
@@ -67,18 +67,18 @@ def test_no_tree_is_no_node(tmp_path: Path) -> None:
 
 
 def test_ranks_sit_node_after_node() -> None:
-    there = [Node(0, frozenset({0, 1})), Node(3, frozenset({2, 3}))]
-    places = [seat(place, 4, there) for place in range(4)]
+    there = [NumaNode(0, frozenset({0, 1})), NumaNode(3, frozenset({2, 3}))]
+    places = [numa_share(place, 4, there) for place in range(4)]
     assert [(each.node.number, each.place, each.ranks) for each in places if each] == [
         (0, 0, 2), (0, 1, 2), (3, 0, 2), (3, 1, 2),
     ]  # fmt: skip
-    assert seat(0, 3, there) is None and seat(0, 2, there[:1]) is None and seat(0, 2, []) is None
+    assert numa_share(0, 3, there) is None and numa_share(0, 2, there[:1]) is None and numa_share(0, 2, []) is None
 
 
 @pytest.fixture
 def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two processors each, as the platform sees the machine."""
-    there = (Node(0, frozenset({0, 1})), Node(1, frozenset({2, 3})))
+    there = (NumaNode(0, frozenset({0, 1})), NumaNode(1, frozenset({2, 3})))
     monkeypatch.setattr(seats, "nodes", lambda: there)
 
 
@@ -126,16 +126,16 @@ def test_who_sits_stays_and_what_it_starts_may_stand() -> None:
         pytest.skip("one processor")
     one = frozenset({min(before)})
     try:
-        numa.sit(numa.Seat(Node(0, one), 0, 1))
+        numa.bind_to_node(numa.NumaShare(NumaNode(0, one), 0, 1))
         assert os.sched_getaffinity(0) == one and numa.allowed() == before
-        with numa.standing():
+        with numa.unbound():
             assert os.sched_getaffinity(0) == before
         assert os.sched_getaffinity(0) == one
     finally:
         os.sched_setaffinity(0, before)
         if sys.platform == "linux":
             _local_again()
-    with numa.standing():
+    with numa.unbound():
         assert os.sched_getaffinity(0) == before
 
 

@@ -22,7 +22,7 @@ from quintet.quantize import gguf_tokenizer as gguf_tokens
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gguf_presets import PRESETS
 from quintet.quantize.gguf_writer import _divisors
-from quintet.quantize.quantize import Written, quantize
+from quintet.quantize.quantize import QuantizeResult, quantize
 from quintet_tools.checkpoints.tiny import PLAIN, make
 
 BUNDLED_FOLDER = Path(quintet.__file__).parent / "bundled"
@@ -33,7 +33,7 @@ SIZES = {
 KINDS = gguf.GGMLQuantizationType
 
 
-def written(model: str | Path, place: Path, scheme: str, **settings: Any) -> Written:
+def written(model: str | Path, place: Path, scheme: str, **settings: Any) -> QuantizeResult:
     return quantize(str(model), QuantizeConfig(output=str(place), scheme=scheme, **settings), progress=False)
 
 
@@ -106,7 +106,7 @@ def test_metadata_and_tokens_of_the_bundled_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["Q4_K_M", "Q4_0"])
 def test_which_tensor_has_which_type(scheme: str) -> None:
-    of = PRESETS[scheme].of
+    of = PRESETS[scheme].type_of
     found = {
         "token_embd.weight": of("token_embd.weight", (2048, 512), False, 16),
         "tied": of("token_embd.weight", (2048, 512), True, 16),

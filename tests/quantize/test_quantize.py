@@ -16,7 +16,7 @@ from quintet.quantize import packing, rounding, samples, schemes
 from quintet.quantize import writer as output
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.gptq import gptq
-from quintet.quantize.quantize import Written, quantize
+from quintet.quantize.quantize import QuantizeResult, quantize
 from quintet.tokenizers.tokenizer import load_tokenizer
 from quintet_tools.checkpoints.tiny import PLAIN, make
 from scripts.check_quantized import dequantized, tensors_of
@@ -35,7 +35,7 @@ ERRORS = {  # of the weights' standard deviation: a quarter of the root of the s
 }  # fmt: skip
 
 
-def written(model: str | Path, folder: Path, **settings: Any) -> Written:
+def written(model: str | Path, folder: Path, **settings: Any) -> QuantizeResult:
     return quantize(str(model), QuantizeConfig(output=str(folder), **settings), progress=False)
 
 
@@ -201,7 +201,7 @@ def test_no_room_is_found_out_before_anything_is_written(model: Path, tmp_path: 
         output.CheckpointWriter(tmp_path / "made") as made,
         pytest.raises(OSError, match="has room for .* will take about"),
     ):
-        made.need(10**18)
+        made.check_space(10**18)
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_gptq_keeps_products_better_than_rounding(scheme: str, ordered: bool) ->
     weight, hessian = torch.randn(32, 64, generator=generator), x.t() @ x / len(x)
     how = schemes.scheme(scheme, 32 if scheme.startswith("W4") else None)
     made = gptq(weight, hessian, how, torch.float32, 0.01, ordered)
-    plain = rounding.nearest(weight, how, torch.float32)
+    plain = rounding.round_to_nearest(weight, how, torch.float32)
     errors = [error_of_products(hessian, weight, rounding.floats(each, how)) for each in (made, plain)]
     assert errors[0] < 0.6 * errors[1]
     assert made.values.dtype == torch.int8

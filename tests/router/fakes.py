@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from quintet.router.backends import Backend
+from quintet.router.backends import RouterBackend
 from quintet.router.config import RouterConfig
 from quintet.router.server import RouterServer
 from quintet.server.config import ServerConfig
@@ -136,7 +136,7 @@ class Routed:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def backend(self, fake: Fake) -> Backend:
+    def backend(self, fake: Fake) -> RouterBackend:
         found = self.server.core.backends.get(fake.url)
         assert found is not None
         return found
@@ -175,7 +175,7 @@ async def routed(
             yield routed
     finally:
         server._server.should_exit = True
-        server._server.cut()
+        server._server.disconnect_all()
         await until(running.done)
         running.result()
         for each in fakes:

@@ -77,16 +77,16 @@ async def test_requests_are_bounded_and_wait_in_their_order() -> None:
             asked = []
             for number in range(4):
                 asked.append(asyncio.create_task(router.post(json={**TALK, "user": str(number)})))
-                await until(lambda: len(order) + router.server.core.places.waiting == len(asked))  # noqa: B023
+                await until(lambda: len(order) + router.server.core.queue.waiting == len(asked))  # noqa: B023
             full = await router.post()
             assert full.status_code == 429 and full.json()["error"]["code"] == "server_overloaded"
             assert order == ["0", "1"] and "quintet:router_waiting 2.0" in router.server.core.metrics().decode()
             asked[2].cancel()
-            await until(lambda: router.server.core.places.waiting == 1)
+            await until(lambda: router.server.core.queue.waiting == 1)
             hold.set()
             assert [each.status_code for each in await asyncio.gather(*asked[:2], asked[3])] == [200] * 3
             assert order == ["0", "1", "3"]
-            places = router.server.core.places
+            places = router.server.core.queue
             await until(lambda: (places.in_flight, places.waiting) == (0, 0))  # noqa: B023
         fake.port, fake.calls = 0, []
 
@@ -97,7 +97,7 @@ async def test_who_waits_too_long_is_told() -> None:
 
     async with routed(Fake(behave=wait), max_backend_requests=1, queue_timeout=0.05) as router:
         first = asyncio.create_task(router.post())
-        await until(lambda: router.server.core.places.in_flight == 1)
+        await until(lambda: router.server.core.queue.in_flight == 1)
         late = await router.post()
         assert late.status_code == 503 and "no place became free" in late.json()["error"]["message"]
         first.cancel()
@@ -155,9 +155,9 @@ async def test_servers_nonsense_ends_one_request_alone() -> None:
     async with routed(fake, health_check_interval=30) as router:
         assert (await router.post()).text == "{}", "what comes behind an answer is no answer to the next"
         for status in (502, 502, 502):
-            router.backend(fake).worked()
+            router.backend(fake).record_success()
             assert (await router.post()).status_code == status
-        router.backend(fake).worked()
+        router.backend(fake).record_success()
         assert (await router.post()).text == "[]"
 
 

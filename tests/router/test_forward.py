@@ -144,7 +144,7 @@ async def test_a_client_that_leaves_ends_its_request() -> None:
             async for _ in answer.aiter_bytes():
                 break
         await until(seen.is_set)
-        await until(lambda: router.server.core.places.in_flight == 0 and router.backend(fake).in_flight == 0)
+        await until(lambda: router.server.core.queue.in_flight == 0 and router.backend(fake).in_flight == 0)
         assert router.server.core.totals.cancelled == 1
 
 

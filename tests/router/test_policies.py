@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from quintet.clients.http_client import HttpClient
-from quintet.router.backends import KEPT, Backend, Pool, address_of
+from quintet.router.backends import KEPT, Pool, RouterBackend, address_of
 from quintet.router.policies import make_policy
 from quintet.router.request_info import CHUNK, ENDS, RequestInfo, read_body
 from quintet.router.routes import POSTS
 from quintet.server.http.errors import ApiError
 
 
-def servers(count: int = 3) -> list[Backend]:
+def servers(count: int = 3) -> list[RouterBackend]:
     urls = [f"http://10.0.0.{number}:8000" for number in range(1, count + 1)]
-    return [Backend(url, Pool.ALL, HttpClient(address_of(url)), up=True) for url in urls]
+    return [RouterBackend(url, Pool.ALL, HttpClient(address_of(url)), up=True) for url in urls]
 
 
 def ask(session: str = "", **fields: Any) -> RequestInfo:
@@ -66,12 +66,12 @@ def test_a_beginning_that_is_known_goes_where_it_is_known(fields: Any) -> None:
 def test_what_is_before_a_text_counts() -> None:
     """The same question behind other tools, or for another model, is another beginning."""
     messages = talk("a" * 4 * CHUNK)
-    plain = ask(messages=messages).chain()
-    assert len(plain) == 4 and ask(messages=messages).chain() == plain
-    assert not set(plain) & set(ask(messages=messages, tools=[{"type": "function"}]).chain())
-    assert not set(plain) & set(ask(messages=messages, model="n").chain())
-    assert len(ask(prompt="a" * (ENDS[-1] + 999)).chain()) == len(ENDS)
-    assert ask(prompt="short").chain() == []
+    plain = ask(messages=messages).prefix_hashes()
+    assert len(plain) == 4 and ask(messages=messages).prefix_hashes() == plain
+    assert not set(plain) & set(ask(messages=messages, tools=[{"type": "function"}]).prefix_hashes())
+    assert not set(plain) & set(ask(messages=messages, model="n").prefix_hashes())
+    assert len(ask(prompt="a" * (ENDS[-1] + 999)).prefix_hashes()) == len(ENDS)
+    assert ask(prompt="short").prefix_hashes() == []
 
 
 def test_a_known_beginning_does_not_outweigh_everything() -> None:
@@ -84,7 +84,7 @@ def test_a_known_beginning_does_not_outweigh_everything() -> None:
     first.in_flight = 5
     assert policy(there, ask(**text)) is other
     there, policy = servers(2), make_policy("prefix", 4)
-    there[0].known.remember(ask(**text).chain())
+    there[0].prefixes.add(ask(**text).prefix_hashes())
     there[0].in_flight, there[1].in_flight = 50, 40
     assert policy(there, ask(**text)) is there[0], "a quarter more counts as little at such a load"
 
@@ -93,7 +93,7 @@ def test_memory_is_bounded() -> None:
     there, policy = servers(1), make_policy("prefix", 4)
     for number in range(KEPT // len(ENDS) + 9):
         policy(there, ask(prompt=f"{number:09}" + "a" * ENDS[-1]))
-    assert len(there[0].known) == KEPT
+    assert len(there[0].prefixes) == KEPT
 
 
 def test_a_session_stays_and_others_do_not_move_when_servers_come_and_go() -> None:

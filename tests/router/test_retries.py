@@ -158,7 +158,7 @@ async def test_what_breaks_off_within_an_event_or_is_no_stream_is_cut() -> None:
                 await router.post()
             assert len(fake.calls) == 1
             assert router.backend(fake).counts.failures["mid_stream"] == 1
-            await until(lambda: router.server.core.places.in_flight == 0)
+            await until(lambda: router.server.core.queue.in_flight == 0)
 
 
 async def test_who_says_nothing_is_given_up() -> None:
@@ -251,7 +251,7 @@ def test_a_request_is_answered_exactly_once_whatever_servers_do(plan: list[list[
             for number, row in enumerate(plan):
                 asked.clear()
                 for each in router.server.core.backends:  # none rests because of the request before
-                    each.worked()
+                    each.record_success()
                 answer = await router.post(json={**TALK, "number": number})
                 if -1 in row:
                     assert answer.json() == {"answer": number} and len(asked) == row.index(-1) + 1

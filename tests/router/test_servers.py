@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from quintet.clients.http_client import HttpClient
-from quintet.router.backends import Backend, Pool, address_of
+from quintet.router.backends import Pool, RouterBackend, address_of
 from quintet.router.config import RouterConfig
 from tests.router.fakes import EVENTS, SSE, Call, Fake, chunk, routed, until
 
@@ -22,7 +22,7 @@ async def test_a_router_begins_before_its_servers() -> None:
     async with routed(backend=[late.url, early.url], wait=False) as router:
         await until(lambda: router.backend(early).up)
         assert (await router.post()).json() == {"by": "early"}, "vLLM's servers have /health alone"
-        assert not router.backend(late).up and "no connection" in router.backend(late).trouble
+        assert not router.backend(late).up and "no connection" in router.backend(late).unhealthy_reason
         await late.start()
         await until(lambda: router.backend(late).up)
         assert (await router.client.get("/router/backends")).json()["backends"][0]["models"] == ["m"]
@@ -35,7 +35,7 @@ async def test_a_server_that_is_not_ready_is_left_out_and_comes_back() -> None:
     async with routed(one, two, policy="round_robin") as router:
         one.health = 503
         await until(lambda: not router.backend(one).up)
-        assert router.backend(one).trouble == "/ready answers 503"
+        assert router.backend(one).unhealthy_reason == "/ready answers 503"
         for _ in range(3):
             assert (await router.post()).json() == {"by": "two"}
         one.health = 200
@@ -45,9 +45,10 @@ async def test_a_server_that_is_not_ready_is_left_out_and_comes_back() -> None:
 
 def test_thresholds_count_looks_in_a_row() -> None:
     url = "http://10.0.0.1:8000"
-    backend = Backend(url, Pool.ALL, HttpClient(address_of(url)))
+    backend = RouterBackend(url, Pool.ALL, HttpClient(address_of(url)))
     said = [
-        backend.looked((3, 2), trouble) for trouble in ("no", "", "no", "no", "", "no", "no", "no", "", "no", "", "")
+        backend.record_health_check((3, 2), trouble)
+        for trouble in ("no", "", "no", "no", "", "no", "no", "no", "", "no", "", "")
     ]
     assert [number for number, changed in enumerate(said) if changed] == [1, 7, 11]
     assert backend.up
@@ -55,13 +56,13 @@ def test_thresholds_count_looks_in_a_row() -> None:
 
 def test_a_server_that_fails_rests_longer_each_time() -> None:
     url = "http://10.0.0.1:8000"
-    backend = Backend(url, Pool.ALL, HttpClient(address_of(url)), up=True)
+    backend = RouterBackend(url, Pool.ALL, HttpClient(address_of(url)), up=True)
     rests = []
     for _ in range(9):
-        backend.failed(100.0, "x")
-        rests.append(backend.rests_until - 100.0)
+        backend.record_failure(100.0, "x")
+        rests.append(backend.backoff_until - 100.0)
     assert rests == [0.5, 1, 2, 4, 8, 16, 30, 30, 30] and not backend.usable(100.4)
-    backend.worked()
+    backend.record_success()
     assert backend.usable(100.0)
 
 
@@ -156,7 +157,7 @@ async def test_what_does_not_end_in_time_is_cut() -> None:
 
     async with routed(Fake(behave=silent), door={"drain_timeout": 0.05}) as router:
         asking = asyncio.create_task(router.post())
-        await until(lambda: router.server.core.places.in_flight == 1)
+        await until(lambda: router.server.core.queue.in_flight == 1)
         router.server.stop("SIGTERM")
         with pytest.raises(httpx.RemoteProtocolError):
             await asking
@@ -198,5 +199,5 @@ async def test_tls_at_the_door_and_behind_it(tmp_path: Path) -> None:
             assert [each["id"] for each in (await before.client.get("/v1/models")).json()["data"]] == ["m"]
         async with routed(backend=[url], wait=False) as stranger:
             (backend,) = stranger.server.core.backends
-            await until(lambda: "certificate" in backend.trouble)
+            await until(lambda: "certificate" in backend.unhealthy_reason)
             assert not backend.up and (await stranger.post()).status_code == 503

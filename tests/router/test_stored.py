@@ -95,5 +95,5 @@ async def test_a_stored_response_is_asked_once_though_its_client_leaves() -> Non
         asking = asyncio.create_task(router.post("/v1/responses", json={"model": "m", "input": "x", "store": True}))
         await asyncio.wait({asking, asyncio.create_task(came.wait())}, return_when=asyncio.FIRST_COMPLETED)
         asking.cancel()
-        await until(lambda: router.server.core.places.in_flight == 0)
+        await until(lambda: router.server.core.queue.in_flight == 0)
         assert len(fake.calls) <= 1

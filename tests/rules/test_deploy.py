@@ -62,7 +62,7 @@ def instruction(platform: str, word: str) -> str:
 
 def served(file: Path = FLAGS) -> ServerConfig:
     """The server's settings by a file of flags; its other flags are the engine's."""
-    given = read_config_file(str(file)).given
+    given = read_config_file(str(file)).settings
     fields = ServerConfig.__dataclass_fields__
     EngineConfig(**{name: value for name, value in given.items() if name not in fields})
     return ServerConfig(**{name: value for name, value in given.items() if name in fields})
@@ -267,7 +267,7 @@ def test_compose_starts_what_the_images_are(name: str) -> None:
     file = ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]
     platform = file.suffix[1:]
     assert (file.is_file(), service["image"]) == (True, f"quintet:{platform}")
-    assert not is_loopback(flags.given(parsed(service["command"]), ServerConfig)["host"])
+    assert not is_loopback(flags.given_settings(parsed(service["command"]), ServerConfig)["host"])
     assert service["environment"]["QUINTET_API_KEY"].startswith("${QUINTET_API_KEY:?")  # refused where it is empty
     assert read_environment(dict.fromkeys(service["environment"], "key")).api_key == "key"
     volume, _, place = service["volumes"][0].partition(":")
@@ -282,7 +282,7 @@ def test_a_router_is_started_before_its_servers() -> None:
     whole = read(ROOT / "deploy" / "compose.router.yaml")
     services = whole["services"]
     door = parsed(services["router"]["command"])
-    assert not is_loopback(flags.given(door, ServerConfig)["host"])
+    assert not is_loopback(flags.given_settings(door, ServerConfig)["host"])
     backends = flags.from_arguments(door, RouterConfig).backend
     assert set(backends) == {f"http://{name}:{served().port}" for name in services if name != "router"}
     assert services["router"]["ports"] == [f"127.0.0.1:{ROUTER_PORT}:{ROUTER_PORT}"]
@@ -292,6 +292,6 @@ def test_a_router_is_started_before_its_servers() -> None:
         assert service["environment"]["QUINTET_API_KEY"].startswith("${QUINTET_API_KEY:?")
         assert int(service["stop_grace_period"].removesuffix("s")) > ServerConfig().drain_timeout
         if name != "router":
-            assert not is_loopback(flags.given(parsed(service["command"]), ServerConfig)["host"])
+            assert not is_loopback(flags.given_settings(parsed(service["command"]), ServerConfig)["host"])
             assert service["volumes"][0].partition(":")[2] == instruction("cpu", "VOLUME")
     assert "compose.router.yaml" in PAGE

@@ -22,8 +22,8 @@ from quintet.engine.request import CoreRequest
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Refused, SubmitRequest
-from quintet.server.processes.grammar_checks import Shapes
+from quintet.server.backend import Deliver, EngineDead, EngineRefusal, SubmitRequest
+from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 BUNDLED = Path(__file__).parents[2] / "quintet" / "bundled"
@@ -70,12 +70,12 @@ class FakeTraces:
 
     async def start(self) -> None:
         if self.running:
-            raise Refused("a trace runs already")
+            raise EngineRefusal("a trace runs already")
         self.running = True
 
     async def stop(self) -> tuple[str, int, str]:
         if not self.running:
-            raise Refused("no trace runs")
+            raise EngineRefusal("no trace runs")
         self.running = False
         return "a.json.gz", 3, "it was stopped"
 
@@ -119,11 +119,11 @@ class FakeBackend:
             pooling=self.pooling, labels=list(self.labels), step_tokens=self.step_tokens,
         )  # fmt: skip
         self.thoughts: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
-        ending = None if self.pooling is None else self.pooling.ending(self.tokenizer)
+        ending = None if self.pooling is None else self.pooling.with_end_tokens(self.tokenizer)
         bounds = ModelLimits(size, self.max_model_len, 20, pooling=ending)
-        self._admission = InputProcessor(bounds, self.tokenizer, eos, 0, thoughts=lambda: self.thoughts())
+        self._admission = InputProcessor(bounds, self.tokenizer, eos, 0, reasoning_markers=lambda: self.thoughts())
         self._processor = OutputProcessor(self.tokenizer)
-        self.shapes = Shapes(StructuredOutputsConfig())
+        self.shapes = GrammarChecks(StructuredOutputsConfig())
 
     def trouble(self) -> str | None:
         return self.dead
@@ -223,7 +223,7 @@ class FakeBackend:
 
     async def sleep(self, level: int) -> None:
         if self.refuses:
-            raise Refused(self.refuses)
+            raise EngineRefusal(self.refuses)
         self.asleep = level
 
     async def wake_up(self) -> None:

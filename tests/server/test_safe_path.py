@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.common.subprocess_python import on_our_path, running
+from quintet.common.subprocess_python import python_command, with_our_path
 from quintet.conformance.sections.probe import CHILD
 
 # What the processes import first, and last: of the standard library, of ours, of others.
@@ -46,13 +46,13 @@ def test_a_command_and_its_server_run_nothing_of_the_working_directory(planted: 
 @pytest.mark.parametrize("module", ["engine.processes.engine_process", "server.processes.api_process"])
 def test_a_child_runs_nothing_of_the_working_directory(planted: Path, module: str) -> None:
     """It ends for want of orders, with all its modules imported."""
-    words = running(f"quintet.{module}")
+    words = python_command(f"quintet.{module}")
     done = subprocess.run(words, cwd=planted, input="", capture_output=True, text=True, timeout=240)
     assert "DecodeError" in done.stderr and not (planted / "ran").exists()
 
 
 def test_the_process_that_probes_runs_nothing_of_the_working_directory(planted: Path) -> None:
-    words = [sys.executable, "-c", on_our_path(CHILD), '"quintet.platforms.null.platform"', '"Null"', "[]"]
+    words = [sys.executable, "-c", with_our_path(CHILD), '"quintet.platforms.null.platform"', '"Null"', "[]"]
     done = subprocess.run(words, cwd=planted, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert not (planted / "ran").exists()
@@ -62,5 +62,5 @@ def test_a_child_finds_what_this_process_finds(tmp_path: Path, monkeypatch: pyte
     """Words and exit code are the module's own, as with `python -m`."""
     (tmp_path / "own.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(7)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    done = subprocess.run([*running("own"), "a", "--b"], cwd=os.sep, capture_output=True, text=True)
+    done = subprocess.run([*python_command("own"), "a", "--b"], cwd=os.sep, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (7, "__main__ ['a', '--b']\n")

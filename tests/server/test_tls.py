@@ -87,11 +87,11 @@ async def greets(port: int, context: ssl.SSLContext, name: str = "localhost") ->
 async def test_a_new_certificate_is_used_once_its_files_rest(files: Files) -> None:
     old, certificates = files.authority, Certificates(ServerConfig(**files.settings()))
     async with listening(certificates) as port:
-        assert await greets(port, client_of(old)) and not certificates.look()
+        assert await greets(port, client_of(old)) and not certificates.reload_if_changed()
         new = files.issue()
-        assert not certificates.look(), "they are perhaps written to still"
+        assert not certificates.reload_if_changed(), "they are perhaps written to still"
         assert await greets(port, client_of(old))
-        assert certificates.look() and not certificates.look()
+        assert certificates.reload_if_changed() and not certificates.reload_if_changed()
         for name in ("localhost", "127.0.0.1"):  # with a name in the client's hello, and without
             assert await greets(port, client_of(new), name) and not await greets(port, client_of(old), name)
 
@@ -102,14 +102,14 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_said_once(
     certificates = Certificates(ServerConfig(**files.settings()))
     async with listening(certificates) as port:
         Path(files.key).write_text("half of a k")
-        looks = [certificates.look() for _ in range(5)]
+        looks = [certificates.reload_if_changed() for _ in range(5)]
         assert not any(looks) and await greets(port, client_of(files.authority))
         (line,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
         assert "cannot be used" in line.getMessage() and "those from before stay in use" in line.getMessage()
         Path(files.key).unlink()
-        assert not any(certificates.look() for _ in range(3))
+        assert not any(certificates.reload_if_changed() for _ in range(3))
         new = files.issue()
-        assert [certificates.look() for _ in range(2)] == [False, True]
+        assert [certificates.reload_if_changed() for _ in range(2)] == [False, True]
         assert await greets(port, client_of(new))
 
 
@@ -124,8 +124,8 @@ async def test_clients_show_certificates_of_the_authorities_that_are_there_now(f
         assert not await greets(port, client_of(files.authority, others))
         assert await greets(port, client_of(files.authority)) == (asks == 1)
         files.admit(others)
-        certificates.look()
-        assert certificates.look()
+        certificates.reload_if_changed()
+        assert certificates.reload_if_changed()
         assert await greets(port, client_of(files.authority, others))
         assert not await greets(port, admitted), "an authority that is gone admits nobody"
 
@@ -151,8 +151,8 @@ async def test_a_session_from_before_admits_nobody(files: Files, version: ssl.TL
         said, session = await asyncio.to_thread(_says, port, context, None)
         assert said == (b"hello" if version == ssl.TLSVersion.TLSv1_3 else b"")
         files.admit(trustme.CA())
-        certificates.look()
-        assert certificates.look()
+        certificates.reload_if_changed()
+        assert certificates.reload_if_changed()
         assert (await asyncio.to_thread(_says, port, context, session))[0] == b""
 
 

@@ -60,29 +60,29 @@ PLACES = [
 def test_the_keyword_that_is_to_blame_is_named_with_its_place(
     trials: CompileChecker, schema: Any, path: str, keyword: str
 ) -> None:
-    assert trials.why_not(grammar(schema)).endswith(f"(at {path}, keyword {keyword!r})")
+    assert trials.compile_error(grammar(schema)).endswith(f"(at {path}, keyword {keyword!r})")
 
 
 def test_what_compiles_has_nothing_against_it(trials: CompileChecker) -> None:
-    assert [trials.why_not(grammar({"enum": [number]})) for number in range(3)] == ["", "", ""]
+    assert [trials.compile_error(grammar({"enum": [number]})) for number in range(3)] == ["", "", ""]
     assert len(processes()) == 1  # one process for all
 
 
 def test_one_that_compiles_for_ever_ends_and_the_next_is_tried(trials: CompileChecker) -> None:
     with ThreadPoolExecutor(1) as thread:
-        hostile = thread.submit(trials.why_not, grammar(FOREVER))
-        assert trials.why_not(grammar({"type": "string"})) == ""
+        hostile = thread.submit(trials.compile_error, grammar(FOREVER))
+        assert trials.compile_error(grammar({"type": "string"})) == ""
         assert hostile.result() == TOO_MUCH
-    assert trials.why_not(grammar({"type": "string"})) == ""
+    assert trials.compile_error(grammar({"type": "string"})) == ""
 
 
 def test_a_process_that_is_killed_is_replaced(trials: CompileChecker) -> None:
-    assert trials.why_not(grammar({"type": "string"})) == ""
+    assert trials.compile_error(grammar({"type": "string"})) == ""
     [process] = processes()
     process.kill()
     assert until(lambda: process.status() == psutil.STATUS_ZOMBIE)
-    assert trials.why_not(grammar({"type": "string"})) == TOO_MUCH  # what was in its hands when it died
-    assert trials.why_not(grammar({"type": "string"})) == ""
+    assert trials.compile_error(grammar({"type": "string"})) == TOO_MUCH  # what was in its hands when it died
+    assert trials.compile_error(grammar({"type": "string"})) == ""
 
 
 def test_a_trial_needs_no_low_number_for_its_pipe(trials: CompileChecker) -> None:
@@ -92,22 +92,22 @@ def test_a_trial_needs_no_low_number_for_its_pipe(trials: CompileChecker) -> Non
     with contextlib.ExitStack() as opened:
         for _ in range(1100):
             opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        assert trials.why_not(grammar({"type": "string"})) == ""
+        assert trials.compile_error(grammar({"type": "string"})) == ""
     resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert trials.why_not(grammar({"type": "integer"})) == ""
+    assert trials.compile_error(grammar({"type": "integer"})) == ""
 
 
 def test_one_that_is_killed_leaves_no_core(
     trials: CompileChecker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert trials.why_not(grammar({"type": "string"})) == ""
+    assert trials.compile_error(grammar({"type": "string"})) == ""
     [process] = processes()
     assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
 
 
 def test_none_is_left_when_trials_are_closed(trials: CompileChecker) -> None:
-    assert trials.why_not(grammar({"type": "string"})) == ""
+    assert trials.compile_error(grammar({"type": "string"})) == ""
     trials.close()
     assert processes() == []
 

@@ -23,7 +23,7 @@ from quintet.engine.sampling.logits_processors import RequestLogitsProcessor, Ro
 from quintet.engine.startup import launch, prepare
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import ParameterError
-from quintet.structured_output.grammar import Grammars, Matcher, fill_all
+from quintet.structured_output.grammar import GrammarCompiler, Matcher, fill_all
 from quintet.structured_output.grammar_source import grammar_text
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.checkpoints import tokenizers
@@ -277,9 +277,9 @@ def test_nested_too_deep_is_refused(shared: EngineClient) -> None:
     for _ in range(100_000):
         schema = {"type": "array", "items": schema}
     with pytest.raises(ParameterError, match="nested too deep"):
-        shared.grammars.admit(StructuredOutputsParams(json=schema))
+        shared.grammars.compile_and_wait(StructuredOutputsParams(json=schema))
     with pytest.raises(ParameterError, match="nested too deep"):
-        shared.grammars.admit(StructuredOutputsParams(json="[" * 100_000))
+        shared.grammars.compile_and_wait(StructuredOutputsParams(json="[" * 100_000))
 
 
 def test_without_the_package_the_remedy_is_named(shared: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_without_a_tokenizer_it_is_refused() -> None:
 def test_a_tokenizer_that_the_library_cannot_read_is_refused(tmp_path: Any) -> None:
     odd = tokenizers.metaspace(tmp_path)
     with pytest.raises(ParameterError, match="cannot read this model's tokenizer"):
-        Grammars(lambda: odd, SIZE, [1]).admit(StructuredOutputsParams(regex="a"))
+        GrammarCompiler(lambda: odd, SIZE, [1]).compile_and_wait(StructuredOutputsParams(regex="a"))
 
 
 async def test_async_refuses_alike_and_compiles_outside_the_engines_thread() -> None:
@@ -313,7 +313,7 @@ async def test_async_refuses_alike_and_compiles_outside_the_engines_thread() -> 
 # ------------------------------------------------------------------------------------- an engine without admission
 
 
-def engine(grammars: Grammars) -> Engine:
+def engine(grammars: GrammarCompiler) -> Engine:
     return launch(prepare(config()), progress=False, grammars=grammars)
 
 
@@ -353,7 +353,7 @@ def test_on_a_device_behind_the_host_the_next_model_runs_while_masks_are_filled(
         facts: dict[str, Any] = {"overlap": overlap, "static_shapes": static}
         prepared = prepare(config(num_pages=30, page_size=4, max_model_len=64, max_num_seqs=5), behind(work, **facts))
         work.take(prepared.ranks.workers[0].ops)
-        served = launch(prepared, progress=False, grammars=Grammars(reader(), SIZE, [1]))
+        served = launch(prepared, progress=False, grammars=GrammarCompiler(reader(), SIZE, [1]))
         work.begin()
         for index, shape in enumerate([{"regex": "[a-f]{3,12}"}, None, {"json": {"enum": ["a", "bc"]}}, None] * 3):
             served.add(request(f"{index}", shape, temperature=1.5))
@@ -367,7 +367,7 @@ def test_on_a_device_behind_the_host_the_next_model_runs_while_masks_are_filled(
 
 def test_who_waits_for_a_grammar_holds_up_nobody() -> None:
     gate = threading.Event()
-    served = engine(Grammars(reader(gate), SIZE, [1]))
+    served = engine(GrammarCompiler(reader(gate), SIZE, [1]))
     served.add(request("shaped", {"regex": "a{9}"}))
     served.add(request("plain", None))
     said = []
@@ -380,7 +380,7 @@ def test_who_waits_for_a_grammar_holds_up_nobody() -> None:
 
 
 def test_a_grammar_that_fails_ends_its_request_alone() -> None:
-    served = engine(Grammars(reader(), SIZE, [1]))
+    served = engine(GrammarCompiler(reader(), SIZE, [1]))
     served.add(request("wrong", {"regex": "("}))
     served.add(request("right", {"regex": "a{9}"}))
     said = run(served)
@@ -390,7 +390,7 @@ def test_a_grammar_that_fails_ends_its_request_alone() -> None:
 
 def test_a_grammar_that_takes_too_long_ends_its_request_alone() -> None:
     gate = threading.Event()
-    served = engine(Grammars(reader(gate), SIZE, [1], seconds=0))
+    served = engine(GrammarCompiler(reader(gate), SIZE, [1], seconds=0))
     served.add(request("slow", {"regex": "a{9}"}))
     served.add(request("plain", None))
     said = run(served)
@@ -413,7 +413,7 @@ def test_no_exit_waits_for_a_grammar_that_never_compiles() -> None:
 
 def test_an_aborted_request_may_leave_before_its_grammar_comes() -> None:
     gate = threading.Event()
-    served = engine(Grammars(reader(gate), SIZE, [1]))
+    served = engine(GrammarCompiler(reader(gate), SIZE, [1]))
     served.add(request("gone", {"regex": "("}))
     served.abort(["gone"])
     gate.set()
@@ -437,7 +437,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_request_alone(shared: Engin
 
 
 def test_what_is_compiled_is_remembered() -> None:
-    grammars = Grammars(reader(), SIZE, [1])
+    grammars = GrammarCompiler(reader(), SIZE, [1])
     one, other = (grammars.matcher(text(json=PERSON)) for _ in range(2))
     assert one.wait() == "" and one.compiled is other.compiled
     assert grammars.matcher(text(json={**PERSON, "title": "x"})).compiled is not one.compiled
@@ -447,25 +447,25 @@ def test_bits_after_drafts_are_those_after_the_same_tokens() -> None:
     tokenizer = load_tokenizer(folder())
     a, b = tokenizer.token_id("a"), tokenizer.token_id("b")
     assert a is not None and b is not None
-    grammars, asked = Grammars(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
+    grammars, asked = GrammarCompiler(reader(), SIZE, [1]), Request(request("x", {"regex": "ab[0-9]c"}))
     matcher = grammars.matcher(text(regex="ab[0-9]c"))
-    assert matcher.wait() == "" and matcher.follow(asked) == ""
+    assert matcher.wait() == "" and matcher.advance(asked) == ""
     start, drafted, after, wrong, again = np.zeros((5, -(-SIZE // 32)), np.int32)
     fill(matcher, start)
     matcher.fill(drafted, [a, b])
     matcher.fill(wrong, [a, a])
     assert (wrong == -1).all()
-    asked.take(a), asked.take(b)
-    assert matcher.follow(asked) == ""
+    asked.append_sampled(a), asked.append_sampled(b)
+    assert matcher.advance(asked) == ""
     fill(matcher, after)
     assert (drafted == after).all() and not (start == after).all()
     assert {tokenizer.token_text(i) for i in _ids(after)} == set("0123456789")
     asked.num_known -= 2  # they are taken back
-    assert matcher.follow(asked) == ""
+    assert matcher.advance(asked) == ""
     fill(matcher, after)
     asked.num_known += 2  # and come again, when nobody knows what it was told
-    matcher.begin_again()
-    assert matcher.follow(asked) == ""
+    matcher.reset()
+    assert matcher.advance(asked) == ""
     fill(matcher, again)
     assert (drafted == again).all()
     assert (start == after).all() and {tokenizer.token_text(i) for i in _ids(start)} >= {"a"}
@@ -559,7 +559,7 @@ def test_a_step_behind_another_lands_before_a_jump() -> None:
         work = Work()
         prepared = prepare(config(max_num_seqs=5), behind(work, overlap=True, static_shapes=False))
         work.take(prepared.ranks.workers[0].ops)
-        served = launch(prepared, progress=False, grammars=Grammars(reader(), SIZE, [1]))
+        served = launch(prepared, progress=False, grammars=GrammarCompiler(reader(), SIZE, [1]))
         work.begin()
         served._answers._jumps = jump
         for index, shape in enumerate([{"json": LETTER}, {"json": LETTER}, None, {"regex": "(ab){9}[0-9]"}]):

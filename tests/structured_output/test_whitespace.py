@@ -6,7 +6,7 @@ import re
 import pytest
 
 from quintet.config import StructuredOutputsConfig
-from quintet.parsers import TOOL_PARSERS, Choice, Tool
+from quintet.parsers import TOOL_PARSERS, RequiredCalls, Tool
 from quintet.sampling_params import StructuredOutputsParams
 from quintet.structured_output.grammar_source import grammar_text, llguidance
 
@@ -22,7 +22,9 @@ ENDLESS = re.compile(r"[ \t]{3}|\n\s*\n")
 def written(shape: str) -> str:
     if shape == "call":
         parser = TOOL_PARSERS.get("json")
-        return "%llguidance {}\n" + str(parser.grammar((Tool("f", ONE_OR_TWO),), Choice("f", parallel=False), {}))
+        return "%llguidance {}\n" + str(
+            parser.grammar((Tool("f", ONE_OR_TWO),), RequiredCalls("f", parallel=False), {})
+        )
     asked = {
         "json": {"json": ONE_OR_TWO},
         "json text": {"json": json.dumps(ONE_OR_TWO)},

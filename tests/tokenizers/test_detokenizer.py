@@ -179,7 +179,7 @@ def letters():
     words = ["".join(word) for size in (1, 2, 3) for word in itertools.product("ab", repeat=size)]
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, words[0]))
     backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
+    return Tokenizer.from_transformers(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
 def splits(text, longest=3):

@@ -43,7 +43,7 @@ def _check(name: str, metadata: Mapping[str, Any], texts: set[str] | None = None
         assert made.encode(text, add_special_tokens=False).ids == ids, repr(text)
     for text, ids in _kept(want["added"], texts):
         assert made.encode(text).ids == ids, repr(text)
-    assert list(vocabulary.ends) == want["ends"]
+    assert list(vocabulary.end_ids) == want["ends"]
 
 
 def _kept(listed: list[Any], texts: set[str] | None) -> Iterator[tuple[str, Any]]:

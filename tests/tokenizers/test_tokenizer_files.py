@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
 import quintet
-from quintet.config.cache_dir import kept_folder
+from quintet.config.cache_dir import cache_folder
 from quintet.hub import transformers_cache as readings
 from quintet.tokenizers.tokenizer import contents, freeze, load_tokenizer
 from tests.helpers.checkpoints import tokenizers as builders
@@ -79,7 +79,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def _kept() -> list[dict[str, Any]]:
-    return [json.loads(file.read_bytes()) for file in kept_folder("readings").glob("*.reading")]
+    return [json.loads(file.read_bytes()) for file in cache_folder("readings").glob("*.reading")]
 
 
 def _same(folder: Path) -> None:

@@ -42,15 +42,15 @@ class AcmeLlamaForCausalLM(CausalLM):
 
     def __init__(self, config: Any, build: BuildContext) -> None:
         super().__init__(build)
-        rotary, last = Rotary.of(build, config), config.num_hidden_layers - 1
+        rotary, last = Rotary.from_config(build, config), config.num_hidden_layers - 1
         whole = bool(build.requested_outputs.aux_hidden_states)  # of every token, in every layer
 
         def block(config: Any, build: BuildContext, index: int) -> PreNormBlock:
-            shape = AttentionSizes.of(config, bias=config.attention_bias, output_bias=config.attention_bias)
+            shape = AttentionSizes.from_config(config, bias=config.attention_bias, output_bias=config.attention_bias)
             mlp = GatedMLP(build, config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
             kind = LastBlock if index == last and not whole else PreNormBlock
             return kind(config, build, SelfAttention(build, shape, rotary), mlp)
 
         self.supports_pipeline = whole  # AcmeLlamaModel goes through all layers
         self.model = (DecoderTrunk if whole else AcmeLlamaModel)(config, build, block)
-        self.lm_head = LMHead.of(build, config)
+        self.lm_head = LMHead.from_config(build, config)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.cli.chat.screen import Screen
 from quintet.cli.commands import _engine as engine
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.outputs import RequestOutput
 from quintet.parsers import Content
 from quintet.parsers.message_builder import MessageBuilder
@@ -24,7 +24,7 @@ A line that ends with \\ goes on in the next. Ctrl-C stops an answer, what has c
 _COMMANDS = ("/help", "/reset", "/system", "/exit")
 
 
-class Speaker(Protocol):
+class ConversationModel(Protocol):
     """Source of answers: an LLM in this process, or a server. `params` are sampling parameters that it understands."""
 
     @property
@@ -36,7 +36,7 @@ class Speaker(Protocol):
 
 
 @dataclass
-class Extras:
+class ConversationOptions:
     """Settings of a conversation besides its messages."""
 
     template: dict[str, Any] = field(default_factory=dict)  # keyword arguments of stream_chat
@@ -44,22 +44,22 @@ class Extras:
     rounds: int = 8  # of calls and results in a row
 
 
-class Talk:
+class TerminalConversation:
     """One conversation: its messages, and what the lines that are typed do to it."""
 
     def __init__(
         self,
-        speaker: Speaker,
+        speaker: ConversationModel,
         params: Any,
         quiet: bool = False,
-        speed: Callable[[], engine.Speed] = engine.Speed,
-        extras: Extras | None = None,
+        speed: Callable[[], engine.TokenSpeed] = engine.TokenSpeed,
+        extras: ConversationOptions | None = None,
     ) -> None:
-        self.speaker = speaker
+        self.model = speaker
         self.params = params
         self.quiet = quiet
         self.speed = speed
-        self.extras = extras or Extras()
+        self.options = extras or ConversationOptions()
         self.interactive = sys.stdin.isatty()
         self.failed = False
         self.system: str | None = None
@@ -70,7 +70,7 @@ class Talk:
         self.system = system
         self.messages = [{"role": "system", "content": system}] if system else []
 
-    def hear(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """Takes one line; False when it was the last."""
         text = line.strip()
         if text.startswith("/"):
@@ -84,34 +84,36 @@ class Talk:
         if command == "/exit":
             return False
         if command == "/help":
-            engine.say(_HELP)
+            engine.print_stderr(_HELP)
         elif command == "/reset":
             self.begin(self.system)
         elif command == "/system":
             self.begin(rest.strip() or None)
         else:
-            engine.say(unknown("command", command, _COMMANDS))
+            engine.print_stderr(unknown_name_error("command", command, _COMMANDS))
         if command in ("/reset", "/system") and self.interactive:
-            engine.say("(a fresh conversation)")
+            engine.print_stderr("(a fresh conversation)")
         return True
 
     def _answer(self, text: str) -> None:
         """Has it answered, with calls and their results between. What cannot be answered is taken back, so that the
         next message can be."""
         messages = [*self.messages, {"role": "user", "content": text}]
-        tools, rounds = self.extras.tools, 0
+        tools, rounds = self.options.tools, 0
         while (message := self._hear(messages)) is not None:
             messages = [*messages, message]
             if tools is None or not message.get("tool_calls"):
                 self.messages = messages
                 return
-            results, stopped = tools.answer(message)
+            results, stopped = tools.run_calls(message)
             messages, rounds = [*messages, *results], rounds + 1
             if stopped and not self.interactive:
                 raise KeyboardInterrupt
-            if stopped or rounds >= self.extras.rounds:
+            if stopped or rounds >= self.options.rounds:
                 self.messages = messages
-                engine.say("[stopped]" if stopped else f"[stopped after {rounds} rounds of calls; --max-tool-rounds]")
+                engine.print_stderr(
+                    "[stopped]" if stopped else f"[stopped after {rounds} rounds of calls; --max-tool-rounds]"
+                )
                 return
 
     def _hear(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -119,7 +121,7 @@ class Talk:
         speed, screen, heard = self.speed(), Screen(self.quiet), MessageBuilder()
         try:
             # Closed at once when interrupted, so that the engine stops working on it.
-            answer = self.speaker.stream_chat(messages, self.params, **self.extras.template)
+            answer = self.model.stream_chat(messages, self.params, **self.options.template)
             with contextlib.closing(speed.watch(answer)) as outputs:
                 for output in outputs:
                     heard.take(output.outputs[0].events)
@@ -133,9 +135,9 @@ class Talk:
             screen.show([Content(" [stopped]")])
         except ValueError as error:  # too long, refused by the template, or the server is gone
             self.failed = True
-            engine.say(f"\nerror: {error}\n(/reset starts afresh)")
+            engine.print_stderr(f"\nerror: {error}\n(/reset starts afresh)")
             return None
         screen.end()
         if self.interactive and not self.quiet:
-            engine.say(f"[{speed}]")
+            engine.print_stderr(f"[{speed}]")
         return heard.message()

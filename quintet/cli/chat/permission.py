@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from quintet.cli.chat.tool import Called, UserTool, harmless, run, spec
-from quintet.common.suggestions import unknown
+from quintet.cli.chat.tool import ToolInvocation, UserTool, printable, run_tool, tool_definition
+from quintet.common.suggestions import unknown_name_error
 
 _SHOWN = 300  # characters of a result
 _ASK = "run it? [y]es, [n]o, [a]lways this tool: "
@@ -27,35 +27,35 @@ class Toolbox:
         """
         for name in allowed:
             if name not in tools:
-                raise ValueError(f"--allow-tool: {unknown('tool', name, tools)}")
+                raise ValueError(f"--allow-tool: {unknown_name_error('tool', name, tools)}")
         self._tools, self._allowed = tools, set(allowed)
         self._say, self._ask = say, ask
 
     @property
     def specs(self) -> list[dict[str, Any]]:
         """Tool definitions as the model gets them."""
-        return [spec(each) for each in self._tools.values()]
+        return [tool_definition(each) for each in self._tools.values()]
 
-    def answer(self, message: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    def run_calls(self, message: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
         """The results of a message's calls, one for each, and whether Ctrl-C stopped them."""
         results, stopped = [], False
         for call in message.get("tool_calls", ()):
             function = call["function"]
             try:
-                result = REFUSED if stopped else self._result(Called(function["name"], function["arguments"]))
+                result = REFUSED if stopped else self._result(ToolInvocation(function["name"], function["arguments"]))
             except KeyboardInterrupt:
                 result, stopped = "The user stopped this call.", True
             results.append({"role": "tool", "tool_call_id": call["id"], "content": result})
         return results, stopped
 
-    def _result(self, call: Called) -> str:
-        self._say(f"call: {call.shown}")
+    def _result(self, call: ToolInvocation) -> str:
+        self._say(f"call: {call.one_line}")
         if call.name in self._tools and not self._may(call.name):
             self._say("not run")
             return REFUSED
-        result = run(self._tools, call)
+        result = run_tool(self._tools, call)
         cut = " ..." if len(result) > _SHOWN else ""
-        self._say(f"result: {harmless(result[:_SHOWN])}{cut}")
+        self._say(f"result: {printable(result[:_SHOWN])}{cut}")
         return result
 
     def _may(self, name: str) -> bool:

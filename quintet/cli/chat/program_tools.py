@@ -45,12 +45,12 @@ class ProgramTool:
             said.write(json.dumps(arguments, ensure_ascii=False).encode())
             said.seek(0)
             with subprocess.Popen(
-                self.words(arguments), stdin=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                self.command_line(arguments), stdin=said, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True,
             ) as process:  # fmt: skip
                 return self._watch(process)
 
-    def words(self, arguments: Mapping[str, Any]) -> list[str]:
+    def command_line(self, arguments: Mapping[str, Any]) -> list[str]:
         """The command with the arguments in their places."""
         there = self.parameters.get("properties", {})
         words: list[str] = []

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 
 MAX_NAME = 64  # characters, as OpenAI has it
 MAX_RESULT = 16_384  # characters of a result that go back to the model
@@ -27,29 +27,29 @@ class UserTool(Protocol):
         """Returns the result for the model. The model also gets any error that it raises."""
 
 
-class Called(NamedTuple):
+class ToolInvocation(NamedTuple):
     """A call that the model makes."""
 
     name: str
     arguments: str  # JSON text
 
     @property
-    def shown(self) -> str:
+    def one_line(self) -> str:
         """The call on one line, without characters that a terminal would obey or hide."""
-        return harmless(f"{self.name} {self.arguments}")
+        return printable(f"{self.name} {self.arguments}")
 
 
-def spec(tool: UserTool) -> dict[str, Any]:
+def tool_definition(tool: UserTool) -> dict[str, Any]:
     """Returns the tool definition in OpenAI's format."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
-def run(tools: Mapping[str, UserTool], call: Called) -> str:
+def run_tool(tools: Mapping[str, UserTool], call: ToolInvocation) -> str:
     """Runs an allowed call and returns its result, or its error, for the model."""
     tool = tools.get(call.name)
     if tool is None:
-        return f"error: {unknown('tool', call.name[:MAX_NAME], tools)}"
+        return f"error: {unknown_name_error('tool', call.name[:MAX_NAME], tools)}"
     try:
         arguments = json.loads(call.arguments or "{}")
         if not isinstance(arguments, dict):
@@ -61,6 +61,6 @@ def run(tools: Mapping[str, UserTool], call: Called) -> str:
     return result if more <= 0 else f"{result[:MAX_RESULT]}\n[{more} characters more were cut off]"
 
 
-def harmless(text: str) -> str:
+def printable(text: str) -> str:
     """Escapes characters that do not print: control characters, and marks that turn the direction of text."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -17,7 +17,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class BatchTransferOptions:
     """Settings for input and output at http(s) addresses."""
 
     output_tmp_dir: str | None = option(
@@ -30,17 +30,17 @@ class Transfer:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    flags.add_arguments(parser, Transfer)
+    flags.add_arguments(parser, BatchTransferOptions)
 
 
-def over_http(run: Run) -> Run:
+def with_url_files(run: Run) -> Run:
     """The command, which may be given addresses for its files. Answers that cannot be sent stay here."""
 
     @functools.wraps(run)
     def run_over_http(arguments: argparse.Namespace) -> int:
         from quintet.clients.url_files import is_url
 
-        transfer = flags.from_arguments(arguments, Transfer)
+        transfer = flags.from_arguments(arguments, BatchTransferOptions)
         source, target = is_url(arguments.input_file), is_url(arguments.output_file)
         if target and getattr(arguments, "resume", False):
             raise ValueError("--resume goes on with a file that is here; let --output-file name one")
@@ -57,8 +57,10 @@ def over_http(run: Run) -> Run:
     return run_over_http
 
 
-def _run(run: Run, arguments: argparse.Namespace, folder: Path, transfer: Transfer, source: bool, target: bool) -> int:
-    from quintet.clients.url_files import fetch, send, shown
+def _run(
+    run: Run, arguments: argparse.Namespace, folder: Path, transfer: BatchTransferOptions, source: bool, target: bool
+) -> int:
+    from quintet.clients.url_files import fetch, send, without_query
 
     here = argparse.Namespace(**vars(arguments))
     if source:
@@ -76,7 +78,7 @@ def _run(run: Run, arguments: argparse.Namespace, folder: Path, transfer: Transf
         raise ValueError(f"{error}; the answers are in {answers}") from None
     answers.unlink()
     if not arguments.quiet:
-        engine.say(f"the answers were sent to {shown(arguments.output_file)}")
+        engine.print_stderr(f"the answers were sent to {without_query(arguments.output_file)}")
     return code
 
 

@@ -39,12 +39,12 @@ class Prompts:
         ]
 
 
-def exactly(num_tokens: int) -> SamplingParams:
+def exact_length_params(num_tokens: int) -> SamplingParams:
     """Returns sampling parameters for exactly `num_tokens` output tokens."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
-def first_tokens(outputs: "Sequence[RequestOutput]") -> list[float]:
+def times_to_first_token(outputs: "Sequence[RequestOutput]") -> list[float]:
     """Seconds from each request's arrival to its first token."""
     times = [output.metrics.time_to_first_token for output in outputs]
     return [each for each in times if each is not None]

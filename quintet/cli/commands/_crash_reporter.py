@@ -15,11 +15,11 @@ if last:
 """
 
 
-class Witness:
+class CrashReporter:
     """Within `with`, the last line passed to tell() is printed on standard error if this process dies at once: by a
     segmentation fault, by the kernel for want of memory, by a time limit. An exception or Ctrl-C prints nothing."""
 
-    def __enter__(self) -> "Witness":
+    def __enter__(self) -> "CrashReporter":
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-X", "utf8", "-c", _CODE],
             stdin=subprocess.PIPE, text=True, encoding="utf-8", start_new_session=True,  # Ctrl-C is not for it
@@ -27,13 +27,13 @@ class Witness:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.tell("")
+        self.set_line("")
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
-    def tell(self, line: str) -> None:
+    def set_line(self, line: str) -> None:
         """Sets the line to print if this process dies before the next call; "" prints nothing."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the child was killed: only the line is lost

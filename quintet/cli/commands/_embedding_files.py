@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from quintet.cli.commands import _engine as engine
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.config import BUNDLED_EMBED
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ BATCH = 1024  # texts that are given to the engine at once: what is done of a lo
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One text of a file."""
 
     text: str
     number: int  # of the line, from 1
-    beside: dict[str, Any]  # what else an object held
+    other_fields: dict[str, Any]  # what else an object held
 
 
-def read(file: str, field: str) -> Iterator[Line]:
+def read(file: str, field: str) -> Iterator[TextLine]:
     """Yields lines that are not empty: of .jsonl a string, or an object with the text in `field`; else each is a text.
 
     ValueError names the line that is neither.
@@ -41,13 +41,13 @@ def read(file: str, field: str) -> Iterator[Line]:
         source: IO[bytes] = sys.stdin.buffer if file == STDIN else stack.enter_context(open(file, "rb"))
         as_json = file.endswith((".jsonl", ".ndjson"))
         for number, raw in enumerate(source, 1):
-            said = engine.as_text(raw, f"{name}, line {number}").rstrip("\r\n")
+            said = engine.decode_utf8(raw, f"{name}, line {number}").rstrip("\r\n")
             if not said.strip():
                 continue
             if as_json or (file == STDIN and said.lstrip()[:1] in ('"', "{")):
                 yield _line(said, field, f"{name}, line {number}", number)
             else:
-                yield Line(said, number, {})
+                yield TextLine(said, number, {})
 
 
 def need_file(file: str | None) -> None:
@@ -56,7 +56,7 @@ def need_file(file: str | None) -> None:
         raise ValueError(f"there is no file {file!r}; give the path of one, or - for standard input")
 
 
-def _line(said: str, field: str, name: str, number: int) -> Line:
+def _line(said: str, field: str, name: str, number: int) -> TextLine:
     try:
         value = json.loads(said)
     except (ValueError, RecursionError) as error:
@@ -64,13 +64,13 @@ def _line(said: str, field: str, name: str, number: int) -> Line:
             f"{name} is not JSON: {error}; correct it, or name the file .txt for a text on each line"
         ) from None
     if isinstance(value, str):
-        return Line(value, number, {})
+        return TextLine(value, number, {})
     if not isinstance(value, dict):
         raise ValueError(f"{name} must be text or an object with text, not {type(value).__name__}")
     if not isinstance(value.get(field), str):
-        hint = unknown("field", field, [key for key, each in value.items() if isinstance(each, str)])
+        hint = unknown_name_error("field", field, [key for key, each in value.items() if isinstance(each, str)])
         raise ValueError(f"{name} has no text: {hint}; --field names the one that holds it")
-    return Line(value[field], number, value)
+    return TextLine(value[field], number, value)
 
 
 def open_model(arguments: argparse.Namespace) -> "LLM":
@@ -78,7 +78,7 @@ def open_model(arguments: argparse.Namespace) -> "LLM":
 
     Wrong settings are refused before anything slow is imported.
     """
-    kwargs = engine.given(arguments)
+    kwargs = engine.engine_settings(arguments)
     kwargs.setdefault("model", BUNDLED_EMBED)
     kwargs.setdefault("runner", "pooling")
     engine.config(kwargs)
@@ -89,7 +89,7 @@ def open_model(arguments: argparse.Namespace) -> "LLM":
 
 
 @contextlib.contextmanager
-def appearing(file: str) -> Iterator[Path]:
+def atomic_file(file: str) -> Iterator[Path]:
     """A file that is written beside, and is there when it is whole."""
     target, part = Path(file), Path(file + ".part")
     if target.is_dir():
@@ -101,9 +101,9 @@ def appearing(file: str) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
-def batches(lines: Iterator[Line]) -> Iterator[list[Line]]:
+def batches(lines: Iterator[TextLine]) -> Iterator[list[TextLine]]:
     """BATCH at a time."""
-    found: list[Line] = []
+    found: list[TextLine] = []
     for line in lines:
         found.append(line)
         if len(found) == BATCH:

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.clients.token_speed import Speed as Speed
-from quintet.common.terminal import say as say
+from quintet.clients.token_speed import TokenSpeed as TokenSpeed
+from quintet.common.terminal import print_stderr as print_stderr
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.sampling_params import SamplingParams
@@ -30,9 +30,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[
     flags.add_arguments(parser, SamplingParams, (*_NOT_ON_A_COMMAND_LINE, *exclude), "this request", defaults)
 
 
-def given(arguments: argparse.Namespace) -> dict[str, Any]:
+def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine's settings that the user gave."""
-    return flags.given(arguments, EngineConfig)
+    return flags.given_settings(arguments, EngineConfig)
 
 
 def config(kwargs: dict[str, Any]) -> EngineConfig:
@@ -42,7 +42,7 @@ def config(kwargs: dict[str, Any]) -> EngineConfig:
 
 def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     """Loads the model. Wrong settings are refused before anything slow is imported."""
-    kwargs = given(arguments)
+    kwargs = engine_settings(arguments)
     config(kwargs)
 
     from quintet import LLM
@@ -50,7 +50,7 @@ def open_engine(arguments: argparse.Namespace, quiet: bool = False) -> "LLM":
     return LLM(**kwargs, use_tqdm=sys.stderr.isatty() and not quiet)
 
 
-def sampling(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> SamplingParams:
+def sampling_params(llm: "LLM", wanted: dict[str, Any], **defaults: Any) -> SamplingParams:
     """The model's own defaults, then the command's where the model has none, then what the user gave."""
     params = llm.get_default_sampling_params()
     plain = SamplingParams()
@@ -64,7 +64,7 @@ def prompt_from_stdin(command: str) -> str:
     """All of standard input as one prompt."""
     if sys.stdin.isatty():
         raise ValueError(f'no prompt: give one (`quintet {command} "Once upon a time"`), or pipe text in')
-    text = as_text(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    text = decode_utf8(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
     if not text:
         raise ValueError("standard input held no prompt")
     return text
@@ -73,13 +73,15 @@ def prompt_from_stdin(command: str) -> str:
 def prompts_of(file: str) -> list[str]:
     """A prompt on each line of a file, or of standard input (-); empty lines are none."""
     raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    prompts = [line for line in as_text(raw, "standard input" if file == "-" else file).splitlines() if line.strip()]
+    prompts = [
+        line for line in decode_utf8(raw, "standard input" if file == "-" else file).splitlines() if line.strip()
+    ]
     if not prompts:
         raise ValueError(f"{file} holds no prompts; put one on each line")
     return prompts
 
 
-def as_text(raw: bytes, where: str) -> str:
+def decode_utf8(raw: bytes, where: str) -> str:
     """ValueError if it is no UTF-8: a prompt with wrong letters would be answered all the same."""
     try:
         return raw.decode()

@@ -17,14 +17,14 @@ from typing import Any
 from quintet.cli.commands import _engine as engine
 from quintet.clients.errors import ServerError
 from quintet.clients.remote_engine import connect
-from quintet.clients.server_address import Target
+from quintet.clients.server_address import ServerTarget
 from quintet.common.processes import end, ending_with_parent
 from quintet.common.socket_folder import PrivateFolder
-from quintet.common.subprocess_python import running
+from quintet.common.subprocess_python import python_command
 from quintet.config import EngineConfig
 from quintet.config.schema.typed_flags import as_typed
 
-SERVE = (*running("quintet.cli.main"), "serve")
+SERVE = (*python_command("quintet.cli.main"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.05  # between two looks at /ready
@@ -32,13 +32,13 @@ _LAST_WORDS = 40  # lines of the log that are shown when it fails
 
 
 @contextlib.contextmanager
-def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
+def local_server(arguments: argparse.Namespace) -> Iterator[ServerTarget]:
     """`quintet serve` with the engine flags of this command, on a socket that no other user can open.
 
     ValueError with the server's last words where it does not become ready.
     """
     with PrivateFolder() as folder:
-        server = Target(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
+        server = ServerTarget(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
         command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
         log = folder / "log"
         # A session of its own: Ctrl-C is for this command, which then ends the server.
@@ -57,7 +57,9 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
                 _wait(server, process, log)
                 yield server
                 if process.poll() is not None:  # what is left unanswered has its reason here
-                    engine.say(f"the server ended with code {process.returncode}; its log:\n{_last_words(log)}")
+                    engine.print_stderr(
+                        f"the server ended with code {process.returncode}; its log:\n{_last_words(log)}"
+                    )
             finally:
                 end(process, _STOP_SECONDS)
 
@@ -65,7 +67,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[Target]:
 def _words(arguments: argparse.Namespace) -> list[str]:
     """The engine flags that were given, once more as words."""
     words, typed = [], getattr(arguments, "typed", {})
-    for name, value in engine.given(arguments).items():
+    for name, value in engine.engine_settings(arguments).items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
@@ -79,7 +81,7 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait(server: ServerTarget, process: "subprocess.Popen[bytes]", log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while not _is_ready(server):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -91,7 +93,7 @@ def _wait(server: Target, process: "subprocess.Popen[bytes]", log: Path) -> None
             raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log:\n{_last_words(log)}")
 
 
-def _is_ready(server: Target) -> bool:
+def _is_ready(server: ServerTarget) -> bool:
     try:
         with contextlib.closing(connect(server, 5.0)) as connection:
             connection.request("GET", "/ready", headers=server.headers())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quintet.cli.commands import _bench as bench
 from quintet.cli.commands import _engine as engine
 from quintet.clients.latency import percentiles
-from quintet.common.value_parsers import truth
+from quintet.common.value_parsers import boolean
 from quintet.config import option
 from quintet.config.schema import flags
 from quintet.sampling_params import SamplingParams
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Load:
+class LatencyLoad:
     """Load that is timed."""
 
     input_len: int = bench.setting(32, "tokens of each prompt")
@@ -27,21 +27,21 @@ class Load:
     num_iters: int = bench.setting(10, "timed runs")
     num_iters_warmup: int = bench.setting(2, "runs before them that are not timed", minimum=0)
     profile: bool = option(
-        False, truth, "trace one run, once warm, and time none; --profiler-config says where to", group="load"
+        False, boolean, "trace one run, once warm, and time none; --profiler-config says where to", group="load"
     )
     output_json: str | None = bench.output_file()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    flags.add_arguments(parser, Load)
+    flags.add_arguments(parser, LatencyLoad)
     engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints seconds per batch, and what they mean in tokens per second."""
-    load = flags.from_arguments(arguments, Load)
+    load = flags.from_arguments(arguments, LatencyLoad)
     with engine.open_engine(arguments) as llm:
-        prompts, params = bench.Prompts(llm, llm.config.seed), bench.exactly(load.output_len)
+        prompts, params = bench.Prompts(llm, llm.config.seed), bench.exact_length_params(load.output_len)
         latencies, first = [], []
         for turn in range(load.num_iters_warmup + load.num_iters):
             batch = prompts.draw(load.batch_size, load.input_len)
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             outputs = llm.generate(batch, params, use_tqdm=False)
             if turn >= load.num_iters_warmup:
                 latencies.append(time.perf_counter() - started)
-                first += bench.first_tokens(outputs)
+                first += bench.times_to_first_token(outputs)
     mean = sum(latencies) / len(latencies)
     figures = {
         "model": llm.config.model,

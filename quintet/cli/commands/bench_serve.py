@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from quintet.cli.commands import _engine as engine
 from quintet.cli.tables import table
 from quintet.clients import server_address as target
-from quintet.common.value_parsers import count, integer, json_object, one_of, optional, text, truth
+from quintet.common.value_parsers import boolean, count, integer, json_object, one_of, optional, text
 from quintet.config import option
 from quintet.config.schema import flags
 
 if TYPE_CHECKING:
     from quintet.clients.http_client import HttpClient
-    from quintet.clients.latency import Outcome, Seen
-    from quintet.clients.load_generator import Call, Sender
-    from quintet.clients.request_traces import Entry
+    from quintet.clients.latency import LoadResult, RequestOutcome
+    from quintet.clients.load_generator import LoadRequest, Sender
+    from quintet.clients.request_traces import TraceEntry
 
 _NUM_PROMPTS = 100
 _GOODPUT = ("ttft", "tpot", "e2el")
@@ -44,7 +44,7 @@ def _load(default: Any, parse: Any, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Load:
+class ServeLoad:
     """Requests that are sent, and their rate. vLLM's names where the meaning is the same."""
 
     model: str | None = _load(
@@ -68,7 +68,7 @@ class Load:
     )
     input_len: int = _load(128, count(), "tokens of each random prompt", aliases=("random_input_len",))
     output_len: int = _load(_OUTPUT_LEN, count(), "most tokens of each output", aliases=("random_output_len",))
-    ignore_eos: bool = _load(False, truth, "go on after the end-of-text token: outputs are as long as they may be")
+    ignore_eos: bool = _load(False, boolean, "go on after the end-of-text token: outputs are as long as they may be")
     prompts: str = _load(
         "ids",
         one_of("ids", "text"),
@@ -93,7 +93,9 @@ class Load:
     )
     seed: int = _load(0, integer, "of random prompts and arrivals")
     profile: bool = _load(
-        False, truth, "have the server trace the timed requests (it must run with --profiler-config); they take longer"
+        False,
+        boolean,
+        "have the server trace the timed requests (it must run with --profiler-config); they take longer",
     )
     timeout: int = _load(600, count(), "seconds of silence that end a request", metavar="SECONDS")
     output_json: str | None = _load(
@@ -103,7 +105,7 @@ class Load:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_arguments(parser)
-    flags.add_arguments(parser, Load)
+    flags.add_arguments(parser, ServeLoad)
     parser.add_argument_group("report").add_argument(
         "--goodput", nargs="+", default=[], metavar="METRIC:MS", type=limit_of,
         help="count requests that stay within these, such as ttft:500 tpot:50 (milliseconds); also e2el",
@@ -123,12 +125,12 @@ def limit_of(word: str) -> tuple[str, float]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a table of figures. 1 if any request failed: the figures are then of the others alone."""
-    server, load = target.target(arguments), flags.from_arguments(arguments, Load)
+    server, load = target.target(arguments), flags.from_arguments(arguments, ServeLoad)
 
     from quintet.clients.http_client import run as run_loop
-    from quintet.clients.remote_engine import Remote
+    from quintet.clients.remote_engine import RemoteEngine
 
-    model = Remote(server, load.model).model
+    model = RemoteEngine(server, load.model).model
     _check(load, arguments)
     warmup, calls, endpoint = _calls(load, model)
     _open_files(len(calls))
@@ -140,11 +142,11 @@ def run(arguments: argparse.Namespace) -> int:
         Path(load.output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     _print(figures)
     for kind, message in {each.failure.kind: str(each.failure) for each in seen.outcomes if each.failure}.items():
-        engine.say(f"{figures['failures'][kind]} failed ({kind}), one of them: {message}")
+        engine.print_stderr(f"{figures['failures'][kind]} failed ({kind}), one of them: {message}")
     return 1 if figures["failed"] else 0
 
 
-def _check(load: Load, arguments: argparse.Namespace) -> None:
+def _check(load: ServeLoad, arguments: argparse.Namespace) -> None:
     """ValueError where flags say what a trace says, or belong to one."""
     settled = ("dataset", "request_rate", "input_len", "output_len", "ignore_eos", "prompts", "max_concurrency")
     beside = [name for name in settled if f"Load.{name}" in vars(arguments)]
@@ -156,47 +158,47 @@ def _check(load: Load, arguments: argparse.Namespace) -> None:
         raise ValueError("trace_speed is of a trace; for random requests give request_rate")
 
 
-def _save_trace(file: str, seen: "Seen") -> None:
-    from quintet.clients.request_traces import Entry, write_trace
+def _save_trace(file: str, seen: "LoadResult") -> None:
+    from quintet.clients.request_traces import TraceEntry, write_trace
 
     whole = [each for each in seen.outcomes if each.failure is None and each.prompt_tokens]
     first = min((each.started for each in whole), default=0.0)
-    write_trace(file, [Entry(each.started - first, each.prompt_tokens, each.output_tokens) for each in whole])
+    write_trace(file, [TraceEntry(each.started - first, each.prompt_tokens, each.output_tokens) for each in whole])
 
 
-def _traced_calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
-    from quintet.clients.load_generator import Drawn, Source
+def _traced_calls(load: ServeLoad, model: str) -> "tuple[list[LoadRequest], list[LoadRequest], str]":
+    from quintet.clients.load_generator import RandomPrompts, RequestSource
 
-    source = Source(model, "completions", True, load.extra_body)
+    source = RequestSource(model, "completions", True, load.extra_body)
     calls = [
-        source.call(
+        source.make_request(
             {"prompt": each.prompt(number, load.vocab_size), **({"priority": each.priority} if each.priority else {})},
             each.output_length,
             each.input_length,
         )
         for number, each in enumerate(_entries(load))
     ]
-    warm = Drawn(load.input_len, load.output_len, load.vocab_size, False, load.seed)
-    return warm.calls(source, load.warmup), calls, "completions"
+    warm = RandomPrompts(load.input_len, load.output_len, load.vocab_size, False, load.seed)
+    return warm.make_requests(source, load.warmup), calls, "completions"
 
 
-def _entries(load: Load) -> "list[Entry]":
-    from quintet.clients.request_traces import faster, read_trace
+def _entries(load: ServeLoad) -> "list[TraceEntry]":
+    from quintet.clients.request_traces import read_trace, speed_up
 
     assert load.trace is not None
-    return faster(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
+    return speed_up(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
 
 
-def _calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
+def _calls(load: ServeLoad, model: str) -> "tuple[list[LoadRequest], list[LoadRequest], str]":
     """Warm-up requests, timed requests and the endpoint."""
-    from quintet.clients.load_generator import Drawn, Source, dataset_calls, read_dataset
+    from quintet.clients.load_generator import RandomPrompts, RequestSource, dataset_requests, read_dataset
 
     if load.trace is not None:
         return _traced_calls(load, model)
     if load.dataset is None:
-        source = Source(model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
-        drawn = Drawn(load.input_len, load.output_len, load.vocab_size, load.prompts == "text", load.seed)
-        calls = drawn.calls(source, load.warmup + (load.num_prompts or _NUM_PROMPTS))
+        source = RequestSource(model, load.endpoint or "completions", load.ignore_eos, load.extra_body)
+        drawn = RandomPrompts(load.input_len, load.output_len, load.vocab_size, load.prompts == "text", load.seed)
+        calls = drawn.make_requests(source, load.warmup + (load.num_prompts or _NUM_PROMPTS))
         return calls[: load.warmup], calls[load.warmup :], source.endpoint
     entries = read_dataset(load.dataset)
     if (load.num_prompts or 0) > len(entries):
@@ -205,10 +207,10 @@ def _calls(load: Load, model: str) -> "tuple[list[Call], list[Call], str]":
             "would be answered from the server's prefix cache; ask for fewer"
         )
     endpoint = load.endpoint or ("chat" if any("messages" in entry for entry in entries) else "completions")
-    source = Source(model, endpoint, load.ignore_eos, load.extra_body)
-    calls = dataset_calls(entries[: load.num_prompts], source, load.output_len)
-    words = Drawn(load.input_len, load.output_len, load.vocab_size, True, load.seed)
-    return words.calls(source, load.warmup), calls, endpoint
+    source = RequestSource(model, endpoint, load.ignore_eos, load.extra_body)
+    calls = dataset_requests(entries[: load.num_prompts], source, load.output_len)
+    words = RandomPrompts(load.input_len, load.output_len, load.vocab_size, True, load.seed)
+    return words.make_requests(source, load.warmup), calls, endpoint
 
 
 def _open_files(num_connections: int) -> None:
@@ -224,65 +226,70 @@ def _open_files(num_connections: int) -> None:
 
 
 async def _measure(
-    server: target.Target, load: Load, endpoint: str, calls: "tuple[Sequence[Call], Sequence[Call]]"
-) -> "Seen":
+    server: target.ServerTarget,
+    load: ServeLoad,
+    endpoint: str,
+    calls: "tuple[Sequence[LoadRequest], Sequence[LoadRequest]]",
+) -> "LoadResult":
     from tqdm import tqdm
 
     from quintet.clients.http_client import HttpClient
-    from quintet.clients.http_connection import Times
-    from quintet.clients.latency import Seen
-    from quintet.clients.load_generator import Sender, arrivals
+    from quintet.clients.http_connection import HttpTimeouts
+    from quintet.clients.latency import LoadResult
+    from quintet.clients.load_generator import Sender, arrival_times
 
     warmup, timed = calls
-    connections = HttpClient(server.address, server.headers(), Times(first_byte=load.timeout, idle=load.timeout))
-    sender = Sender(connections, server.where, endpoint)
+    connections = HttpClient(server.address, server.headers(), HttpTimeouts(first_byte=load.timeout, idle=load.timeout))
+    sender = Sender(connections, server.display_name, endpoint)
     try:
         await _warm(sender, warmup, load.max_concurrency)
         if load.profile:
             await _trace(connections, server, "/start_profile")
-        times = arrivals(len(timed), load.request_rate, load.seed)
+        times = arrival_times(len(timed), load.request_rate, load.seed)
         if load.trace is not None:
             times = iter([each.arrival for each in _entries(load)])
         with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
             started, busy = time.perf_counter(), time.process_time()
-            outcomes = await sender.drive(timed, times, load.max_concurrency, bar.update)
-            seen = Seen(outcomes, _last(outcomes) - started, time.process_time() - busy)
+            outcomes = await sender.send_all(timed, times, load.max_concurrency, bar.update)
+            seen = LoadResult(outcomes, _last(outcomes) - started, time.process_time() - busy)
         if load.profile:
-            engine.say(f"traced: {(await _trace(connections, server, '/stop_profile')).decode()}")
+            engine.print_stderr(f"traced: {(await _trace(connections, server, '/stop_profile')).decode()}")
         return seen
     finally:
         connections.close()
 
 
-async def _trace(connections: "HttpClient", server: target.Target, path: str) -> bytes:
+async def _trace(connections: "HttpClient", server: target.ServerTarget, path: str) -> bytes:
     """Starts or stops the server's trace; returns the body of its answer."""
     from quintet.clients import errors
 
     answer = await connections.request("POST", path, b"{}")
     if answer.status != 200:
-        said = errors.said_by(answer.body)
-        raise ValueError(f"{server.where} answered {answer.status} to {path}: {said}; run it with --profiler-config")
+        said = errors.error_message(answer.body)
+        raise ValueError(
+            f"{server.display_name} answered {answer.status} to {path}: {said}; run it with --profiler-config"
+        )
     return answer.body
 
 
-async def _warm(sender: "Sender", calls: "Sequence[Call]", most: int | None) -> None:
+async def _warm(sender: "Sender", calls: "Sequence[LoadRequest]", most: int | None) -> None:
     """The first alone: if it fails, so would the others."""
     if calls:
         first = await sender.send(calls[0])
         if first.failure is not None:
             raise first.failure
     if calls[1:]:
-        await sender.drive(calls[1:], iter([0.0] * len(calls[1:])), most or 1, lambda: None)
+        await sender.send_all(calls[1:], iter([0.0] * len(calls[1:])), most or 1, lambda: None)
 
 
-def _last(outcomes: "Sequence[Outcome]") -> float:
+def _last(outcomes: "Sequence[RequestOutcome]") -> float:
     """Returns the time of the last token; now if there was none."""
     return max((each.times[-1] for each in outcomes if each.times), default=time.perf_counter())
 
 
-def _what(server: target.Target, load: Load, model: str, endpoint: str) -> dict[str, Any]:
+def _what(server: target.ServerTarget, load: ServeLoad, model: str, endpoint: str) -> dict[str, Any]:
     return {
-        "server": server.where,
+        "server": server.display_name,
         "model": model,
         "endpoint": endpoint,
         "request_rate": load.request_rate if math.isfinite(load.request_rate) else "inf",

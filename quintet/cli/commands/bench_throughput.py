@@ -12,7 +12,7 @@ from quintet.config.schema import flags
 
 
 @dataclass(frozen=True)
-class Load:
+class ThroughputLoad:
     """Load that is timed."""
 
     num_prompts: int = bench.setting(100, "requests")
@@ -22,19 +22,21 @@ class Load:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    flags.add_arguments(parser, Load)
+    flags.add_arguments(parser, ThroughputLoad)
     engine.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints requests and tokens per second."""
-    load = flags.from_arguments(arguments, Load)
+    load = flags.from_arguments(arguments, ThroughputLoad)
     with engine.open_engine(arguments) as llm:
         prompts = bench.Prompts(llm, llm.config.seed)
-        llm.generate(prompts.draw(1, load.input_len), bench.exactly(2), use_tqdm=False)  # the first run compiles
+        llm.generate(
+            prompts.draw(1, load.input_len), bench.exact_length_params(2), use_tqdm=False
+        )  # the first run compiles
         batch = prompts.draw(load.num_prompts, load.input_len)
         started = time.perf_counter()
-        outputs = llm.generate(batch, bench.exactly(load.output_len), use_tqdm=sys.stderr.isatty())
+        outputs = llm.generate(batch, bench.exact_length_params(load.output_len), use_tqdm=sys.stderr.isatty())
         seconds = time.perf_counter() - started
     num_output = sum(len(each.token_ids) for output in outputs for each in output.outputs)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         "requests_per_s": load.num_prompts / seconds,
         "output_tokens_per_s": num_output / seconds,
         "total_tokens_per_s": (num_prompt + num_output) / seconds,
-        "time_to_first_token_s": percentiles(bench.first_tokens(outputs)),
+        "time_to_first_token_s": percentiles(bench.times_to_first_token(outputs)),
     }
     bench.report(figures, load.output_json)
     return 0

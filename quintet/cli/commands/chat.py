@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from quintet.cli.chat.conversation import Extras, Talk
+from quintet.cli.chat.conversation import ConversationOptions, TerminalConversation
 from quintet.cli.commands import _engine as engine
 from quintet.clients import server_address as target
 from quintet.config.schema import flags
@@ -50,10 +50,10 @@ def _add_tool_arguments(group: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads messages until the input ends."""
-    wanted = flags.given(arguments, SamplingParams)
+    wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": None, **wanted})  # refuses before the model is loaded
     server = target.target(arguments)
-    return _remote(server, wanted, arguments) if server.given else _local(wanted, arguments)
+    return _remote(server, wanted, arguments) if server.is_given else _local(wanted, arguments)
 
 
 def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
@@ -61,7 +61,9 @@ def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     extras.template |= _parsers(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
-        talk = Talk(llm, engine.sampling(llm, wanted, max_tokens=None), arguments.quiet, extras=extras)
+        talk = TerminalConversation(
+            llm, engine.sampling_params(llm, wanted, max_tokens=None), arguments.quiet, extras=extras
+        )
         return _converse(talk, llm.config.model, arguments.system)
     finally:
         llm.close()
@@ -78,21 +80,21 @@ def _parsers(arguments: argparse.Namespace) -> dict[str, str]:
     return named
 
 
-def _remote(server: target.Target, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
+def _remote(server: target.ServerTarget, wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
     target.refuse_engine_flags(arguments, but=("model",))
     for name in _PARSERS:
         if getattr(arguments, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} has no effect with a server, which has its own; leave it out")
 
-    from quintet.clients.remote_engine import Remote, Speed
+    from quintet.clients.remote_engine import RemoteEngine, ServerSpeed
 
-    remote = Remote(server, engine.given(arguments).get("model"))
-    talk = Talk(remote, wanted, arguments.quiet, Speed, _extras(arguments))
-    return _converse(talk, f"{remote.model} at {server.where}", arguments.system)
+    remote = RemoteEngine(server, engine.engine_settings(arguments).get("model"))
+    talk = TerminalConversation(remote, wanted, arguments.quiet, ServerSpeed, _extras(arguments))
+    return _converse(talk, f"{remote.model} at {server.display_name}", arguments.system)
 
 
-def _extras(arguments: argparse.Namespace) -> Extras:
-    extras = Extras(rounds=arguments.max_tool_rounds)
+def _extras(arguments: argparse.Namespace) -> ConversationOptions:
+    extras = ConversationOptions(rounds=arguments.max_tool_rounds)
     if extras.rounds < 1:
         raise ValueError(f"--max-tool-rounds must be 1 or more, not {extras.rounds}")
     if arguments.chat_template_kwargs is not None:
@@ -109,7 +111,7 @@ def _extras(arguments: argparse.Namespace) -> Extras:
     from quintet.cli.chat.tool_files import read_tools
 
     ask = _ask if sys.stdin.isatty() else None
-    extras.tools = Toolbox(read_tools(arguments.tools), arguments.allow_tool, engine.say, ask)
+    extras.tools = Toolbox(read_tools(arguments.tools), arguments.allow_tool, engine.print_stderr, ask)
     extras.template["tools"] = extras.tools.specs
     return extras
 
@@ -119,18 +121,18 @@ def _ask(question: str) -> str:
     try:
         return input(question)
     except EOFError:
-        engine.say("")
+        engine.print_stderr("")
         return "no"
 
 
-def _converse(talk: Talk, name: str, system: str | None) -> int:
+def _converse(talk: TerminalConversation, name: str, system: str | None) -> int:
     talk.begin(system)
     if talk.interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
-        engine.say(f"{name}: type a message, or /help")
+        engine.print_stderr(f"{name}: type a message, or /help")
     for line in _lines(talk.interactive):
-        if not talk.hear(line):
+        if not talk.handle_line(line):
             break
     return 1 if talk.failed and not talk.interactive else 0
 
@@ -145,13 +147,13 @@ def _lines(interactive: bool) -> Iterator[str]:
             if held:
                 yield held
             if interactive:
-                engine.say("")
+                engine.print_stderr("")
             return
         except KeyboardInterrupt:
             if not interactive:
                 raise
             held = ""
-            engine.say("\n(/exit or Ctrl-D leaves)")
+            engine.print_stderr("\n(/exit or Ctrl-D leaves)")
             continue
         if line.endswith("\\"):
             held += line[:-1] + "\n"

@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams one continuation."""
-    wanted = flags.given(arguments, SamplingParams)
+    wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": None, **wanted})
     prompt = engine.prompt_from_stdin("complete") if arguments.PROMPT is None else arguments.PROMPT
 
-    from quintet.clients.remote_engine import Remote, Speed
+    from quintet.clients.remote_engine import RemoteEngine, ServerSpeed
 
-    remote, speed = Remote(target.target(arguments), arguments.model), Speed()
+    remote, speed = RemoteEngine(target.target(arguments), arguments.model), ServerSpeed()
     with contextlib.closing(speed.watch(remote.stream(prompt, wanted))) as outputs:
         try:
             for output in outputs:
@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
             if speed.first is not None:
                 print(flush=True)  # also after half an answer: the message goes to a line of its own
     if not arguments.quiet:
-        engine.say(str(speed))
+        engine.print_stderr(str(speed))
     return 0

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quintet.cli.commands._crash_reporter import Witness
-from quintet.cli.commands._engine import say
+from quintet.cli.commands._crash_reporter import CrashReporter
+from quintet.cli.commands._engine import print_stderr
 from quintet.common.tools_package import MISSING
-from quintet.common.value_parsers import optional, several, text, truth
+from quintet.common.value_parsers import boolean, list_of, optional, text
 from quintet.config import AUTO, EngineConfig, option, read_environment
 from quintet.config.schema import flags
 
 if TYPE_CHECKING:
     from quintet.conformance.check import Check, Trial
-    from quintet.conformance.report import Report, Result
+    from quintet.conformance.report import ConformanceReport, TrialResult
 
 PASSED, FAILED, COULD_NOT_RUN = 0, 1, 2
 WIDTH = 14  # columns of a section's name
@@ -30,14 +30,14 @@ _SHARED = ("device", "tensor_parallel_size")  # fields of EngineConfig that are 
 
 
 @dataclass(frozen=True)
-class Request:
+class ConformanceRequest:
     """Sections to run, and files for the results."""
 
     section: tuple[str, ...] = option(
-        (), several(text), "run this section alone; --list names them", group="kit", metavar="SECTION"
+        (), list_of(text), "run this section alone; --list names them", group="kit", metavar="SECTION"
     )
     quick: bool = option(
-        False, truth, "some trials of each check, within a minute: for while you work, and no proof", group="kit"
+        False, boolean, "some trials of each check, within a minute: for while you work, and no proof", group="kit"
     )
     json: str | None = option(
         None, optional(text), "write every result to this file, as JSON", group="kit", metavar="FILE"
@@ -47,7 +47,7 @@ class Request:
         group="kit", metavar="FILE",
     )  # fmt: skip
 
-    def refuse_what_would_be_lost(self) -> None:
+    def check_output_files(self) -> None:
         """Refuses files that could not be written when the kit ends, minutes later."""
         for what, given in (("section", self.section), ("quick", self.quick)):
             if given and self.support:
@@ -61,7 +61,7 @@ class Request:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    flags.add_arguments(parser, Request)
+    flags.add_arguments(parser, ConformanceRequest)
     others = [each.name for each in EngineConfig.__dataclass_fields__.values() if each.name not in _SHARED]
     flags.add_arguments(parser, EngineConfig, others)
     parser.add_argument("--list", action="store_true", help="print the sections and their clauses, and run nothing")
@@ -72,14 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print(_listing())
         return PASSED
-    request = flags.from_arguments(arguments, Request)
+    request = flags.from_arguments(arguments, ConformanceRequest)
     if not faulthandler.is_enabled():
         faulthandler.enable()  # where a device's library takes the process down: the lines of Python that were running
     try:
-        request.refuse_what_would_be_lost()
+        request.check_output_files()
         report = _report(request, read_environment().apply(flags.from_arguments(arguments, EngineConfig)))
     except (ValueError, OSError, MemoryError) as error:
-        say(f"quintet conformance: could not run: {error or type(error).__name__}")
+        print_stderr(f"quintet conformance: could not run: {error or type(error).__name__}")
         return COULD_NOT_RUN
     print(report)
     _keep(report, request)
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     return PASSED if report.passed else COULD_NOT_RUN
 
 
-def _report(request: Request, config: EngineConfig) -> "Report":
+def _report(request: ConformanceRequest, config: EngineConfig) -> "ConformanceReport":
     from quintet.conformance import kit
     from quintet.conformance.harness.subject import Subject
 
@@ -100,17 +100,17 @@ def _report(request: Request, config: EngineConfig) -> "Report":
         raise ValueError(f"--support needs every trial; {MISSING}")
     subject = Subject(config.device, config.tensor_parallel_size)
     subject.make()  # settings that the platform refuses are no trial's fault
-    with Witness() as witness:
-        progress = Progress(witness)
+    with CrashReporter() as witness:
+        progress = ConformanceProgress(witness)
         report = kit.run(subject, request.section, progress.show, progress.begin, progress.start, request.quick)
         progress.end()
     return report
 
 
-def _keep(report: "Report", request: Request) -> None:
+def _keep(report: "ConformanceReport", request: ConformanceRequest) -> None:
     """Writes the report to the requested files; and for `quintet platforms --features`, if the run was complete."""
     from quintet.conformance import features
-    from quintet.engine.platform_support import kept
+    from quintet.engine.platform_support import local_table_path
 
     if request.json:
         report.write(Path(request.json))
@@ -119,22 +119,22 @@ def _keep(report: "Report", request: Request) -> None:
     table = features.support(report)
     if request.support:
         table.write(Path(request.support))
-    place = kept(report.platform)
+    place = local_table_path(report.platform)
     try:
         table.write(place)
     except OSError as error:  # a read-only home takes nothing from the report
-        say(f"not kept for `quintet platforms --features`: {place} cannot be written ({error.strerror})")
+        print_stderr(f"not kept for `quintet platforms --features`: {place} cannot be written ({error.strerror})")
 
 
-class Progress:
+class ConformanceProgress:
     """One line for each section as it runs, on a terminal with the trial of the moment, and every failure in full as
     soon as it is there."""
 
-    def __init__(self, witness: Witness) -> None:
+    def __init__(self, witness: CrashReporter) -> None:
         self._witness, self._live = witness, sys.stderr.isatty()
         self._section = ""
-        self._results: list[Result] = []
-        self._failed: Result | None = None  # the last of the section: its name stands far above then
+        self._results: list[TrialResult] = []
+        self._failed: TrialResult | None = None  # the last of the section: its name stands far above then
 
     def begin(self, section: str) -> None:
         self.end()
@@ -143,35 +143,35 @@ class Progress:
 
     def start(self, check: "Check", trial: "Trial") -> None:
         running = f"{check.name}: {trial.what}"
-        self._witness.tell(f"quintet conformance: the process died in section {check.section}, trial {running}")
+        self._witness.set_line(f"quintet conformance: the process died in section {check.section}, trial {running}")
         if self._live:
             self._rewrite(f"{self._section:{WIDTH}}{len(self._results)} trials, now {running}")
 
-    def show(self, result: "Result") -> None:
-        from quintet.conformance.report import Outcome
+    def show(self, result: "TrialResult") -> None:
+        from quintet.conformance.report import TrialOutcome
 
         self._results.append(result)
-        if result.outcome is not Outcome.FAILED:
+        if result.outcome is not TrialOutcome.FAILED:
             return
         if self._live:
             self._rewrite("" if self._failed else f"{self._section:{WIDTH}}")
         last = self._failed
         if last and (last.check, last.detail) == (result.check, result.detail):
-            say(f"  so did {result.check}: {result.what}")
+            print_stderr(f"  so did {result.check}: {result.what}")
         else:
-            say(f"{result}" if last else f"\n{result}")
+            print_stderr(f"{result}" if last else f"\n{result}")
         self._failed = result
 
     def end(self) -> None:
         """The numbers of the section that ran, on its own line if nothing failed."""
-        from quintet.conformance.report import Tally
+        from quintet.conformance.report import SectionTally
 
         if self._section and self._live:
-            self._rewrite(f"{self._section:{WIDTH}}{Tally.of(self._results)}")
-            say("")
+            self._rewrite(f"{self._section:{WIDTH}}{SectionTally.of(self._results)}")
+            print_stderr("")
         elif self._section:
             again = f"{self._section:{WIDTH}}" if self._failed else ""
-            say(again + str(Tally.of(self._results)))
+            print_stderr(again + str(SectionTally.of(self._results)))
         self._section, self._results, self._failed = "", [], None
 
     def _rewrite(self, line: str) -> None:

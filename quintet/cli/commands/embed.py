@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from quintet.cli.commands import _embedding_files as _texts
 from quintet.cli.commands import _engine as engine
-from quintet.cli.commands._embedding_files import Line
+from quintet.cli.commands._embedding_files import TextLine
 from quintet.config import BUNDLED_EMBED
 from quintet.config.schema import flags
 from quintet.pooling_params import PoolingParams
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the vectors in the order of the texts."""
-    params = PoolingParams(**{"truncate_prompt_tokens": _WHOLE, **flags.given(arguments, PoolingParams)})
+    params = PoolingParams(**{"truncate_prompt_tokens": _WHOLE, **flags.given_settings(arguments, PoolingParams)})
     lines = _lines(arguments)
     _texts.need_file(arguments.input)
     llm = _texts.open_model(arguments)
@@ -54,17 +54,21 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         llm.close()
     if not arguments.quiet:
-        note = f"; {done.cut} have {llm.pooling_bounds.max_model_len} tokens, or were cut to that" if done.cut else ""
+        note = (
+            f"; {done.truncated} have {llm.pooling_bounds.max_model_len} tokens, or were cut to that"
+            if done.truncated
+            else ""
+        )
         note += f"; {done.empty} empty lines were left out" if done.empty else ""
-        engine.say(f"{done.texts} texts in {seconds:.2f} s, {done.texts / seconds:.1f} texts/s{note}")
+        engine.print_stderr(f"{done.texts} texts in {seconds:.2f} s, {done.texts / seconds:.1f} texts/s{note}")
     return 0
 
 
-def _lines(arguments: argparse.Namespace) -> Iterator[Line]:
+def _lines(arguments: argparse.Namespace) -> Iterator[TextLine]:
     if arguments.TEXT and arguments.input:
         raise ValueError(f"--input is given and the text {arguments.TEXT[0][:40]!r}, too; give one of them")
     if arguments.TEXT:
-        return iter([Line(text, place, {}) for place, text in enumerate(arguments.TEXT, 1)])
+        return iter([TextLine(text, place, {}) for place, text in enumerate(arguments.TEXT, 1)])
     if arguments.input is None and sys.stdin.isatty():
         raise ValueError('no text: give one (`quintet embed "The sky is blue"`), or a file with --input')
     return _texts.read(arguments.input or _texts.STDIN, arguments.field)
@@ -74,11 +78,13 @@ class _Done(NamedTuple):
     """Counts of embedded texts."""
 
     texts: int
-    cut: int  # those that are as long as the model takes
+    truncated: int  # those that are as long as the model takes
     empty: int  # lines before the last text that hold none
 
 
-def _embed(llm: "LLM", lines: Iterator[Line], params: PoolingParams, prompt_name: str | None, write: "_Write") -> _Done:
+def _embed(
+    llm: "LLM", lines: Iterator[TextLine], params: PoolingParams, prompt_name: str | None, write: "_Write"
+) -> _Done:
     count, cut, last, most = 0, 0, 0, llm.pooling_bounds.max_model_len
     for batch in _texts.batches(lines):
         texts = [each.text for each in batch]
@@ -92,7 +98,7 @@ def _embed(llm: "LLM", lines: Iterator[Line], params: PoolingParams, prompt_name
     return _Done(count, cut, last - count)
 
 
-_Write = Callable[[Line, "np.ndarray[Any, np.dtype[np.float32]]"], None]
+_Write = Callable[[TextLine, "np.ndarray[Any, np.dtype[np.float32]]"], None]
 
 
 @contextlib.contextmanager
@@ -104,12 +110,12 @@ def _sink(arguments: argparse.Namespace) -> Iterator[_Write]:
         with _array(arguments.output) as write:
             yield write
     else:
-        with _texts.appearing(arguments.output) as part, part.open("w", encoding="utf-8") as file:
+        with _texts.atomic_file(arguments.output) as part, part.open("w", encoding="utf-8") as file:
             yield lambda line, vector: _tell(file, line, vector)
 
 
-def _tell(file: IO[str], line: Line, vector: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
-    told = {**(line.beside or {"text": line.text}), "embedding": vector.tolist()}
+def _tell(file: IO[str], line: TextLine, vector: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
+    told = {**(line.other_fields or {"text": line.text}), "embedding": vector.tolist()}
     file.write(json.dumps(told, ensure_ascii=False) + "\n")
 
 
@@ -119,7 +125,7 @@ def _array(file: str) -> Iterator[_Write]:
     import numpy as np
 
     rows: list[Any] = []
-    with _texts.appearing(file) as part:
+    with _texts.atomic_file(file) as part:
         yield lambda line, vector: rows.append(vector)
         with part.open("wb") as target:
             np.save(target, np.stack(rows))

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation as the engine words it."""
-    kwargs = engine.given(arguments)
+    kwargs = engine.engine_settings(arguments)
     if arguments.MODEL is not None and kwargs.get("model", arguments.MODEL) != arguments.MODEL:
         raise ValueError(f"two models: {arguments.MODEL!r} and --model {kwargs['model']!r}; give one")
     kwargs["model"] = arguments.MODEL or kwargs.get("model", BUNDLED)

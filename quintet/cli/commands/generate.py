@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Streams one answer, or prints several in order."""
     prompts = _prompts(arguments)
-    wanted = flags.given(arguments, SamplingParams)
+    wanted = flags.given_settings(arguments, SamplingParams)
     SamplingParams(**{"max_tokens": _MAX_TOKENS, **wanted})  # refuses before the model is loaded
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
-        params = engine.sampling(llm, wanted, max_tokens=_MAX_TOKENS)
+        params = engine.sampling_params(llm, wanted, max_tokens=_MAX_TOKENS)
         one = len(prompts) == 1 and params.n == 1 and params.num_logprobs is None and not arguments.json
         return _stream(llm, prompts[0], params, arguments) if one else _all(llm, prompts, params, arguments)
     finally:
@@ -59,7 +59,7 @@ def _messages(prompt: str, arguments: argparse.Namespace) -> list[dict[str, str]
 
 
 def _stream(llm: "LLM", prompt: str, params: SamplingParams, arguments: argparse.Namespace) -> int:
-    speed, failed = engine.Speed(), None
+    speed, failed = engine.TokenSpeed(), None
     if arguments.chat or arguments.system:
         outputs = llm.stream_chat(_messages(prompt, arguments), params)
     else:
@@ -88,9 +88,9 @@ def _all(llm: "LLM", prompts: list[str], params: SamplingParams, arguments: argp
 
 def _finish(figures: str, errors: list[str], arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
-        engine.say(figures)
+        engine.print_stderr(figures)
     for error in errors:
-        engine.say(f"error: {error}")
+        engine.print_stderr(f"error: {error}")
     return 1 if errors else 0
 
 

@@ -24,7 +24,7 @@ _FILES = {  # template -> where it goes
 
 
 @dataclass(frozen=True)
-class Where:
+class PlatformDestination:
     """Destination of the package."""
 
     path: str = option(".", text, "folder to put the package's folder into", group="package", metavar="DIR")
@@ -32,13 +32,13 @@ class Where:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("NAME", nargs="?", help="of the platform: what --device will take, such as tinyvec")
-    flags.add_arguments(parser, Where)
+    flags.add_arguments(parser, PlatformDestination)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Refuses a name that would not work, and to write over anything."""
-    name, where = arguments.NAME or "", Path(flags.from_arguments(arguments, Where).path)
-    refuse(name)
+    name, where = arguments.NAME or "", Path(flags.from_arguments(arguments, PlatformDestination).path)
+    check_name(name)
     folder = where / f"quintet-{name}"
     if folder.exists():
         raise ValueError(f"{folder} is there already, and nothing is written over; remove it, or give another --path")
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def refuse(name: str) -> None:
+def check_name(name: str) -> None:
     """ValueError if a platform cannot have this name, or another one has it."""
     from quintet.platforms import BUILT_IN, discover
 

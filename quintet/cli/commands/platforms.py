@@ -9,7 +9,7 @@ from quintet.cli.tables import table
 from quintet.config import EngineConfig, read_environment
 
 if TYPE_CHECKING:
-    from quintet.platforms import Found
+    from quintet.platforms import PlatformCandidate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _features(as_json: bool) -> int:
     """Prints features proven by the kit on this machine, or by the report that a platform's package ships."""
     from quintet.conformance import features
-    from quintet.engine.platform_support import evidence
+    from quintet.engine.platform_support import support_evidence
     from quintet.platforms import discover
 
-    known = {found.name: evidence(found) for found in discover()}
+    known = {found.name: support_evidence(found) for found in discover()}
     rows = features.table({name: each.support for name, each in known.items()})
     if as_json:
         origins = {name: each.origin for name, each in known.items()}
@@ -69,7 +69,7 @@ def _features(as_json: bool) -> int:
     return 0
 
 
-def _row(found: "Found") -> dict[str, Any]:
+def _row(found: "PlatformCandidate") -> dict[str, Any]:
     """A platform as plain data."""
     from quintet.interface.platform import Unavailable
 
@@ -92,7 +92,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, str, str]:
         return row["name"], "unavailable", "; ".join(filter(None, (row["reason"], row["remedy"])))
     facts = [f"{row['devices']} device{'s' * (row['devices'] != 1)}", ", ".join(row["dtypes"])]
     facts += [f"fp8 {row['fp8']}"] if row["fp8"] else []
-    facts += [f"quant {', '.join(row['quant'])}"] if row["quant"] else []
+    formats = row["weight_formats"]
+    facts += [f"quant {', '.join(formats)}"] if formats else []
     facts += [name.replace("_", " ") for name in ("static_shapes", "spmd", "overlap", "batch_invariant") if row[name]]
     facts += [row["detail"]] if row["detail"] else []
     return row["name"], "available", "; ".join(facts)

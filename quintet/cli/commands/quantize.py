@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.cli.commands._engine import say
+from quintet.cli.commands._engine import print_stderr
 from quintet.config import EngineConfig
 from quintet.config.schema import flags
 from quintet.quantize.config import QuantizeConfig
 
 if TYPE_CHECKING:
     from quintet.conformance.divergence import Divergence
-    from quintet.quantize.quantize import Written
+    from quintet.quantize.quantize import QuantizeResult
 
 SEQUENCES, LONGEST = 16, 512  # of the text that both models are compared on
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _summary(written: "Written") -> str:
+def _summary(written: "QuantizeResult") -> str:
     return (
         f"{written.folder}: {written.products} products as {written.scheme} by {written.method}, {written.left} left "
         f"as they were; {written.bytes_before / 1e6:.1f} MB -> {written.bytes_after / 1e6:.1f} MB "
@@ -51,12 +51,12 @@ def _summary(written: "Written") -> str:
     )
 
 
-def _compared(model: str, written: "Written", asked: QuantizeConfig) -> "Divergence":
+def _compared(model: str, written: "QuantizeResult", asked: QuantizeConfig) -> "Divergence":
     """Both models over the same text."""
     from quintet.conformance.divergence import divergence
     from quintet.quantize.eval_text import held_out
 
-    say("comparing with the original ...")
+    print_stderr("comparing with the original ...")
     before = EngineConfig(model, device=asked.device)
     rows = held_out(before, asked.evaluate, SEQUENCES, LONGEST)
     return divergence(before, before.replace(model=str(written.folder)), rows)

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from quintet.cli.commands import _embedding_files as _texts
 from quintet.cli.commands import _engine as engine
-from quintet.cli.commands._embedding_files import Line
+from quintet.cli.commands._embedding_files import TextLine
 from quintet.config import BUNDLED_EMBED
 from quintet.pooling_params import PoolingParams
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     best = sorted(range(len(lines)), key=lambda at: -scores[at])[: arguments.top_n]
     found = [(scores[at], lines[at]) for at in best]
     if arguments.output is not None:
-        with _texts.appearing(arguments.output) as part, part.open("w", encoding="utf-8") as file:
+        with _texts.atomic_file(arguments.output) as part, part.open("w", encoding="utf-8") as file:
             _write(file, found)
     elif arguments.json:
         _write(sys.stdout, found)
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
         for score, line in found:
             print(f"{score:.4f}  {line.text}")
     if not arguments.quiet:
-        engine.say(f"{len(lines)} documents in {seconds:.2f} s")
+        engine.print_stderr(f"{len(lines)} documents in {seconds:.2f} s")
     return 0
 
 
-def _write(file: IO[str], found: list[tuple[float, Line]]) -> None:
+def _write(file: IO[str], found: list[tuple[float, TextLine]]) -> None:
     for score, line in found:
-        told: dict[str, Any] = {"score": score, "line": line.number, **(line.beside or {"text": line.text})}
+        told: dict[str, Any] = {"score": score, "line": line.number, **(line.other_fields or {"text": line.text})}
         file.write(json.dumps(told, ensure_ascii=False) + "\n")

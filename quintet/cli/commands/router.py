@@ -4,12 +4,12 @@ import argparse
 import dataclasses
 import logging
 
-from quintet.common.logging_setup import install_for_server
+from quintet.common.logging_setup import install_server_log
 from quintet.config import read_environment
 from quintet.config.schema import flags
 from quintet.router.config import NOT_OF_THE_DOOR, PORT, RouterConfig
 from quintet.server.config import ServerConfig
-from quintet.server.file_limits import fit_files
+from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
 
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Routes until SIGTERM or Ctrl-C."""
     config, door = flags.from_arguments(arguments, RouterConfig), _door(arguments)
-    install_for_server(dataclasses.asdict(door))
+    install_server_log(dataclasses.asdict(door))
     if not (door.uds or door.api_key or is_loopback(door.host)):
         logger.warning("other machines can use this router without a key; give --api-key, or keep --host 127.0.0.1")
     twice = dataclasses.replace(door, max_connections=2 * door.max_connections)  # each has one to a server
-    door = dataclasses.replace(door, max_connections=max(1, fit_files(twice).max_connections // 2))
+    door = dataclasses.replace(door, max_connections=max(1, fit_file_limit(twice).max_connections // 2))
     check_certificate(door)
     listener = listen(door)
     from quintet.router.server import RouterServer
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _door(arguments: argparse.Namespace) -> ServerConfig:
     """Flags come before the environment."""
-    given = {"port": PORT, **flags.given(arguments, ServerConfig)}
+    given = {"port": PORT, **flags.given_settings(arguments, ServerConfig)}
     environment = read_environment()
     if environment.api_key is not None:
         given["api_key"] = (*given.get("api_key", ()), environment.api_key)

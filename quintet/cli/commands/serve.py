@@ -7,13 +7,13 @@ from typing import Any
 
 from quintet.cli.commands import _engine as engine
 from quintet.cli.config_file import read_config_file
-from quintet.common.logging_setup import install_for_server
+from quintet.common.logging_setup import install_server_log
 from quintet.config import EngineConfig, read_environment
 from quintet.config.schema import flags
 from quintet.config.schema.error_names import NameTranslation, Spelling
-from quintet.config.schema.typed_flags import texts
+from quintet.config.schema.typed_flags import strings_in
 from quintet.server.config import ServerConfig
-from quintet.server.file_limits import fit_files
+from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
 from quintet.server.listen import check_certificate, listen
 
@@ -34,18 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM or Ctrl-C."""
     served, loaded = _settings(arguments)
-    install_for_server(dataclasses.asdict(served))
+    install_server_log(dataclasses.asdict(served))
     if served.headless or loaded.node_rank:
         return _follow(served, loaded)
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
-    served = fit_files(served)
+    served = fit_file_limit(served)
     from quintet.server.processes.supervisor import Supervisor  # before there is anything to clear up
 
     if served.middleware:
         from quintet.server.http.middleware import custom as yours
 
-        yours.load(served.middleware)
+        yours.load_middlewares(served.middleware)
     check_certificate(served)
     listener = listen(served)
     return Supervisor(loaded, served, listener, arguments.wording).run()
@@ -60,9 +60,9 @@ def _follow(served: ServerConfig, loaded: EngineConfig) -> int:
         )
     if not served.headless:
         logger.info("machine %d of %d serves no HTTP: machine 0 does", loaded.node_rank, loaded.nnodes)
-    from quintet.engine.parallel.multi_node import follow
+    from quintet.engine.parallel.multi_node import follow_rank_0
 
-    return follow(loaded)
+    return follow_rank_0(loaded)
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig]:
@@ -70,14 +70,14 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     file: dict[str, Any] = {}
     if arguments.config:
         file, spelled = read_config_file(arguments.config)
-        typed = {*flags.given(arguments, ServerConfig), *engine.given(arguments)}
+        typed = {*flags.given_settings(arguments, ServerConfig), *engine.engine_settings(arguments)}
         arguments.wording = _with_keys(arguments.wording, {k: v for k, v in spelled.items() if k not in typed}, file)
     server_names = {each.name for each in dataclasses.fields(ServerConfig)}
     server = {name: file.pop(name) for name in list(file) if name in server_names}
-    server.update(flags.given(arguments, ServerConfig))
-    loaded: dict[str, Any] = {**file, **engine.given(arguments)}
+    server.update(flags.given_settings(arguments, ServerConfig))
+    loaded: dict[str, Any] = {**file, **engine.engine_settings(arguments)}
     if arguments.MODEL is not None:
-        if "model" in flags.given(arguments, EngineConfig):
+        if "model" in flags.given_settings(arguments, EngineConfig):
             raise ValueError("the model is given twice, as MODEL and with --model; give it once")
         loaded["model"] = arguments.MODEL
     environment = read_environment()
@@ -96,6 +96,6 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
 
 def _with_keys(wording: NameTranslation, spelled: dict[str, Spelling], file: dict[str, Any]) -> NameTranslation:
     """Makes errors about a setting of the config file name the file's key."""
-    return wording.before(
-        spelled, {f"{each.file}: {each.word}": texts(file[name]) for name, each in spelled.items() if name in file}
+    return wording.with_more(
+        spelled, {f"{each.file}: {each.word}": strings_in(file[name]) for name, each in spelled.items() if name in file}
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, InitVar
 from typing import Any, TypeVar
 
-from quintet.config.schema.fields import settings
+from quintet.config.schema.fields import setting_fields
 
 T = TypeVar("T", bound=type)
 C = TypeVar("C", bound=Callable[..., None])
@@ -15,18 +15,18 @@ C = TypeVar("C", bound=Callable[..., None])
 
 def documented(cls: T) -> T:
     """Adds the class's fields and their help texts to its docstring."""
-    cls.__doc__ = f"{cls.__doc__}\n\n{_listed(settings(cls))}"
+    cls.__doc__ = f"{cls.__doc__}\n\n{_listed(setting_fields(cls))}"
     return cls
 
 
-def takes(config: type) -> Callable[[C], C]:
+def accepts_fields_of(config: type) -> Callable[[C], C]:
     """Decorates a function that passes its **kwargs to `config`: adds them to its signature and docstring by name."""
 
     def decorate(call: C) -> C:
         signature = inspect.signature(call)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         named = {each.name for each in own}
-        added = [each for each in settings(config) if each.name not in named]
+        added = [each for each in setting_fields(config) if each.name not in named]
         shown = [
             inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=_default(each), annotation=_type(each))
             for each in added

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.common.suggestions import refuse_unknown
-from quintet.common.value_parsers import Parse, one_of, text, truth
+from quintet.common.value_parsers import Parse, boolean, one_of, text
 from quintet.config.engine import EngineConfig
 
 _PREFIX = "QUINTET_"
@@ -31,16 +31,16 @@ class Environment:
         "what the command line logs; DEBUG also shows where an error came from",
     )  # fmt: skip
     hf_home: str | None = _variable("HF_HOME", None, text, "where the Hugging Face libraries keep downloads")
-    hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, truth, "use downloaded models alone, ask no network")
+    hf_hub_offline: bool = _variable("HF_HUB_OFFLINE", False, boolean, "use downloaded models alone, ask no network")
     use_modelscope: bool = _variable(
-        "QUINTET_USE_MODELSCOPE", False, truth, "download models from ModelScope instead of the Hugging Face hub"
+        "QUINTET_USE_MODELSCOPE", False, boolean, "download models from ModelScope instead of the Hugging Face hub"
     )
     cpu_isa: str | None = _variable(
         "QUINTET_CPU_ISA", None, text, "instruction set of CPU kernels, if not the processor's best: avx512, avx2 or "
         "baseline",
     )  # fmt: skip
     cpu_bind: bool = _variable(
-        "QUINTET_CPU_BIND", True, truth, "keep each CPU worker on a core of its own where all the cores of a machine, "
+        "QUINTET_CPU_BIND", True, boolean, "keep each CPU worker on a core of its own where all the cores of a machine, "
         "or of a NUMA node, are used; 0: the system moves them",
     )  # fmt: skip
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
@@ -103,7 +103,7 @@ class Environment:
     )
 
     @classmethod
-    def documented(cls) -> dict[str, str]:
+    def descriptions(cls) -> dict[str, str]:
         """Variable -> what it is for."""
         return {each.metadata["variable"]: each.metadata["help"] for each in dataclasses.fields(cls)}
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from quintet.config.schema.fields import settings
+from quintet.config.schema.fields import setting_fields
 
 # What may follow a name as its value; a JSON object within another is as deep as messages go.
 _VALUE = r"'[^']*'|\"[^\"]*\"|\{(?:[^{}]|\{[^{}]*\})*\}|\[[^\]]*\]|\([^)]*\)|-?\w+(?:\.\w+)*"
@@ -86,7 +86,7 @@ class NameTranslation:
         owners = [word for word, texts in self.texts.items() if any(_quoted(each, said) for each in texts)]
         return f"{', '.join(owners)}: {said}" if owners else said
 
-    def before(self, spelled: Mapping[str, Spelling], texts: Mapping[str, Sequence[str]]) -> "NameTranslation":
+    def with_more(self, spelled: Mapping[str, Spelling], texts: Mapping[str, Sequence[str]]) -> "NameTranslation":
         """Returns this wording with more spellings; for a setting in both, the new one counts."""
         return NameTranslation({**self.spelled, **spelled}, {**self.texts, **texts})
 
@@ -111,7 +111,9 @@ class NameTranslation:
 @contextlib.contextmanager
 def keywords(kwargs: Mapping[str, object], config: type) -> Iterator[None]:
     """Makes a ValueError from the block name a setting by the keyword that the caller used."""
-    given = {each.name: alias for each in settings(config) for alias in each.metadata["aliases"] if alias in kwargs}
+    given = {
+        each.name: alias for each in setting_fields(config) for alias in each.metadata["aliases"] if alias in kwargs
+    }
     try:
         yield
     except ValueError as error:

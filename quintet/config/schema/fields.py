@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from quintet.common.suggestions import refuse_unknown
 from quintet.common.value_parsers import Parse, json_object, one_of
-from quintet.config.schema.unsupported import lacking
+from quintet.config.schema.unsupported import unsupported_reason
 
 
 def option(
@@ -29,28 +29,28 @@ def option(
     return field(default=default, metadata=metadata, repr=shown)
 
 
-def choice(default: str, *choices: str, help: str, group: str, **synonyms: str) -> Any:
+def choice_field(default: str, *choices: str, help: str, group: str, **synonyms: str) -> Any:
     """A field that takes one of these words."""
     return option(default, one_of(*choices, **synonyms), help, group=group, choices=choices)
 
 
-def settings(cls: type) -> list[Field[Any]]:
+def setting_fields(cls: type) -> list[Field[Any]]:
     """All that a caller may give: the fields, and what is taken in and not kept (InitVar)."""
     kept = dataclasses.fields(cls)
     every: Mapping[str, Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
     return [each for each in every.values() if each in kept or isinstance(each.type, InitVar)]
 
 
-def settle(config: Any, within: str = "") -> None:
+def normalize_fields(config: Any, within: str = "") -> None:
     """Brings every field of a new configuration to its one true form; it is frozen from there on.
 
     `within` is the way to it, such as "speculative_config.": errors name the whole way.
     """
     for each in dataclasses.fields(config):
-        object.__setattr__(config, each.name, read(each, getattr(config, each.name), within))
+        object.__setattr__(config, each.name, read_field(each, getattr(config, each.name), within))
 
 
-def read(setting: Field[Any], value: Any, within: str = "") -> Any:
+def read_field(setting: Field[Any], value: Any, within: str = "") -> Any:
     """The value in its one true form; ValueError names the setting."""
     try:
         return setting.metadata["parse"](value)
@@ -60,11 +60,11 @@ def read(setting: Field[Any], value: Any, within: str = "") -> Any:
         raise ValueError(f"{within}{setting.name} {error}") from None
 
 
-def adopt(config: Any, taken_in: Mapping[str, Any]) -> None:
+def apply_init_only(config: Any, taken_in: Mapping[str, Any]) -> None:
     """Sets the fields that settings taken in but not kept map to by `ours`; ValueError if a field has another value."""
-    every = {each.name: each for each in settings(type(config))}
+    every = {each.name: each for each in setting_fields(type(config))}
     for name, value in taken_in.items():
-        wanted = {} if value is None else every[name].metadata["ours"](read(every[name], value))
+        wanted = {} if value is None else every[name].metadata["ours"](read_field(every[name], value))
         for target, asked in wanted.items():
             now = getattr(config, target)
             if now not in (asked, every[target].default):
@@ -87,7 +87,7 @@ class Nested:
     plain: ClassVar[str] = ""  # the entry that a number alone stands for, if there is one
 
     def __post_init__(self) -> None:
-        settle(self, f"{self.name}.")
+        normalize_fields(self, f"{self.name}.")
 
     @classmethod
     def entries(cls, value: Any) -> dict[str, Any]:
@@ -107,13 +107,13 @@ class Nested:
         return named
 
     @classmethod
-    def of(cls, value: Any) -> "Nested":
+    def from_value(cls, value: Any) -> "Nested":
         """Builds it from entries. Unsupported and unknown ones are refused, unless an unsupported one is off."""
         known = {each.name for each in dataclasses.fields(cls)}
         given = cls.entries(value).items()
         asked = {name: each for name, each in given if name in known or not cls._asks_nothing(name, each)}
         for name in asked:
-            if reason := lacking(f"{cls.name}.{name}"):
+            if reason := unsupported_reason(f"{cls.name}.{name}"):
                 raise NestedError(f"{cls.name}.{name} is not there: {reason}")
         try:
             refuse_unknown(f"entry of {cls.name}", asked, known)
@@ -125,7 +125,7 @@ class Nested:
     def _asks_nothing(cls, name: str, value: Any) -> bool:
         """True if the entry is known as unsupported and is turned off: then it changes nothing."""
         off = not any(value.values()) if isinstance(value, Mapping) else not value
-        return off and lacking(f"{cls.name}.{name}") is not None
+        return off and unsupported_reason(f"{cls.name}.{name}") is not None
 
 
 def nested(cls: type[Nested], default: Nested | None, help: str, *, group: str, **more: Any) -> Any:
@@ -134,15 +134,15 @@ def nested(cls: type[Nested], default: Nested | None, help: str, *, group: str, 
     def parse(value: Any) -> Nested | None:
         if value is None or isinstance(value, cls):
             return default if value is None else value
-        return cls.of(value)
+        return cls.from_value(value)
 
     return option(default, parse, help, group=group, nested=cls, **more)
 
 
-def dotted(cls: type, named: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_nested(cls: type, named: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of cls that hold a configuration, entry by entry: {"speculative_config": {"method": m}} becomes
     {"speculative_config.method": m}. Refuses an entry that is given in both ways."""
-    holding = {each.name: each.metadata["nested"] for each in settings(cls) if "nested" in each.metadata}
+    holding = {each.name: each.metadata["nested"] for each in setting_fields(cls) if "nested" in each.metadata}
     flat: dict[str, Any] = {}
     for name, value in named.items():
         pieces = {name: value}
@@ -154,7 +154,7 @@ def dotted(cls: type, named: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def gathered(flat: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten_nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """The other way round: entries such as "speculative_config.method" in a mapping for each field."""
     found: dict[str, Any] = {}
     for name, value in flat.items():

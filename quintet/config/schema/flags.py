@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
 from typing import Any, NoReturn, TypeVar
 
-from quintet.common.suggestions import nearest
+from quintet.common.suggestions import nearest_name
 from quintet.common.value_parsers import integer
-from quintet.config import dotted, gathered, lacking, settings
+from quintet.config import flatten_nested, setting_fields, unflatten_nested, unsupported_reason
 from quintet.config.schema.error_names import NameTranslation
-from quintet.config.schema.typed_flags import typed, wording
+from quintet.config.schema.typed_flags import find_typed_flags, name_translation
 
 T = TypeVar("T")
 Read = Callable[[str], Any]
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **options)
-        self.typed: dict[str, str] = {}  # destination -> flag
+        self.typed_flags: dict[str, str] = {}  # destination -> flag
         self._own_usage = options.get("usage") is None
 
     def format_help(self) -> str:
@@ -43,8 +43,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Prompts and flags may be mixed. Exits with 2 on what it does not know."""
-        words = with_dashes(argv)
-        self.typed = typed(self._option_string_actions, argv, words)
+        words = normalize_argv(argv)
+        self.typed_flags = find_typed_flags(self._option_string_actions, argv, words)
         end = words.index("--") if "--" in words else len(words)
         namespace, extra = self.parse_known_intermixed_args(words[:end])
         flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
@@ -53,12 +53,12 @@ class Parser(argparse.ArgumentParser):
             self.error("\n".join(_refusal(flag, known) for flag in flags))
         for word in extra + words[end + 1 :]:
             self._place(namespace, word)
-        namespace.typed, namespace.wording = self.typed, self.wording(namespace)
+        namespace.typed, namespace.wording = self.typed_flags, self.name_translation(namespace)
         return namespace
 
-    def wording(self, given: argparse.Namespace | None = None) -> NameTranslation:
+    def name_translation(self, given: argparse.Namespace | None = None) -> NameTranslation:
         """Returns the wording of error messages about typed flags."""
-        return wording(self._option_string_actions, self.typed, given)
+        return name_translation(self._option_string_actions, self.typed_flags, given)
 
     def _place(self, namespace: argparse.Namespace, word: str) -> None:
         """Gives a word from behind "--" to the positional that has room for it; argparse loses these."""
@@ -73,13 +73,13 @@ class Parser(argparse.ArgumentParser):
 
     def _as_typed(self, message: str) -> str:
         """argparse names all the flags that set the same."""
-        for dest, flag in self.typed.items():
+        for dest, flag in self.typed_flags.items():
             names = next("/".join(a.option_strings) for a in self._option_string_actions.values() if a.dest == dest)
             message = message.replace(f"argument {names}: ", f"argument {flag}: ", 1)
         return message
 
     def error(self, message: str) -> NoReturn:
-        message = self._as_typed(self.wording()(message))
+        message = self._as_typed(self.name_translation()(message))
         print(f"{self.prog}: error: {message}\n`{self.prog} --help` lists what there is.", file=sys.stderr)
         raise SystemExit(2)
 
@@ -106,7 +106,7 @@ _STEMS = {
 }
 
 
-def with_dashes(argv: Sequence[str]) -> list[str]:
+def normalize_argv(argv: Sequence[str]) -> list[str]:
     """Underscores in a flag's name become dashes, short stems long; what follows "=" or "--" stays as it is."""
     end = list(argv).index("--") if "--" in argv else len(argv)
     return [_dashes(word) if at < end else word for at, word in enumerate(argv)]
@@ -123,10 +123,10 @@ def _dashes(word: str) -> str:
 
 
 def _refusal(flag: str, known: Collection[str]) -> str:
-    advice = lacking(flag.lstrip("-").rstrip("+").replace("-", "_"))
+    advice = unsupported_reason(flag.lstrip("-").rstrip("+").replace("-", "_"))
     if advice:
         return f"there is no {flag}: {advice}"
-    match = nearest(flag, known)
+    match = nearest_name(flag, known)
     return f"unknown flag {flag!r}" + (f"; did you mean {match!r}?" if match else "")
 
 
@@ -168,7 +168,7 @@ def add_arguments(
 
 
 def _fields(cls: type) -> list[Field[Any]]:
-    return [each for each in settings(cls) if each.init and each.metadata.get("cli", True)]
+    return [each for each in setting_fields(cls) if each.init and each.metadata.get("cli", True)]
 
 
 def flags_of(each: Field[Any]) -> list[str]:
@@ -296,14 +296,14 @@ def _json(word: str) -> Any:
 # ------------------------------------------------------------------------------------------------ flags to dataclass
 
 
-def given(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+def given_settings(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
     """The fields that the user set, by name; entries of a configuration within by theirs, "x_config.entry"."""
     prefix = _dest(cls, "")
-    return dotted(
+    return flatten_nested(
         cls, {name[len(prefix) :]: value for name, value in vars(namespace).items() if name.startswith(prefix)}
     )
 
 
 def from_arguments(namespace: argparse.Namespace, cls: type[T], **defaults: Any) -> T:
     """The dataclass, checked by itself; `defaults` stand in for flags that were not given."""
-    return cls(**gathered({**defaults, **given(namespace, cls)}))
+    return cls(**unflatten_nested({**defaults, **given_settings(namespace, cls)}))

@@ -7,7 +7,9 @@ from typing import Any
 from quintet.config.schema.error_names import NameTranslation, Spelling
 
 
-def typed(actions: Mapping[str, argparse.Action], raw: Sequence[str], words: Sequence[str]) -> dict[str, str]:
+def find_typed_flags(
+    actions: Mapping[str, argparse.Action], raw: Sequence[str], words: Sequence[str]
+) -> dict[str, str]:
     """Destination -> the flag as it was typed; `words` are the `raw` ones in the form that the parser knows."""
     found: dict[str, str] = {}
     for said, word in zip(raw, words, strict=True):
@@ -22,7 +24,7 @@ def typed(actions: Mapping[str, argparse.Action], raw: Sequence[str], words: Seq
     return found
 
 
-def wording(
+def name_translation(
     actions: Mapping[str, argparse.Action], said: Mapping[str, str], given: argparse.Namespace | None = None
 ) -> NameTranslation:
     """Returns the wording of a command's flags; a flag that was not typed has its first long name."""
@@ -32,10 +34,10 @@ def wording(
         if dot and (name not in spelled or action.dest in said):
             spelled[name] = _spelling(action, said)
     values = {flag: getattr(given, dest, None) for dest, flag in said.items()}
-    return NameTranslation(spelled, {flag: texts(value) for flag, value in values.items()})
+    return NameTranslation(spelled, {flag: strings_in(value) for flag, value in values.items()})
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def strings_in(value: Any) -> tuple[str, ...]:
     """Returns the strings in a setting's value."""
     several = value if isinstance(value, list | tuple) else (value,)
     return tuple(each for each in several if isinstance(each, str))

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
-from quintet.common.suggestions import nearest
+from quintet.common.suggestions import nearest_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,7 +135,7 @@ LACKING: Mapping[str, str] = {
 }
 
 
-def lacking(name: str) -> str | None:
+def unsupported_reason(name: str) -> str | None:
     """Why a setting, or the one that it is an entry of, is not there; None if this says nothing of it."""
     while name and name not in LACKING:
         name = name.rpartition(".")[0]
@@ -223,11 +223,11 @@ def no_attribute(owner: str, name: str, there: Iterable[str]) -> AttributeError:
     """Returns the error to raise for an attribute that does not exist."""
     if name in METHODS:
         return AttributeError(f"{owner}.{name} is not there: {METHODS[name]}")
-    match = None if name.startswith("_") else nearest(name, [each for each in there if not each.startswith("_")])
+    match = None if name.startswith("_") else nearest_name(name, [each for each in there if not each.startswith("_")])
     return AttributeError(f"{owner} has no attribute {name!r}" + (f"; did you mean {match!r}?" if match else ""))
 
 
-def without_lacking(call: Callable[P, T]) -> Callable[P, T]:
+def refuses_unsupported(call: Callable[P, T]) -> Callable[P, T]:
     """The call, which refuses arguments of ARGUMENTS, unless they ask for nothing."""
     own = inspect.signature(call).parameters
 

@@ -55,7 +55,7 @@ def linear_fp8a8(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
-    return untied(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
+    return away_from_ties(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
 
 
 def linear_table4(dtype: torch.dtype) -> Iterator[Case]:
@@ -79,7 +79,7 @@ def linear_w8a8(dtype: torch.dtype) -> Iterator[Case]:
     fmt = WeightFormat("w8a8", 8, 8)
     for what, x, bias, inputs, outputs in _products(dtype, (1, 1, 1), (1, 48, 77), (33, 48, 77), (16, 1100, 40)):
         x[len(x) // 2] *= 0.0 if len(x) == 33 else 30.0  # a token of zeros; one of large numbers
-        x = untied(x, 0, 127.0, torch.round)
+        x = away_from_ties(x, 0, 127.0, torch.round)
         weight = Matrix(_int8(outputs, inputs), _scales(outputs, 1) / 16, format=fmt)
         yield what, (x, weight, bias, (outputs,))
     x, long = long_sums(dtype)
@@ -99,12 +99,12 @@ def linear_w4a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, x, bias, inputs, outputs in _products(dtype, (1, 48, 77), (33, 48, 77), (16, 384, 40)):
         for groups in (1, 3, inputs // 16):
             values, fmt = _int8(outputs, inputs // 2).view(torch.uint8), WeightFormat("w4a8", 4, 8, inputs // groups)
-            even = untied(x, inputs // groups, 127.0, torch.round)
+            even = away_from_ties(x, inputs // groups, 127.0, torch.round)
             weight = Matrix(values, _scales(outputs, groups), format=fmt)
             yield f"{what}, {groups} groups", (even, weight, bias, (outputs,))
 
 
-def untied(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+def away_from_ties(x: Tensor, block: int, largest: float, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """x with 0 for what lies so near the middle of two quantized values that one rounding of float32 decides."""
     x = x.clone()
     for piece in x.split(block or x.shape[1], dim=1):

@@ -11,7 +11,7 @@ from quintet.conformance.cases.linear import PRODUCTS
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.conformance.cases.states import BESIDE, STATES
 from quintet.conformance.cases.streams import STREAMS
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, HeadNorms, RotaryArgs
 from quintet.interface.weights import Matrix
 from quintet.ops.activation import KINDS
@@ -95,8 +95,8 @@ def embedding(dtype: torch.dtype) -> Iterator[Case]:
 def write_kv(dtype: torch.dtype) -> Iterator[Case]:
     for page_size in (8, 16, 32):
         of = spec(6, 3, 8, dtype=dtype, page_size=page_size)
-        cache = Cache(of, [45, 9, page_size])
-        requests = [Request(37, 8), Request(8, 1), Request(0, page_size)]
+        cache = RandomKVCache(of, [45, 9, page_size])
+        requests = [AttentionRequest(37, 8), AttentionRequest(8, 1), AttentionRequest(0, page_size)]
         q, context = cache.batch(dict(enumerate(requests)))
         k, v = randn(len(q), 3, 8, dtype=dtype), randn(len(q), 3, 8, dtype=dtype, scale=2.0)
         yield f"pages of {page_size}", (cache.kv, k, v, context)
@@ -113,10 +113,22 @@ def rotary_write_kv(dtype: torch.dtype) -> Iterator[Case]:
 
 
 MIXES = {
-    "a long prompt": [Request(0, 170)],
-    "chunks": [Request(100, 31), Request(7, 2), Request(250, 17)],
-    "decoding": [Request(0, 1), Request(63, 1), Request(127, 1), Request(128, 1), Request(300, 1)],
-    "ragged mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
+    "a long prompt": [AttentionRequest(0, 170)],
+    "chunks": [AttentionRequest(100, 31), AttentionRequest(7, 2), AttentionRequest(250, 17)],
+    "decoding": [
+        AttentionRequest(0, 1),
+        AttentionRequest(63, 1),
+        AttentionRequest(127, 1),
+        AttentionRequest(128, 1),
+        AttentionRequest(300, 1),
+    ],
+    "ragged mix": [
+        AttentionRequest(40, 1),
+        AttentionRequest(0, 21),
+        AttentionRequest(130, 5),
+        AttentionRequest(270, 1),
+        AttentionRequest(3, 1),
+    ],
 }
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -136,11 +148,16 @@ def paged_attention(dtype: torch.dtype) -> Iterator[Case]:
             of = spec(heads, kv_heads, 16, dtype=dtype, page_size=page_size, **settings)
             sinks = randn(heads, dtype=dtype) if of.sinks else None
             for mix, requests in MIXES.items():
-                yield f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}", attended(of, requests, sinks)
+                yield (
+                    f"{what}, {heads}/{kv_heads}, pages of {page_size}, {mix}",
+                    paged_attention_arguments(of, requests, sinks),
+                )
 
 
-def attended(of: AttentionSpec, requests: list[Request], sinks: Tensor | None) -> tuple[Any, ...]:
-    cache = Cache(of, [r.cached + r.new for r in requests])
+def paged_attention_arguments(
+    of: AttentionSpec, requests: list[AttentionRequest], sinks: Tensor | None
+) -> tuple[Any, ...]:
+    cache = RandomKVCache(of, [r.cached + r.new for r in requests])
     q, context = cache.batch(dict(enumerate(requests)))
     return q, cache.kv, context, of, sinks
 
@@ -157,7 +174,9 @@ def attention(dtype: torch.dtype) -> Iterator[Case]:
             of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
             sinks = randn(heads, dtype=dtype) if of.sinks else None
             for lengths in ((21,), (3, 40, 1), (16, 16)):
-                _, _, context, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                _, _, context, *_ = paged_attention_arguments(
+                    of, [AttentionRequest(0, length) for length in lengths], None
+                )
                 q = randn(sum(lengths), heads, 16, dtype=dtype)
                 k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
                 yield f"{what}, {heads}/{kv_heads}, {lengths} tokens", (q, k, v, context.batch, of, sinks)
@@ -174,7 +193,9 @@ def biased_attention(dtype: torch.dtype) -> Iterator[Case]:
         for heads, kv_heads in ((6, 3), (3, 3)):
             of = spec(heads, kv_heads, 16, dtype=dtype, source="none", **settings)
             for lengths, reach in (((21,), 30), ((3, 80, 1), 9), ((16, 16), 0)):
-                _, _, context, *_ = attended(of, [Request(0, length) for length in lengths], None)
+                _, _, context, *_ = paged_attention_arguments(
+                    of, [AttentionRequest(0, length) for length in lengths], None
+                )
                 q = randn(sum(lengths), heads, 16, dtype=dtype)
                 k, v = (randn(sum(lengths), kv_heads, 16, dtype=dtype, scale=size) for size in (1.0, 2.0))
                 bias = randn(heads, 2 * reach + 1, dtype=torch.float32, scale=2.0)

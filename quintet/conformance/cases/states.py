@@ -7,7 +7,15 @@ from torch import Tensor
 
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
 from quintet.interface.types import Batch, Group, StepContext
-from quintet.ops.states import Conv, Finish, Moves, Replaced, Rule, Scan, Turns
+from quintet.ops.states import (
+    ConvWeights,
+    DeltaRuleInputs,
+    ScanInputs,
+    ScanWeights,
+    WKV7Inputs,
+    WKV7OutputWeights,
+    WKV7Weights,
+)
 
 UNITS = 9  # of a state
 # tokens of each request, and the units that their states are read from and written to
@@ -31,7 +39,7 @@ def short_conv(dtype: torch.dtype) -> Iterator[Case]:
     for channels, taps, gated, biased in ((3, 2, False, False), (70, 4, False, True), (129, 3, True, True)):
         for counts, units in MIXES:
             tokens = sum(counts)
-            conv = Conv(randn(channels, taps, dtype=dtype), randn(channels, dtype=dtype) if biased else None)
+            conv = ConvWeights(randn(channels, taps, dtype=dtype), randn(channels, dtype=dtype) if biased else None)
             gates = randn(tokens, 2 * channels, dtype=dtype) if gated else None
             state = randn(UNITS, channels, taps - 1, dtype=dtype)
             given = randn(tokens, channels, dtype=dtype), gates, conv, state, _context(counts, units)
@@ -44,11 +52,14 @@ def state_space(dtype: torch.dtype) -> Iterator[Case]:
             tokens, context = sum(counts), _context(counts, units)
             x, dt = randn(tokens, heads, dim, dtype=dtype), randn(tokens, heads, dtype=dtype)
             into, out = (randn(tokens, groups, width, dtype=dtype, scale=width**-size) for size in (0.0, 0.5))
-            scan = Scan(_heads(heads), _heads(heads), _heads(heads))
+            scan = ScanWeights(_heads(heads), _heads(heads), _heads(heads))
             state = randn(UNITS, heads, dim, width, dtype=torch.float32)
             what = f"{heads} heads of {dim}, {width} numbers, {counts} tokens"
-            yield what, (Moves(x, dt, into, out), scan, state, context, 0.1)
-            yield f"{what}, a fixed decay", (Moves(x, None, into, out), Scan(_heads(heads)), state, context, 0.0)
+            yield what, (ScanInputs(x, dt, into, out), scan, state, context, 0.1)
+            yield (
+                f"{what}, a fixed decay",
+                (ScanInputs(x, None, into, out), ScanWeights(_heads(heads)), state, context, 0.0),
+            )
 
 
 def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
@@ -56,8 +67,8 @@ def selective_scan(dtype: torch.dtype) -> Iterator[Case]:
         for counts, units in MIXES:
             tokens = sum(counts)
             into, out = (randn(tokens, 1, width, dtype=dtype, scale=width**-size) for size in (0.0, 0.5))
-            moves = Moves(randn(tokens, channels, 1, dtype=dtype), randn(tokens, channels, dtype=dtype), into, out)
-            scan = Scan(_heads(channels, width), _heads(channels), _heads(channels))
+            moves = ScanInputs(randn(tokens, channels, 1, dtype=dtype), randn(tokens, channels, dtype=dtype), into, out)
+            scan = ScanWeights(_heads(channels, width), _heads(channels), _heads(channels))
             state = randn(UNITS, channels, width, dtype=torch.float32)
             yield (
                 f"{channels} channels, {width} numbers, {counts} tokens",
@@ -71,10 +82,10 @@ def delta_rule(dtype: torch.dtype) -> Iterator[Case]:
             tokens = sum(counts)
             q, k = (randn(tokens, groups, width, dtype=dtype, scale=size) for size in (1.0, 2.0))
             rates = [randn(tokens, heads, dtype=dtype, scale=size) for size in (1.0, 2.0)]
-            turns = Turns(q, k, randn(tokens, heads, values, dtype=dtype), *rates)
+            turns = DeltaRuleInputs(q, k, randn(tokens, heads, values, dtype=dtype), *rates)
             state = randn(UNITS, heads, values, width, dtype=torch.float32)
             what = f"{heads} heads of {values} by {width}, {counts} tokens"
-            yield what, (turns, Scan(_heads(heads), _heads(heads)), state, _context(counts, units))
+            yield what, (turns, ScanWeights(_heads(heads), _heads(heads)), state, _context(counts, units))
 
 
 def gated_norm(dtype: torch.dtype) -> Iterator[Case]:
@@ -93,10 +104,10 @@ def sigmoid_gate(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{rows}x{width}", (randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype, scale=4.0))
 
 
-def _replaced(tokens: int, heads: int, values: int, width: int, dtype: torch.dtype) -> tuple[Replaced, Rule]:
+def _replaced(tokens: int, heads: int, values: int, width: int, dtype: torch.dtype) -> tuple[WKV7Inputs, WKV7Weights]:
     r, w, k, a = (randn(tokens, heads, width, dtype=dtype) for _ in range(4))
-    moves = Replaced(r, w, k, randn(tokens, heads, values, dtype=dtype), a)
-    return moves, Rule(_heads(heads, width), _heads(heads, width))
+    moves = WKV7Inputs(r, w, k, randn(tokens, heads, values, dtype=dtype), a)
+    return moves, WKV7Weights(_heads(heads, width), _heads(heads, width))
 
 
 def wkv7(dtype: torch.dtype) -> Iterator[Case]:
@@ -113,7 +124,7 @@ def wkv7(dtype: torch.dtype) -> Iterator[Case]:
 def wkv7_out(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, heads, values, width in ((1, 1, 2, 3), (5, 3, 16, 16), (33, 2, 7, 33)):
         moves, rule = _replaced(tokens, heads, values, width, dtype)
-        finish = Finish(_heads(heads, width), _heads(heads, values), _heads(heads, values))
+        finish = WKV7OutputWeights(_heads(heads, width), _heads(heads, values), _heads(heads, values))
         o, gate = randn(tokens, heads, values, dtype=torch.float32), randn(tokens, heads * values, dtype=dtype)
         yield f"{tokens} tokens, {heads} heads of {values} by {width}", (o, moves, rule, finish, gate, 6.4e-4)
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.check import Lacking
-from quintet.conformance.formats import kept, steady
-from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.check import NotSupported
+from quintet.conformance.formats import away_from_rounding_ties, through_cache
+from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.subject import Subject
 from quintet.engine.executor.batch_builder import pad
-from quintet.engine.kv_cache.groups import KVCacheGroup, arrange
+from quintet.engine.kv_cache.groups import KVCacheGroup, group_layers
 from quintet.interface.platform import Mixer, Platform, SingleRank, State
 from quintet.interface.types import AttentionSpec, Batch, Outputs, ShapeBucket
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, replacements, whole
+from quintet.layers.build import BuildContext, Layer, replacements, replicated
 from quintet.layers.embedding import VocabParallelEmbedding
 from quintet.layers.layer_state import LayerMixer, StepState
 
@@ -29,15 +29,15 @@ REQUESTS = 8  # of such a step
 def mixer_of(platform: Platform, spec: AttentionSpec, ops: Any) -> Mixer:
     """Lacking if the platform refuses."""
     if spec.chunk is not None and "chunk" not in platform.optional_spec_fields:
-        raise Lacking(f"{platform.name} has no attention within chunks")
+        raise NotSupported(f"{platform.name} has no attention within chunks")
     try:
         return platform.mixer(spec, ops, 0)
     except ValueError as reasons:
-        raise Lacking(str(reasons)) from reasons
+        raise NotSupported(str(reasons)) from reasons
 
 
 @dataclass(frozen=True)
-class Numbers:
+class AttentionInputs:
     """Q, K and V of every token, in the layer's type on the host. Token 0 is padding: nothing of it is a number."""
 
     q: Tensor  # [N, H, D]
@@ -46,12 +46,12 @@ class Numbers:
     sinks: Tensor | None = None  # [H]
 
     @classmethod
-    def random(cls, spec: AttentionSpec, count: int) -> "Numbers":
+    def random(cls, spec: AttentionSpec, count: int) -> "AttentionInputs":
         """Random Q, K and V of `count` tokens besides token 0, which is NaN."""
         q = randn(count + 1, spec.heads, spec.head_dim, dtype=spec.dtype)
         k, v = randn(2, count + 1, spec.kv_heads, spec.head_dim, dtype=spec.dtype, scale=1.5)
         if spec.kv_dtype is not None:
-            k, v = (steady(x, spec.kv_dtype) for x in (k, v))
+            k, v = (away_from_rounding_ties(x, spec.kv_dtype) for x in (k, v))
         sinks = randn(spec.heads, dtype=spec.dtype) if spec.sinks else None
         for each in (q, k, v):
             each[0] = torch.nan
@@ -65,7 +65,7 @@ class _Sinks(Layer):
         self.weight: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = CheckpointSlice(f"{path}.weight", (self._heads,), whole(self._heads, 1).ranges)
+        part = CheckpointSlice(f"{path}.weight", (self._heads,), replicated(self._heads, 1).ranges)
         return [Weight("weight", (part,), 0, 0, self._dtype, "vector")]
 
 
@@ -76,14 +76,14 @@ class AttentionModel(nn.Module):
         super().__init__()
         self._spec, self._ops, self.vocab_size = spec, build.ops.take("take_rows"), spec.heads * spec.value_dim
         keys = spec.kv_heads * spec.head_dim
-        self.q = VocabParallelEmbedding(build, count, spec.heads * spec.head_dim, replicated=True)
-        self.k = VocabParallelEmbedding(build, count, keys, replicated=True)
-        self.v = None if spec.shared else VocabParallelEmbedding(build, count, keys, replicated=True)
+        self.q = VocabParallelEmbedding(build, count, spec.heads * spec.head_dim, is_replicated=True)
+        self.k = VocabParallelEmbedding(build, count, keys, is_replicated=True)
+        self.v = None if spec.shared else VocabParallelEmbedding(build, count, keys, is_replicated=True)
         self.sinks = _Sinks(build, spec.heads) if spec.sinks else None
-        self.mixing = build.mixing(spec)
-        arrange([self.mixing])
+        self.mixing = build.make_mixer(spec)
+        group_layers([self.mixing])
 
-    def load(self, platform: Platform, numbers: Numbers) -> None:
+    def load(self, platform: Platform, numbers: AttentionInputs) -> None:
         given = {"q": numbers.q, "k": numbers.k, "v": numbers.v, "sinks": numbers.sinks}
         for name, layer in self.named_children():
             if isinstance(layer, Layer):
@@ -105,7 +105,7 @@ class AttentionModel(nn.Module):
         return None if table is None else table(token_ids).reshape(token_ids.shape[0], -1, self._spec.head_dim)
 
 
-class Session:
+class AttentionSession:
     """A compiled layer, its cache, and requests that are so many tokens long in the end.
 
     Pages are handed out in a shuffled order; those of a request that has finished are the next ones, and those that
@@ -113,7 +113,7 @@ class Session:
     """
 
     def __init__(
-        self, subject: Subject, spec: AttentionSpec, lengths: Sequence[int], numbers: Numbers | None = None,
+        self, subject: Subject, spec: AttentionSpec, lengths: Sequence[int], numbers: AttentionInputs | None = None,
         requests: int = REQUESTS,
     ) -> None:  # fmt: skip
         """The tokens of request 0 are 1, 2, ...; those of the next follow. Lacking says what the platform refuses.
@@ -122,8 +122,8 @@ class Session:
         """
         self.spec, self.lengths = spec, list(lengths)
         self.firsts = [1 + sum(lengths[:row]) for row in range(len(lengths))]
-        self.numbers = numbers or Numbers.random(spec, sum(lengths))
-        self._there = there = opened(subject, spec.page_size)
+        self.numbers = numbers or AttentionInputs.random(spec, sum(lengths))
+        self._there = there = subject_for_page_size(subject, spec.page_size)
         widest = -(-max(lengths) // spec.page_size)
         build = BuildContext(
             there.ops, lambda _: LayerMixer(mixer_of(there.platform, spec, there.ops)), SingleRank(), spec.dtype,
@@ -145,7 +145,7 @@ class Session:
         self._there_already: dict[int, int] = {}
 
     @property
-    def most(self) -> tuple[int, int]:
+    def max_step(self) -> tuple[int, int]:
         """Tokens and requests that a step may have."""
         return (self.fixed[0].tokens, self.fixed[0].requests) if self.fixed else (512, 64)
 
@@ -166,16 +166,16 @@ class Session:
         shaped = rows.reshape(len(rows), self.spec.heads, self.spec.value_dim)
         return dict(zip(chunks, shaped.split(list(chunks.values())), strict=True))
 
-    def spoil(self) -> None:
+    def fill_null_page_with_nan(self) -> None:
         """Leaves what is no number in every place of page 0."""
-        count = min(self.spec.page_size, self.most[0])
+        count = min(self.spec.page_size, self.max_step[0])
         for first in range(0, self.spec.page_size, count):
             self._ran([Stretch([0] * count, first, [[0]])])
 
     def trim(self, row: int) -> None:
         """Gives back the pages that no later token of the request can see, as an engine does behind a window."""
         pages = self._pages[row]
-        gone = self._kept[0].first(self.cached(row)) // self.spec.page_size
+        gone = self._kept[0].first_visible(self.cached(row)) // self.spec.page_size
         self._free += [page for page in pages[:gone] if page]
         pages[:gone] = [0] * gone
 
@@ -186,7 +186,7 @@ class Session:
 
     def _ran(self, stretches: Sequence[Stretch]) -> Tensor:
         """One step -> its rows on the host, padding's too."""
-        host = laid(stretches, self.spec.page_size, self._kept)
+        host = host_batch(stretches, self.spec.page_size, self._kept)
         host = pad(host, self.fixed) if self.fixed else host
         groups = [group._replace(plan=self.mixer.plan(host, group)) for group in host.groups]
         host = host._replace(groups=tuple(groups))
@@ -201,19 +201,19 @@ class Session:
         self._there_already[row] = length
 
 
-def opened(subject: Subject, page_size: int) -> Subject:
+def subject_for_page_size(subject: Subject, page_size: int) -> Subject:
     """With a platform of its own for this page size; Lacking if there is none."""
-    there = subject.fresh(page_size=page_size)
+    there = subject.with_new_platform(page_size=page_size)
     try:
         _ = there.device
     except ValueError as reason:
-        raise Lacking(str(reason)) from reason
+        raise NotSupported(str(reason)) from reason
     return there
 
 
-def built(subject: Subject, spec: AttentionSpec) -> Mixer:
+def make_mixer(subject: Subject, spec: AttentionSpec) -> Mixer:
     """The mixer alone; Lacking if it is refused."""
-    there = opened(subject, spec.page_size)
+    there = subject_for_page_size(subject, spec.page_size)
     return mixer_of(there.platform, spec, there.ops)
 
 
@@ -222,22 +222,25 @@ def first_served(subject: Subject, specs: Iterable[AttentionSpec]) -> AttentionS
     reasons = []
     for spec in specs:
         try:
-            built(subject, spec)
-        except Lacking as reason:
+            make_mixer(subject, spec)
+        except NotSupported as reason:
             reasons.append(str(reason))
         else:
             return spec
-    raise Lacking("; ".join(dict.fromkeys(reasons)))
+    raise NotSupported("; ".join(dict.fromkeys(reasons)))
 
 
-def expected(session: Session, row: int, wanted: range | None = None) -> Tensor:
+def reference_attention(session: AttentionSession, row: int, wanted: range | None = None) -> Tensor:
     """Softmax written out: a request's results [n, H, value_dim] in float64, at all of its positions or the wanted
     ones. Where a layer is not causal the request is whole in its step."""
     spec, sinks = session.spec, session.numbers.sinks
     own = slice(session.firsts[row], session.firsts[row] + session.lengths[row])
     group = spec.heads // spec.kv_heads
     q = session.numbers.q[own].double() * spec.scale
-    k, v = (kept(x[own], spec.cache_dtype).repeat_interleave(group, 1) for x in (session.numbers.k, session.numbers.v))
+    k, v = (
+        through_cache(x[own], spec.cache_dtype).repeat_interleave(group, 1)
+        for x in (session.numbers.k, session.numbers.v)
+    )
     v = k[..., : spec.shared] if spec.shared else v
     places = torch.arange(len(q))
     found = []

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
-from quintet.ops.attention import stored
+from quintet.ops.attention import to_cache_rows
 
 
 @dataclass(frozen=True)
-class Request:
+class AttentionRequest:
     cached: int
     new: int
 
@@ -25,7 +25,7 @@ def spec(heads: int, kv_heads: int, head_dim: int, **more: object) -> AttentionS
     return AttentionSpec(heads, kv_heads, head_dim, **settings)
 
 
-class Cache:
+class RandomKVCache:
     """Requests' K and V at random, written to pages; every request has the same content whatever batch it is in."""
 
     def __init__(self, of: AttentionSpec, lengths: Sequence[int], seed: int = 0) -> None:
@@ -36,10 +36,10 @@ class Cache:
         random.Random(seed).shuffle(free)
         self.spec, self._pages = of, [[free.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 1, 1 if of.shared else 2, of.kv_heads, size, of.head_dim)
-        self.kv = stored(torch.randn(shape, generator=generator), of.cache_dtype)
+        self.kv = to_cache_rows(torch.randn(shape, generator=generator), of.cache_dtype)
         self._q = [torch.randn(length, of.heads, of.head_dim, generator=generator).to(of.dtype) for length in lengths]
 
-    def batch(self, requests: dict[int, Request]) -> tuple[Tensor, StepContext]:
+    def batch(self, requests: dict[int, AttentionRequest]) -> tuple[Tensor, StepContext]:
         """q [T, H, D] and the step of these requests' new tokens, by the request's number."""
         size, kept = self.spec.page_size, {row: self._pages[row] for row in requests}
         places = [(row, p) for row, r in requests.items() for p in range(r.cached, r.cached + r.new)]

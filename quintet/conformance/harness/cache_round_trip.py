@@ -6,10 +6,10 @@ import math
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, require
-from quintet.conformance.close import short
-from quintet.conformance.formats import FLOATS, INT8_MOST, Float8, kept
-from quintet.conformance.harness.attention import Numbers, Session, first_served
+from quintet.conformance.check import ContractViolation, require
+from quintet.conformance.close import dtype_name
+from quintet.conformance.formats import FLOATS, INT8_MOST, Float8Encoding, through_cache
+from quintet.conformance.harness.attention import AttentionInputs, AttentionSession, first_served
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.types import AttentionSpec
@@ -19,7 +19,7 @@ DIMS = (16, 64, 128)  # of the heads, and sizes of the pages: the first that are
 SIZES = (16, 32, 64, 128)
 
 
-class Cache:
+class RoundTripCache:
     """One that keeps `cached`; Lacking if the platform refuses that type, whatever the layer's sizes."""
 
     def __init__(self, subject: Subject, cached: torch.dtype, dtype: torch.dtype | None = None) -> None:
@@ -42,23 +42,23 @@ class Cache:
         padded = torch.nn.functional.pad(numbers, (0, -len(numbers) % self.width))
         return padded.reshape(-1, self.width).to(self.dtype)
 
-    def back(self, rows: Tensor) -> Tensor:
+    def round_trip(self, rows: Tensor) -> Tensor:
         """Returns rows [R, width] as they come back from the cache, in float64."""
         tokens = -(-len(rows) // HEADS)
         v = torch.zeros(1 + tokens, HEADS, self.width, dtype=self.dtype)
         v[1:].view(-1, self.width)[: len(rows)] = rows
         nothing = torch.zeros_like(v)
-        session = Session(self._subject, self.of, [1] * tokens, Numbers(nothing, nothing, v))
-        most = session.most[1]
+        session = AttentionSession(self._subject, self.of, [1] * tokens, AttentionInputs(nothing, nothing, v))
+        most = session.max_step[1]
         steps = [session.run(dict.fromkeys(range(i, min(i + most, tokens)), 1)) for i in range(0, tokens, most)]
         found = torch.cat([each for step in steps for each in step.values()])
         return found.reshape(-1, self.width)[: len(rows)].double()
 
 
-def float8_codes(cache: Cache) -> None:
+def float8_codes(cache: RoundTripCache) -> None:
     """Each number of the format comes back as itself."""
     want = FLOATS[cache.cached].numbers
-    require_same(cache.cached, want, cache.back(cache.rows(want)).flatten()[: len(want)])
+    require_same(cache.cached, want, cache.round_trip(cache.rows(want)).flatten()[: len(want)])
 
 
 def require_same(cached: torch.dtype, want: Tensor, got: Tensor) -> None:
@@ -68,34 +68,36 @@ def require_same(cached: torch.dtype, want: Tensor, got: Tensor) -> None:
         return
     first = int(wrong[0])
     codes = {FLOATS[cached].value(code): code for code in range(256)}
-    misread = {short(other): torch.tensor([of.value(codes[v]) for v in want.tolist()]) for other, of in FLOATS.items()}
+    misread = {
+        dtype_name(other): torch.tensor([of.value(codes[v]) for v in want.tolist()]) for other, of in FLOATS.items()
+    }
     looks = [name for name, values in misread.items() if torch.allclose(values.double(), got, equal_nan=True)]
-    raise Broken(
-        f"{short(cached)}, code {codes[float(want[first])]:#04x}: {float(want[first]):g} was stored, "
+    raise ContractViolation(
+        f"{dtype_name(cached)}, code {codes[float(want[first])]:#04x}: {float(want[first]):g} was stored, "
         f"{float(got[first]):g} came back; {len(wrong)} of {len(want)} numbers are others"
         + (f", as if they were read as {looks[0]}" if looks else "")
     )
 
 
-def float8_rounding(cache: Cache) -> None:
+def float8_rounding(cache: RoundTripCache) -> None:
     """The nearest number is kept; the largest of what lies beyond it, or an infinity where there is one; NaN stays."""
     of = FLOATS[cache.cached]
     x = cache.rows(_between(of)).double()
-    got = cache.back(x)
+    got = cache.round_trip(x)
     most = float(of.numbers[-1])
     clamped = x.clamp(-most, most)
     beyond = (x.abs() > most) & of.infinities & (got == x.sign() * math.inf)
     wrong = ~beyond & ~((clamped - got).abs() <= (clamped - of.nearest(x)).abs())
     if bool(wrong.any()):
         at = tuple(torch.nonzero(wrong)[0].tolist())
-        raise Broken(
-            f"{short(cache.cached)}: of {float(x[at]):g}, {float(got[at]):g} was kept, and "
+        raise ContractViolation(
+            f"{dtype_name(cache.cached)}: of {float(x[at]):g}, {float(got[at]):g} was kept, and "
             f"{float(of.nearest(x[at])):g} is nearer; {int(wrong.sum())} numbers are wrong"
         )
     _nothing_spreads(cache, torch.nan)
 
 
-def _between(of: Float8) -> Tensor:
+def _between(of: Float8Encoding) -> Tensor:
     """At the quarters between neighbours, and beyond the ends."""
     low, high = of.numbers[:-1], of.numbers[1:]
     most = float(of.numbers[-1])
@@ -103,17 +105,17 @@ def _between(of: Float8) -> Tensor:
     return torch.cat([*(low + (high - low) * part for part in (0.25, 0.5, 0.75)), torch.tensor(beyond).double()])
 
 
-def _nothing_spreads(cache: Cache, value: float) -> None:
+def _nothing_spreads(cache: RoundTripCache, value: float) -> None:
     """A number that is none stays in its token, and shows there."""
     x = torch.ones(6 * HEADS, cache.width, dtype=cache.dtype)
     x[2 * HEADS, 3] = value
-    got = cache.back(x)
+    got = cache.round_trip(x)
     require(not bool(got[2 * HEADS, 3].isfinite()), f"{value} was stored, {float(got[2 * HEADS, 3]):g} came back")
     others = torch.cat([got[: 2 * HEADS], got[3 * HEADS :]])
     require(bool((others == 1).all()), f"one token's {value} shows in another's V: 1 was stored, not {others.tolist()}")
 
 
-def int8_codes(cache: Cache) -> None:
+def int8_codes(cache: RoundTripCache) -> None:
     """Each row ends at 127 steps of a power of two, so that every step is exact."""
     count = cache.width - 1
     steps = torch.arange(-INT8_MOST, INT8_MOST + 1)
@@ -121,31 +123,31 @@ def int8_codes(cache: Cache) -> None:
     rows = torch.cat([torch.full((len(steps), 1), INT8_MOST), steps], 1).double()
     for step in (1.0, 2.0**-12, 2.0**6):
         want = rows * step
-        got = cache.back(want)
+        got = cache.round_trip(want)
         allowed = 4 * torch.finfo(cache.dtype).eps * (cache.dtype == torch.float32)  # of a scale; others round it away
         wrong = (got - want).abs() > allowed * want.abs()
         if bool(wrong.any()):
             at = tuple(torch.nonzero(wrong)[0].tolist())
-            raise Broken(
+            raise ContractViolation(
                 f"int8, {float(rows[at]):g} steps of {step:g}: {float(got[at]):g} came back, {float(want[at]):g} was "
                 f"stored; {int(wrong.sum())} of {wrong.numel()} numbers are wrong"
             )
 
 
-def int8_rounding(cache: Cache) -> None:
+def int8_rounding(cache: RoundTripCache) -> None:
     """Each number is the nearest step of its row's scale, the largest / 127; a row of zeros is one."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(7 * HEADS, cache.width, generator=generator) * 7
     x[3] *= 1e-4
     x[5] = 0
     x = x.to(cache.dtype).double()
-    got = cache.back(x)
+    got = cache.round_trip(x)
     scale = x.abs().amax(-1, keepdim=True) / INT8_MOST
     allowed = scale * 0.501 + torch.finfo(cache.dtype).eps * x.abs()
     wrong = ~((got - x).abs() <= allowed)
     if bool(wrong.any()):
         at = tuple(torch.nonzero(wrong)[0].tolist())
-        raise Broken(
+        raise ContractViolation(
             f"int8, a row with steps of {float(scale[at[0]]):g}: of {float(x[at]):g}, {float(got[at]):g} was kept; "
             f"{int(wrong.sum())} of {wrong.numel()} numbers are not the nearest"
         )
@@ -153,11 +155,11 @@ def int8_rounding(cache: Cache) -> None:
         _nothing_spreads(cache, value)
 
 
-def own_numbers(cache: Cache) -> None:
+def own_numbers(cache: RoundTripCache) -> None:
     """A few numbers that mean something else in every other format."""
     x = cache.rows(torch.tensor([1.0, 0.5, -16.0, 1.75, 0.015625, -7.0, 112.0, 0.0], dtype=torch.float64))
-    want, got = kept(x, cache.cached), cache.back(x)
+    want, got = through_cache(x, cache.cached), cache.round_trip(x)
     if cache.cached in FLOATS:
         return require_same(cache.cached, want.flatten(), got.flatten())
     off = float((got - want).abs().max())
-    require(off <= 1e-2, f"{short(cache.cached)}: {want[0].tolist()} was stored, {got[0].tolist()} came back")
+    require(off <= 1e-2, f"{dtype_name(cache.cached)}: {want[0].tolist()} was stored, {got[0].tolist()} came back")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.check import Broken
+from quintet.conformance.check import ContractViolation
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import State
 from quintet.interface.types import Batch, Outputs, ShapeBucket
@@ -16,7 +16,7 @@ NOTHING = ShapeBucket(16, 1, 16, ())  # the step of a model that looks at no tok
 
 
 @dataclass(frozen=True)
-class Call:
+class OpCall:
     """A function and its arguments, which are on the device."""
 
     what: str
@@ -31,7 +31,7 @@ def send(subject: Subject, x: Any, use: str = "vector") -> Any:
     return _mapped(lambda each: send(subject, each, use), x)
 
 
-def results(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+def results(subject: Subject, calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
     """Runs the calls and returns their results on the host.
 
     Where tensors are opaque the calls are one compiled step: there alone a platform must understand what is no op.
@@ -41,11 +41,11 @@ def results(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]
     return [tuple(subject.down(each) for each in _tensors(_called(call, call.args))) for call in calls]
 
 
-def _called(call: Call, args: tuple[Any, ...]) -> Any:
+def _called(call: OpCall, args: tuple[Any, ...]) -> Any:
     try:
         return call.function(*args)
     except Exception as error:  # the error does not name the call
-        raise Broken(f"{call.what}: {type(error).__name__}: {error}") from error
+        raise ContractViolation(f"{call.what}: {type(error).__name__}: {error}") from error
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
@@ -55,7 +55,7 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 class _Together(nn.Module):
     """All calls in one step; its logits are one row: the numbers of every result, in float32, which holds them."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[OpCall]) -> None:
         super().__init__()
         self.vocab_size = 1
         self._calls = list(calls)
@@ -96,7 +96,7 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
 
 
-def _compiled(subject: Subject, calls: Sequence[Call]) -> list[tuple[Tensor, ...]]:
+def _compiled(subject: Subject, calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
     model = _Together(calls)
     step = subject.platform.compile(model, [NOTHING])
     host = NOTHING.batch

@@ -27,7 +27,7 @@ class Trap:
     def set(self, error: BaseException, where: Where, passes: int = 0) -> None:
         self._error, self._where, self._left = error, where, passes
 
-    def passed(self, where: Where) -> None:
+    def pass_through(self, where: Where) -> None:
         if self._error is None or where != self._where:
             return
         if self._left > 0:
@@ -37,7 +37,7 @@ class Trap:
         self.sprung += 1
         raise error
 
-    def around(self, platform: type[Platform]) -> type[Platform]:
+    def wrap_platform(self, platform: type[Platform]) -> type[Platform]:
         """The platform with this trap in it."""
 
         def open(self: Platform, rank: int) -> Device:
@@ -51,9 +51,9 @@ class Trap:
 
     def _guarded(self, step: Step) -> Step:
         def trapped(state: State, batch: Batch) -> tuple[Outputs, State]:
-            self.passed("before")
+            self.pass_through("before")
             result = step(state, batch)
-            self.passed("after")
+            self.pass_through("after")
             return result
 
         return trapped
@@ -66,7 +66,7 @@ class Trap:
             wait = to_host(x)
 
             def waiting() -> Tensor:
-                self.passed("waiting")
+                self.pass_through("waiting")
                 return wait()
 
             return waiting

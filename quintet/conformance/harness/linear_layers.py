@@ -7,23 +7,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.linear import long_sums, untied
+from quintet.conformance.cases.linear import away_from_ties, long_sums
 from quintet.conformance.cases.model_ops import CASES
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.check import Lacking, require
+from quintet.conformance.check import NotSupported, require
 from quintet.conformance.close import require_close
-from quintet.conformance.harness.calls import Call, results, send
+from quintet.conformance.harness.calls import OpCall, results, send
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import SingleRank
 from quintet.interface.types import AttentionSpec, StateSpec
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.build import BuildContext, Layer, replacements, whole
+from quintet.layers.build import BuildContext, Layer, replacements, replicated
 from quintet.layers.embedding import VocabParallelEmbedding
-from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, columns, rows
+from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear, column_parallel, row_parallel
 from quintet.layers.moe.moe import DOWN, GATE, UP, Experts
-from quintet.layers.quantization import QuantizationPlan, fitting
-from quintet.layers.quantization.checkpoint_config import Everywhere, Quantized
-from quintet.layers.quantization.group_scales import fitted
+from quintet.layers.quantization import QuantizationPlan, format_for_inputs
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, UniformPlan
+from quintet.layers.quantization.group_scales import shard_format
 from quintet.ops import Op
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.quantized import dequantized
@@ -36,7 +36,7 @@ IN_BYTES = 2**-7  # a table may be held in bytes, which only whole multiples of 
 
 
 @dataclass(frozen=True)
-class Product:
+class LinearCase:
     """The sizes of one layer, and how a checkpoint keeps it."""
 
     rows: int
@@ -52,10 +52,10 @@ class Product:
         return f"{self.rows}x{self.inputs} by {kept}{'+'.join(map(str, self.widths))}, bias {self.bias}{cut}"
 
     def layer(self, build: BuildContext) -> ColumnParallelLinear:
-        outputs = {f"/part{i}": whole(width, 1) for i, width in enumerate(self.widths)}
+        outputs = {f"/part{i}": replicated(width, 1) for i, width in enumerate(self.widths)}
         if self.by_inputs:
-            return rows(build, whole(self.inputs, 1), ("/part0", self.widths[0]), self.bias, self.stored)
-        return columns(build, self.inputs, outputs, self.bias, self.stored)
+            return row_parallel(build, replicated(self.inputs, 1), ("/part0", self.widths[0]), self.bias, self.stored)
+        return column_parallel(build, self.inputs, outputs, self.bias, self.stored)
 
     def checkpoint(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """The same numbers by the names, and in the order, that the layer asks for."""
@@ -64,7 +64,7 @@ class Product:
             found[f"{name[1:]}.weight"] = piece.t().contiguous() if self.stored.transposed else piece.clone()
         return found | self._biases(bias)
 
-    def held(self, matrix: Matrix, bias: Tensor | None) -> dict[str, Tensor]:
+    def canonical_checkpoint(self, matrix: Matrix, bias: Tensor | None) -> dict[str, Tensor]:
         """The same of a canonical matrix, see Canonical."""
         found: dict[str, Tensor] = {}
         by_output = {"": matrix.values, ".scales": matrix.scales, ".zeros": matrix.zeros, ".mins": matrix.mins}
@@ -87,41 +87,41 @@ class Product:
 
 FUSED = CheckpointLayout(fused="/all")
 PRODUCTS = (
-    Product(1, 256, (64, 32, 32)),
-    Product(3, 96, (7, 5, 3), bias=True),
-    Product(33, 32, (40,), bias=True),
-    Product(65, 1024, (24,)),
-    Product(5, 128, (48, 16, 16), bias=True, stored=FUSED),
-    Product(2, 64, (77,), bias=True, stored=CheckpointLayout(transposed=True)),
-    Product(4, 64, (20, 10, 10), stored=CheckpointLayout(fused="/all", transposed=True)),
-    Product(8, 160, (50,), bias=True, by_inputs=True),
+    LinearCase(1, 256, (64, 32, 32)),
+    LinearCase(3, 96, (7, 5, 3), bias=True),
+    LinearCase(33, 32, (40,), bias=True),
+    LinearCase(65, 1024, (24,)),
+    LinearCase(5, 128, (48, 16, 16), bias=True, stored=FUSED),
+    LinearCase(2, 64, (77,), bias=True, stored=CheckpointLayout(transposed=True)),
+    LinearCase(4, 64, (20, 10, 10), stored=CheckpointLayout(fused="/all", transposed=True)),
+    LinearCase(8, 160, (50,), bias=True, by_inputs=True),
 )
 
 
-def tried(subject: Subject, scheme: WeightFormat | None, dtype: torch.dtype, most: int) -> None:
+def check_products(subject: Subject, scheme: WeightFormat | None, dtype: torch.dtype, most: int) -> None:
     """Each of the products on the platform, in one type; `most` of them."""
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     build = _build(there, QuantizationPlan(scheme), dtype)
     calls, wants = [], []
     for product in PRODUCTS[:most]:
         x, weight, bias = _numbers(product, scheme, dtype)
         layer = _loaded(there, product.layer(build), product.checkpoint(weight, bias))
-        calls.append(Call(str(product), layer, (send(there, x),)))
+        calls.append(OpCall(str(product), layer, (send(there, x),)))
         wants.append(_specified(x, weight, bias, scheme))
     if scheme is not None and scheme.kind == "w8a8":
         x, weight = long_sums(dtype)
-        product = Product(1, weight.shape[1], (1,))
+        product = LinearCase(1, weight.shape[1], (1,))
         layer = _loaded(there, product.layer(build), product.checkpoint(weight, None))
-        calls.append(Call("sums beyond 2**24", layer, (send(there, x),)))
+        calls.append(OpCall("sums beyond 2**24", layer, (send(there, x),)))
         wants.append(torch.ones(1, 1))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
         require_close(call.what, got, want, _least(scheme))
 
 
-def poisoned(subject: Subject, scheme: WeightFormat, dtype: torch.dtype, values: Sequence[float]) -> None:
+def check_poisoned_row(subject: Subject, scheme: WeightFormat, dtype: torch.dtype, values: Sequence[float]) -> None:
     """One row of x holds such a value: the others' products are what they are without it."""
-    there, product, row = subject.fresh() if subject.facts.ops_only else subject, PRODUCTS[2], 1
+    there, product, row = subject.with_new_platform() if subject.facts.ops_only else subject, PRODUCTS[2], 1
     x, weight, bias = _numbers(product, scheme, dtype)
     layer = _loaded(
         there, product.layer(_build(there, QuantizationPlan(scheme), dtype)), product.checkpoint(weight, bias)
@@ -129,38 +129,41 @@ def poisoned(subject: Subject, scheme: WeightFormat, dtype: torch.dtype, values:
     calls, kept, want = [], torch.arange(len(x)) != row, _specified(x, weight, bias, scheme)
     for value in values:
         x[row, ::11] = value
-        calls.append(Call(f"{product}, {value} in row {row}", layer, (send(there, x),)))
+        calls.append(OpCall(f"{product}, {value} in row {row}", layer, (send(there, x),)))
     for call, (got,) in zip(calls, results(there, calls), strict=True):
         require_close(call.what, got[kept], want[kept], _least(scheme))
 
 
-def tied(subject: Subject, dtype: torch.dtype) -> None:
+def check_tied_table(subject: Subject, dtype: torch.dtype) -> None:
     """One table that a look-up and a product share, as in a model with a tied head."""
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     table, x = randn(40, 64, dtype=dtype), randn(5, 64, dtype=dtype)
     ids = torch.tensor([0, 39, 7, 7, 16], dtype=torch.int32)
     kept = there.place_shared(table, ("embedding", "linear"))
     calls = [
-        Call("look-up", there.ops.embedding, (send(there, ids), kept[0], 0, False)),
-        Call("product", there.ops.linear, (send(there, x), Matrix(kept[1]), None, (40,))),
+        OpCall("look-up", there.ops.embedding, (send(there, ids), kept[0], 0, False)),
+        OpCall("product", there.ops.linear, (send(there, x), Matrix(kept[1]), None, (40,))),
     ]
     wants = [table.float()[ids.long()], x.float() @ table.float().t()]
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require_close(f"{call.what} in a table that both share", got, want)
 
 
-def looked_up(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, WeightFormat]]) -> None:
+def check_quantized_embedding(subject: Subject, dtype: torch.dtype, forms: Sequence[tuple[str, WeightFormat]]) -> None:
     """Rows of tables that a checkpoint holds quantized, in their form or in floats, and a head that is tied to each."""
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     ids, x, calls, wants = torch.tensor([0, 76, 7, 7, 64], dtype=torch.int32), randn(5, 128, dtype=dtype), [], []
     for what, fmt in forms:
-        reader = Canonical(fmt.float_activations)
-        matrix, quantized = reader.made(77, 128), Quantized("the kit's", Everywhere(reader), heads=True)
-        build = _build(there, QuantizationPlan(checkpoint=quantized, kept=there.facts.weight_formats), dtype)
-        table, head = VocabParallelEmbedding(build, 77, 128), columns(build, 128, {"/layer": whole(77, 1)})
+        reader = CanonicalReader(fmt.float_activations)
+        matrix, quantized = (
+            reader.random_matrix(77, 128),
+            CheckpointQuantization("the kit's", UniformPlan(reader), heads=True),
+        )
+        build = _build(there, QuantizationPlan(checkpoint=quantized, supported_kinds=there.facts.weight_formats), dtype)
+        table, head = VocabParallelEmbedding(build, 77, 128), column_parallel(build, 128, {"/layer": replicated(77, 1)})
         _tied(there, (table, head), matrix)
         for each, layer, given in (("rows", table, ids), ("a head", head, x)):
-            calls.append(Call(f"{each} of {what}", layer, (send(there, given),)))
+            calls.append(OpCall(f"{each} of {what}", layer, (send(there, given),)))
         known = dequantized(matrix)
         wants += [(known[ids.long()], fmt), (x.float() @ known.t(), fmt)]
     for call, (got,), (want, fmt) in zip(calls, results(there, calls), wants, strict=True):
@@ -173,7 +176,7 @@ def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
     named = attributes(matrix).items()
     tensors = {"layer.weight" if name == "weight" else f"layer.weight.{name}": each.clone() for name, each in named}
     for layer in layers:
-        layer.settle("layer")
+        layer.finalize("layer")
     weights = [weight for layer in layers for weight in layer.weights("layer")]
     shared = len({weight.format for weight in weights}) == 1
     for layer, weight in zip(layers, weights, strict=True):
@@ -181,14 +184,14 @@ def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
         layer.assign(subject.platform.place(replace(weight, shared=shared), given))
 
 
-def mixed(subject: Subject, dtype: torch.dtype, most: int) -> None:
+def check_experts(subject: Subject, dtype: torch.dtype, most: int) -> None:
     """Experts as layers make them of a checkpoint with a tensor for each expert."""
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     build, calls, wants = _build(there, QuantizationPlan(), dtype), [], []
     for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
         names = [f"experts.{expert}" for expert in range(len(down))]
         layer = _loaded(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
-        calls.append(Call(what, layer, tuple(send(there, each) for each in (x, *chosen))))
+        calls.append(OpCall(what, layer, tuple(send(there, each) for each in (x, *chosen))))
         raised = [each.float() for each in (x, gate_up, down)]
         wants.append(Op.registry["experts"].reference(*raised, *chosen, kind))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
@@ -221,7 +224,7 @@ def _no_attention(spec: AttentionSpec | StateSpec) -> Any:
 
 
 def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
-    layer.settle("layer")
+    layer.finalize("layer")
     before = {name: each.clone() for name, each in tensors.items()}
     for weight in layer.weights("layer"):
         layer.assign(subject.platform.place(weight, {name: tensors[name] for name in weight.stored}))
@@ -231,12 +234,14 @@ def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
     return layer
 
 
-def _numbers(product: Product, scheme: WeightFormat | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+def _numbers(
+    product: LinearCase, scheme: WeightFormat | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """x, a weight that the scheme holds exactly, and a bias."""
     inputs, outputs = product.inputs, sum(product.widths)
     x = randn(product.rows, inputs, dtype=dtype)
     bias = randn(outputs, dtype=dtype) if product.bias else None
-    fits = fitting(scheme, inputs)
+    fits = format_for_inputs(scheme, inputs)
     if fits.plain:
         return x, randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5), bias
     if fits.activations == 8:
@@ -247,8 +252,8 @@ def _numbers(product: Product, scheme: WeightFormat | None, dtype: torch.dtype) 
 def _untied(x: Tensor, fmt: WeightFormat) -> Tensor:
     """Without what lies between two numbers of the activations' type."""
     if fmt.dtype is None:
-        return untied(x, fmt.group, 127.0, torch.round)
-    return untied(x, fmt.group, torch.finfo(fmt.dtype).max, lambda v: v.to(E4M3).float())
+        return away_from_ties(x, fmt.group, 127.0, torch.round)
+    return away_from_ties(x, fmt.group, torch.finfo(fmt.dtype).max, lambda v: v.to(E4M3).float())
 
 
 def _on_grid(outputs: int, inputs: int, scheme: WeightFormat) -> Tensor:
@@ -271,7 +276,7 @@ def _on_grid(outputs: int, inputs: int, scheme: WeightFormat) -> Tensor:
 def _specified(x: Tensor, weight: Tensor, bias: Tensor | None, scheme: WeightFormat | None) -> Tensor:
     """In float32; by the scheme that the layer has settled on."""
     x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
-    fits = fitting(scheme, x.shape[1])
+    fits = format_for_inputs(scheme, x.shape[1])
     matrix = Matrix(weight) if fits.plain else quantize(weight, fits)
     want: Tensor = Op.registry["linear"].reference(x, matrix, bias, (len(weight),))
     return want
@@ -284,10 +289,10 @@ E4M3 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
-class Canonical:
+class CanonicalReader:
     """Reads a checkpoint with matrices that are canonical already."""
 
-    of: WeightFormat
+    weight_format: WeightFormat
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         assert not part.transposed, "a quantized matrix lies by its outputs"
@@ -303,7 +308,7 @@ class Canonical:
         return found
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(self.of, shard)
+        return shard_format(self.weight_format, shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         found = {name.removeprefix(part.source): tensors[name] for name in self.stored(part)}
@@ -320,7 +325,7 @@ class Canonical:
     def _fitted(self, inputs: int) -> WeightFormat:
         return self.format(ShardRange((0, 1), (0, inputs)))
 
-    def made(self, outputs: int, inputs: int) -> Matrix:
+    def random_matrix(self, outputs: int, inputs: int) -> Matrix:
         """Any such matrix."""
         fmt, generator = self._fitted(inputs), torch.Generator().manual_seed(outputs + inputs)
         scales = torch.rand((outputs, fmt.groups(inputs)), generator=generator) * 0.01 + 0.005
@@ -339,23 +344,23 @@ class Canonical:
         return Matrix(values, scales.half().float(), zeros, order, fmt, mins)  # such scales as any platform can keep
 
 
-def read(subject: Subject, fmt: WeightFormat, dtype: torch.dtype, most: int) -> None:
+def check_checkpoint_format(subject: Subject, fmt: WeightFormat, dtype: torch.dtype, most: int) -> None:
     """Each of the products, `most` of them, from a checkpoint that holds the form."""
     if not fmt.required_kinds <= subject.facts.weight_formats:
-        raise Lacking("held in another form, or in floats")
-    there, reader = subject.fresh() if subject.facts.ops_only else subject, Canonical(fmt)
-    build = _build(there, QuantizationPlan(checkpoint=Quantized("the kit's", Everywhere(reader))), dtype)
+        raise NotSupported("held in another form, or in floats")
+    there, reader = subject.with_new_platform() if subject.facts.ops_only else subject, CanonicalReader(fmt)
+    build = _build(there, QuantizationPlan(checkpoint=CheckpointQuantization("the kit's", UniformPlan(reader))), dtype)
     calls, wants = [], []
     usual = [each for each in PRODUCTS if not each.stored.transposed]
     for product in [each for each in usual if not fmt.act_order or len(each.widths) == 1][:most]:  # an order is of one
-        matrix, bias = reader.made(sum(product.widths), product.inputs), None
+        matrix, bias = reader.random_matrix(sum(product.widths), product.inputs), None
         x = randn(product.rows, product.inputs, dtype=dtype)
         if fmt.activations == 8:
             x = _untied(x, matrix.format)
         if product.bias:
             bias = randn(sum(product.widths), dtype=dtype)
-        layer = _loaded(there, product.layer(build), product.held(matrix, bias))
-        calls.append(Call(str(product), layer, (send(there, x),)))
+        layer = _loaded(there, product.layer(build), product.canonical_checkpoint(matrix, bias))
+        calls.append(OpCall(str(product), layer, (send(there, x),)))
         wants.append(Op.registry["linear"].reference(x.float(), matrix, None if bias is None else bias.float(), (0,)))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")

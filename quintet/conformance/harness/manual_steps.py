@@ -21,7 +21,7 @@ class Stretch:
     slots: tuple[int, int] | None = None  # of its state, where layers keep one: read, and written
 
 
-def laid(stretches: Sequence[Stretch], page_size: int, kept: Sequence[KVCacheGroup]) -> HostBatch:
+def host_batch(stretches: Sequence[Stretch], page_size: int, kept: Sequence[KVCacheGroup]) -> HostBatch:
     """One step of these, with a row of outputs for each token; `kept` by group. Pages that no token of the step can see
     are 0, as an engine has them where it has given them back."""
     counts = [len(each.token_ids) for each in stretches]
@@ -52,7 +52,7 @@ def laid(stretches: Sequence[Stretch], page_size: int, kept: Sequence[KVCacheGro
 def _table(stretches: Sequence[Stretch], index: int, kept: KVCacheGroup, page_size: int) -> IntArray:
     table = np.zeros((len(stretches), max(len(each.pages[index]) for each in stretches)), np.int32)
     for row, each in enumerate(stretches):
-        gone = kept.first(each.first) // page_size
+        gone = kept.first_visible(each.first) // page_size
         table[row, gone : len(each.pages[index])] = each.pages[index][gone:]
     return table
 

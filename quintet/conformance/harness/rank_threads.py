@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, Lacking, require
+from quintet.conformance.check import ContractViolation, NotSupported, require
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Communicator, Device, Platform
 from quintet.interface.types import RankInfo
@@ -23,14 +23,14 @@ MOST = 4  # ranks that are tried
 PATIENCE = 60.0  # seconds for one piece of work: a first collective may set up a library
 
 
-class Hung(Broken):
+class Hung(ContractViolation):
     """Ranks that wait for each other without end."""
 
 
-class Rank:
+class TestRank:
     """One rank's device and communicator, and the thread that everything of it runs on."""
 
-    def __init__(self, team: "Team", rank: int) -> None:
+    def __init__(self, team: "RankTeam", rank: int) -> None:
         self.team, self.rank = team, rank
         self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name=f"rank {rank}").start()
@@ -56,7 +56,7 @@ class Rank:
     def down(self, x: Tensor) -> Tensor:
         return self.device.to_host(x)().clone()
 
-    def ask(self, call: Callable[[], None] | None) -> None:
+    def submit(self, call: Callable[[], None] | None) -> None:
         """Queues a call for the rank's thread; None ends the thread."""
         self._asked.put(call)
 
@@ -65,27 +65,27 @@ class Rank:
             call()
 
 
-class Team:
+class RankTeam:
     """`size` ranks that are connected."""
 
     def __init__(self, subject: Subject, size: int) -> None:
         self.size, self.endpoint = size, f"inproc://conformance-{uuid.uuid4().hex}"
         self.platform: Platform = subject.make(tensor_parallel_size=size)
-        self.ranks = [Rank(self, rank) for rank in range(size)]
-        self.each(lambda rank: rank.open())
+        self.ranks = [TestRank(self, rank) for rank in range(size)]
+        self.run_on_all(lambda rank: rank.open())
 
-    def each(self, work: Callable[[Rank], T]) -> list[T]:
+    def run_on_all(self, work: Callable[[TestRank], T]) -> list[T]:
         """The work on every rank at once -> results in rank order. What one of them raises is raised here."""
         done: queue.SimpleQueue[tuple[int, Any, Exception | None]] = queue.SimpleQueue()
 
-        def run(rank: Rank) -> None:
+        def run(rank: TestRank) -> None:
             try:
                 done.put((rank.rank, work(rank), None))
             except Exception as error:  # handed over to the thread that asked
                 done.put((rank.rank, None, error))
 
         for rank in self.ranks:
-            rank.ask(partial(run, rank))
+            rank.submit(partial(run, rank))
         results: dict[int, T] = {}
         while len(results) < self.size:
             try:
@@ -100,7 +100,7 @@ class Team:
 
     def close(self) -> None:
         for rank in self.ranks:
-            rank.ask(None)
+            rank.submit(None)
 
 
 def sizes_of(subject: Subject) -> list[int]:
@@ -111,12 +111,12 @@ def equal(got: Tensor, want: Tensor, what: str) -> None:
     require(got.shape == want.shape, f"{what} has shape {tuple(got.shape)}, not {tuple(want.shape)}")
     if not torch.equal(got, want):
         at = int((got != want).flatten().nonzero()[0])
-        raise Broken(f"{what}: element {at} is {got.flatten()[at]}, wanted {want.flatten()[at]}")
+        raise ContractViolation(f"{what}: element {at} is {got.flatten()[at]}, wanted {want.flatten()[at]}")
 
 
 def no_ranks(subject: Subject) -> None:
     if subject.facts.spmd:
-        raise Lacking(
+        raise NotSupported(
             "one worker drives all devices: its compiler adds the collectives, and communicator.model is the proof"
         )
-    raise Lacking("one device here: no ranks to meet")
+    raise NotSupported("one device here: no ranks to meet")

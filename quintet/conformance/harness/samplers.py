@@ -18,7 +18,7 @@ ROWS = 16  # of a step where shapes are fixed
 EDGE = 1e-4  # relative: what rounding may move a threshold or a score by
 
 
-class Both:
+class SamplerPair:
     """The platform's sampler, and the specification's: the same requests and logits go through both."""
 
     def __init__(self, subject: Subject, vocab: int = VOCAB, mode: str = "raw_logprobs", most: int = -1) -> None:
@@ -79,7 +79,7 @@ def request(number: int, prompt: Sequence[int] = (1,), output: Sequence[int] = (
     key = (number * 7919 - 3, -number - 1)
     made = Request(CoreRequest(str(number), prompt, SamplingParams(detokenize=False, **params), key, 100, **more))
     for token_id in output:
-        made.take(token_id)
+        made.append_sampled(token_id)
     return made
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from quintet.config import EngineConfig, all_variables
 from quintet.conformance.harness.reference_model import Tiny
-from quintet.conformance.harness.worker_runner import Runner
+from quintet.conformance.harness.worker_runner import WorkerRunner
 from quintet.interface.platform import Device, Platform
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Ops, bind
-from quintet.platforms import Chosen, choose
+from quintet.platforms import SelectedPlatform, choose
 
 
 class Subject:
@@ -24,7 +24,7 @@ class Subject:
 
     def __init__(self, name: str, devices: int = 1, config: EngineConfig | None = None) -> None:
         self.variables = all_variables()  # before the first probe
-        self.chosen: Chosen = choose(name)
+        self.chosen: SelectedPlatform = choose(name)
         self.name, self.devices = self.chosen.platform.name, devices
         self._config = replace(config or EngineConfig(), device=name, tensor_parallel_size=devices)
         self.facts = self.chosen.capabilities
@@ -51,7 +51,7 @@ class Subject:
         _ = self.device  # a platform may register its providers when it is opened
         return bind(self.platform.op_priority)
 
-    def fresh(self, **settings: Any) -> "Subject":
+    def with_new_platform(self, **settings: Any) -> "Subject":
         """The same with a platform of its own, for what is compiled: an instance serves one engine."""
         other = copy(self)
         other._config = self.config(**settings)
@@ -92,12 +92,12 @@ class Subject:
 
     def runner(
         self, tiny: Tiny, dtype: torch.dtype = torch.float32, sizes: Sequence[int] = (64,), **sizing: Any
-    ) -> Runner:
+    ) -> WorkerRunner:
         """A loaded model without an engine, on a platform of its own: an instance serves one engine.
 
         `sizing`: other fields of Shape. A layer that the platform refuses to build is Lacking.
         """
-        return Runner(tiny, self.make(), dtype, sizes=sizes, **sizing)
+        return WorkerRunner(tiny, self.make(), dtype, sizes=sizes, **sizing)
 
 
 def int32(values: Any) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.chat.prompts import Prompt
-from quintet.conformance.check import Broken, Lacking, require
+from quintet.conformance.check import ContractViolation, NotSupported, require
 from quintet.conformance.harness.fault_injection import Interruption, Trap
 from quintet.conformance.harness.reference_model import SERVED, VOCAB, Tiny
 from quintet.conformance.harness.subject import Subject
@@ -31,7 +31,7 @@ FIXED, FREE = 32, 128  # most tokens of a step: each size is compiled where shap
 
 
 @dataclass(frozen=True)
-class Ask:
+class TrafficRequest:
     """One request."""
 
     name: str
@@ -41,7 +41,7 @@ class Ask:
 
 
 @dataclass
-class Said:
+class TrafficOutput:
     """Output of the engine for one request."""
 
     tokens: list[int] = field(default_factory=list)
@@ -51,51 +51,55 @@ class Said:
     cached: int = 0  # tokens of its prompt that were found in the prefix cache
     preemptions: int = 0
 
-    def hear(self, delta: TokenDelta) -> None:
+    def add_delta(self, delta: TokenDelta) -> None:
         if self.reason is not None:
-            raise Broken(f"request {delta.request_id} has ended ({self.reason}), and goes on with {delta.token_ids}")
+            raise ContractViolation(
+                f"request {delta.request_id} has ended ({self.reason}), and goes on with {delta.token_ids}"
+            )
         self.tokens += delta.token_ids
         self.logprobs += delta.logprobs or []
         self.reason, self.error = delta.finish_reason, delta.error
         self.cached, self.preemptions = delta.num_cached, delta.num_preemptions
 
 
-class Served:
+class TrafficEngine:
     """An engine on the platform under test; with a trap, its steps can be made to fail."""
 
     def __init__(self, subject: Subject, tiny: Tiny, trap: Trap | None = None, **settings: Any) -> None:
         """`settings`: fields of EngineConfig. Lacking, if no engine can be made of them here."""
         chosen = subject.chosen
         if trap is not None:
-            chosen = replace(chosen, platform=trap.around(chosen.platform))
-        plain = {"dtype": named(plain_dtype(subject.facts)), "max_num_batched_tokens": FREE}
+            chosen = replace(chosen, platform=trap.wrap_platform(chosen.platform))
+        plain = {"dtype": dtype_name(plain_dtype(subject.facts)), "max_num_batched_tokens": FREE}
         if subject.facts.static_shapes:
             plain["max_num_batched_tokens"] = FIXED
         config = subject.config(model=str(tiny.folder), skip_tokenizer_init=True, **{**SETTINGS, **plain, **settings})
-        with hushed():
+        with quiet_logs():
             try:
                 prepared = prepare(config, chosen)
             except ValueError as reasons:
-                raise Lacking(str(reasons)) from None
+                raise NotSupported(str(reasons)) from None
             self.engine = launch(prepared, progress=False)
-        bounds = ModelLimits(prepared.vocab_size, prepared.plan.max_model_len, config.max_logprobs)
+        bounds = ModelLimits(prepared.vocab_size, prepared.memory_plan.max_model_len, config.max_logprobs)
         self._admission = InputProcessor(bounds, None, frozenset(), seed=0)
         self.interruptions = 0  # that came out of step()
-        self._said: dict[str, Said] = {}
+        self._said: dict[str, TrafficOutput] = {}
 
     @property
     def stats(self) -> Stats:
         return self.engine.stats()
 
-    def add(self, ask: Ask) -> None:
-        self._said[ask.name] = Said()
+    def add(self, ask: TrafficRequest) -> None:
+        self._said[ask.name] = TrafficOutput()
         for request in self._admission.admit(ask.name, Prompt(ask.prompt), ask.params):
             self.engine.add(request)
 
     def abort(self, name: str) -> None:
         self.engine.abort([name])
 
-    def run(self, asks: Sequence[Ask], between: Callable[[int], None] = lambda step: None) -> dict[str, Said]:
+    def run(
+        self, asks: Sequence[TrafficRequest], between: Callable[[int], None] = lambda step: None
+    ) -> dict[str, TrafficOutput]:
         """Adds each request before the step it arrives at, steps until all have ended, and checks the books."""
         self._said = {}
         waiting, step = sorted(asks, key=lambda ask: ask.arrival), 0
@@ -112,17 +116,17 @@ class Served:
 
     def _step(self) -> None:
         try:
-            with hushed():
+            with quiet_logs():
                 deltas = self.engine.step()
         except Interruption:
             self.interruptions, deltas = self.interruptions + 1, []
         for delta in deltas:
-            self._said[delta.request_id].hear(delta)
+            self._said[delta.request_id].add_delta(delta)
         self.engine.check_integrity()
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
+def quiet_logs() -> Iterator[None]:
     """Keeps expected failures out of the log."""
     logger = logging.getLogger("quintet")
     level = logger.level
@@ -133,7 +137,7 @@ def hushed() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def mix(seed: int, count: int = 6, most: int = 12) -> list[Ask]:
+def random_requests(seed: int, count: int = 6, most: int = 12) -> list[TrafficRequest]:
     """Prompts with shared beginnings, lengths around the borders of pages, greedy and random draws, any arrival."""
     rng = random.Random(seed)
     stems = [[rng.randrange(3, VOCAB) for _ in range(70)] for _ in range(2)]
@@ -145,7 +149,7 @@ def mix(seed: int, count: int = 6, most: int = 12) -> list[Ask]:
             max_tokens=rng.choice([4, most // 2, most]), logprobs=rng.choice([None, 0, 3]), detokenize=False,
             ignore_eos=True, **_drawing(rng, index),
         )  # fmt: skip
-        asks.append(Ask(f"{seed}.{index}", prompt, params, rng.randrange(3)))
+        asks.append(TrafficRequest(f"{seed}.{index}", prompt, params, rng.randrange(3)))
     return asks
 
 
@@ -161,38 +165,40 @@ def _drawing(rng: random.Random, index: int) -> dict[str, Any]:
     return kinds[index % len(kinds)]
 
 
-def crowd(size: int) -> list[Ask]:
+def page_filling_requests(size: int) -> list[TrafficRequest]:
     """Requests that fill a page of so many tokens, and then grow: some are preempted where pages are few."""
     rng = random.Random(size)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=20, ignore_eos=True, detokenize=False)
     length = min(size - 2, SERVED - 20)
-    return [Ask(f"crowd.{index}", [rng.randrange(3, VOCAB) for _ in range(length)], params) for index in range(8)]
+    return [
+        TrafficRequest(f"crowd.{index}", [rng.randrange(3, VOCAB) for _ in range(length)], params) for index in range(8)
+    ]
 
 
-def greedy(name: str, prompt: list[int], count: int, arrival: int = 0) -> Ask:
+def greedy(name: str, prompt: list[int], count: int, arrival: int = 0) -> TrafficRequest:
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-    return Ask(name, prompt, params, arrival)
+    return TrafficRequest(name, prompt, params, arrival)
 
 
-def follows(tiny: Tiny, ask: Ask, said: Said, dtype: torch.dtype = torch.float32) -> None:
+def check_tokens(tiny: Tiny, ask: TrafficRequest, output: TrafficOutput, dtype: torch.dtype = torch.float32) -> None:
     """Broken unless each token is the one that the specification draws from the reference's logits.
 
     Where that hangs by a thread, another token that it draws from nearly the same logits will do: platforms add in
     another order. The output may have fewer tokens than were asked for.
     """
-    if not said.tokens:
+    if not output.tokens:
         return
-    logits = tiny.logits([*ask.prompt, *said.tokens[:-1]])[len(ask.prompt) - 1 :]
+    logits = tiny.logits([*ask.prompt, *output.tokens[:-1]])[len(ask.prompt) - 1 :]
     drawn = _draw(logits, ask, len(ask.prompt))
-    for at, (token, wanted) in enumerate(zip(said.tokens, drawn.tolist(), strict=True)):
+    for at, (token, wanted) in enumerate(zip(output.tokens, drawn.tolist(), strict=True)):
         if token != wanted and token not in _nearly(logits[at], ask, len(ask.prompt) + at, dtype):
-            raise Broken(
-                f"request {ask.name}, token {at + 1} of {len(said.tokens)}: got {token}, the specification draws "
+            raise ContractViolation(
+                f"request {ask.name}, token {at + 1} of {len(output.tokens)}: got {token}, the specification draws "
                 f"{wanted} from the reference's logits ({logits[at, token]:.4f} and {logits[at, wanted]:.4f})"
             )
 
 
-def _draw(logits: Tensor, ask: Ask, first: int, same: bool = False) -> Tensor:
+def _draw(logits: Tensor, ask: TrafficRequest, first: int, same: bool = False) -> Tensor:
     """Tokens of rows [N, V] that follow each other from position `first` on; or, if `same`, all stand there."""
     count, params = logits.shape[0], ask.params
     positions = torch.full((count,), first) if same else torch.arange(first, first + count)
@@ -209,14 +215,14 @@ def _draw(logits: Tensor, ask: Ask, first: int, same: bool = False) -> Tensor:
     return tokens
 
 
-def _nearly(logits: Tensor, ask: Ask, position: int, dtype: torch.dtype) -> set[int]:
+def _nearly(logits: Tensor, ask: TrafficRequest, position: int, dtype: torch.dtype) -> set[int]:
     """Returns the tokens drawn from logits that differ by as much as the dtype may make them differ."""
     generator = torch.Generator().manual_seed(position)
-    noise = torch.randn(SHAKES, logits.shape[0], generator=generator) * closeness(dtype) * logits.std()
+    noise = torch.randn(SHAKES, logits.shape[0], generator=generator) * logits_tolerance(dtype) * logits.std()
     return set(_draw(logits + noise, ask, position, same=True).tolist())
 
 
-def closeness(dtype: torch.dtype) -> float:
+def logits_tolerance(dtype: torch.dtype) -> float:
     """Returns the tolerance of a model's logits against the reference's in float32, as a share of their spread."""
     return 1e-4 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps
 
@@ -231,5 +237,5 @@ def plain_dtype(facts: Capabilities) -> torch.dtype:
     return torch.float32 if torch.float32 in facts.dtypes else facts.dtypes[0]
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

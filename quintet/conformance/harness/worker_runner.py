@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Lacking
-from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.check import NotSupported
+from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.reference_model import SERVED, Tiny
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
@@ -24,7 +24,7 @@ REQUESTS = 8
 HELD = 64  # requests with states kept at once, where layers keep some
 
 
-class Runner:
+class WorkerRunner:
     """A loaded model and its requests. Pages are handed out in a shuffled order."""
 
     def __init__(
@@ -41,10 +41,10 @@ class Runner:
         try:
             self.worker = Worker(platform, tiny.config, own, rank_info or RankInfo())
         except ValueError as reasons:  # of a layer's attention: what the contract asks for
-            raise Lacking(str(reasons)) from None
-        self._kept = self.worker.arrangement.groups
+            raise NotSupported(str(reasons)) from None
+        self._kept = self.worker.kv_cache_layout.groups
         pages = 2 + PAGED_TOKENS // own.page_size * len(self._kept)
-        tables = self.worker.arrangement.widths(-(-own.max_model_len // own.page_size))
+        tables = self.worker.kv_cache_layout.table_widths(-(-own.max_model_len // own.page_size))
         self._fixed: list[ShapeBucket] = []
         captured: tuple[ShapeBucket, ...] = ()
         facts = platform.probe()
@@ -64,13 +64,13 @@ class Runner:
         self._pages: dict[Any, list[list[int]]] = {}  # by group
         self._lengths: dict[Any, int] = {}
         self._slots: dict[Any, tuple[int, int]] = {}  # of the last step: read, and written
-        self._free_slots = list(range(1, slots)) if self.worker.arrangement.states else []
+        self._free_slots = list(range(1, slots)) if self.worker.kv_cache_layout.states else []
 
     def step(self, chunks: Mapping[Any, Sequence[int]]) -> dict[Any, Tensor]:
         """Runs each request's next tokens in one batch -> logits [T, vocab] of all of them, per request."""
         logits = self.outputs(chunks).logits
         assert logits is not None
-        return self.shared_out(chunks, logits)
+        return self.host_outputs(chunks, logits)
 
     def outputs(
         self, chunks: Mapping[Any, Sequence[int]], segments: Mapping[Any, Sequence[int]] | None = None
@@ -85,7 +85,7 @@ class Runner:
             host = host._replace(inputs=HostInputs(token_type_ids=np.concatenate(given, dtype=np.int32)))
         return self.worker.run(pad(host, self._fixed) if self._fixed else self._captured.pad(host))
 
-    def shared_out(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:
+    def host_outputs(self, chunks: Mapping[Any, Sequence[int]], rows: Tensor) -> dict[Any, Tensor]:
         """One of the outputs of such a step, a row for each token: on the host in float32, per request."""
         sizes = [len(tokens) for tokens in chunks.values()]
         on_host = self.worker.device.to_host(rows)()[: sum(sizes)].to(torch.float32, copy=True)
@@ -93,8 +93,8 @@ class Runner:
 
     def trim(self, key: Any) -> None:
         """Gives back the pages that no later token of the request can see: they are the next ones, in any group."""
-        for kept, pages in zip(self.worker.arrangement.groups, self._pages[key], strict=True):
-            gone = kept.first(self._lengths[key]) // self._page_size
+        for kept, pages in zip(self.worker.kv_cache_layout.groups, self._pages[key], strict=True):
+            gone = kept.first_visible(self._lengths[key]) // self._page_size
             self._free += [page for page in pages[:gone] if page]
             pages[:gone] = [0] * gone
 
@@ -136,16 +136,16 @@ class Runner:
     def _batch(self, chunks: Mapping[Any, Sequence[int]], firsts: dict[Any, int]) -> HostBatch:
         stretches = []
         for key, tokens in chunks.items():
-            if self.worker.arrangement.states:
+            if self.worker.kv_cache_layout.states:
                 self._slots[key] = self._turned(*self._slots.get(key, (0, 0)))
             stretches.append(Stretch(tokens, firsts[key], self._pages[key], self._slots.get(key)))
-        return laid(stretches, self._page_size, self._kept)
+        return host_batch(stretches, self._page_size, self._kept)
 
 
 def most_pages(tiny: Tiny, tokens: int, page_size: int, step: int) -> int:
     """Returns the pages of a request of `tokens` tokens, over all groups of layers, with `step` tokens in a step."""
     sizes = ModelSizes(torch.float32, page_size, tokens)
-    return Worker(choose("null").platform(), tiny.config, sizes).arrangement.pages(tokens, page_size, step)
+    return Worker(choose("null").platform(), tiny.config, sizes).kv_cache_layout.max_pages(tokens, page_size, step)
 
 
 def random_prompts(seed: int, lengths: Sequence[int], vocab: int) -> list[list[int]]:

@@ -10,12 +10,18 @@ from typing import Any
 import torch
 
 from quintet.conformance.cases.model_ops import MIXES, SPECS
-from quintet.conformance.check import Lacking, Trial, check, require
-from quintet.conformance.close import require_close, short
+from quintet.conformance.check import NotSupported, Trial, check, require
+from quintet.conformance.close import dtype_name, require_close
 from quintet.conformance.formats import FLOATS
-from quintet.conformance.harness.attention import Numbers, Session, built, expected, first_served
-from quintet.conformance.harness.batches import Request, spec
-from quintet.conformance.harness.request_mixes import INSTEAD, SIZES, Shape, attend, described, plain
+from quintet.conformance.harness.attention import (
+    AttentionInputs,
+    AttentionSession,
+    first_served,
+    make_mixer,
+    reference_attention,
+)
+from quintet.conformance.harness.batches import AttentionRequest, spec
+from quintet.conformance.harness.request_mixes import INSTEAD, SIZES, Shape, attend, describe_spec, plain
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.types import AttentionSpec
 
@@ -77,15 +83,17 @@ def mixes(subject: Subject) -> Iterator[Trial]:
             if few and i and kind != "plain":
                 continue
             shapes = SHAPES[(i + j) % 3 :][:1] if few else _shapes(j, i, len(subject.facts.dtypes))
-            feature = f"dtype/{short(dtype)}" if kind == "plain" else _feature(KINDS[kind])
-            yield Trial(f"{kind} in {short(dtype)}", partial(_mixes, subject, KINDS[kind], dtype, shapes), (feature,))
+            feature = f"dtype/{dtype_name(dtype)}" if kind == "plain" else _feature(KINDS[kind])
+            yield Trial(
+                f"{kind} in {dtype_name(dtype)}", partial(_mixes, subject, KINDS[kind], dtype, shapes), (feature,)
+            )
 
 
 @check("attention.specification")
 def beyond_a_tile(subject: Subject) -> Iterator[Trial]:
     """Scores with exponentials that overflow; more requests in a step than a kernel may take at once."""
     for dtype in subject.facts.dtypes[: 1 if _is_compiled(subject) else None]:
-        yield Trial(f"large scores in {short(dtype)}", partial(_mixes, subject, {"scale": 4.0}, dtype, SHAPES[:1]))
+        yield Trial(f"large scores in {dtype_name(dtype)}", partial(_mixes, subject, {"scale": 4.0}, dtype, SHAPES[:1]))
     yield Trial(f"{CROWD} requests in a step", partial(_crowd, subject))
 
 
@@ -97,11 +105,11 @@ def small_caches(subject: Subject) -> Iterator[Trial]:
     for i, cached in enumerate(CACHED):
         for j, dtype in enumerate(dtypes):
             call = partial(_mixes, subject, {"kv_dtype": cached}, dtype, SHAPES[(i + j) % 2 :][:1])
-            yield Trial(f"a cache of {short(cached)} in {short(dtype)}", call, (f"kv/{short(cached)}",))
+            yield Trial(f"a cache of {dtype_name(cached)} in {dtype_name(dtype)}", call, (f"kv/{dtype_name(cached)}",))
         for j, name in enumerate(() if few else ("sinks", "alibi")):
             dtype = dtypes[(i + j) % len(dtypes)]
             call = partial(_mixes, subject, {"kv_dtype": cached, name: True}, dtype, SHAPES[:1])
-            yield Trial(f"a cache of {short(cached)}, {name} in {short(dtype)}", call)
+            yield Trial(f"a cache of {dtype_name(cached)}, {name} in {dtype_name(dtype)}", call)
 
 
 @check("attention.specification")
@@ -131,7 +139,7 @@ def decoding_alone(subject: Subject) -> Iterator[Trial]:
     for i, window in enumerate(FEW_ALONE if _is_compiled(subject) else ALONE):
         dtype = dtypes[i % len(dtypes)]
         what = "all positions" if window is None else f"a window of {window}"
-        yield Trial(f"one token at a time, {what} in {short(dtype)}", partial(_alone, subject, window, dtype))
+        yield Trial(f"one token at a time, {what} in {dtype_name(dtype)}", partial(_alone, subject, window, dtype))
 
 
 @check("attention.stale")
@@ -139,11 +147,11 @@ def stale_pages(subject: Subject) -> Iterator[Trial]:
     """Numbers that are none, in pages that are another request's now, and in a neighbour's."""
     dtypes = subject.facts.dtypes
     if _is_compiled(subject):
-        yield Trial(f"plain in {short(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))
+        yield Trial(f"plain in {dtype_name(dtypes[0])}", partial(_stale, subject, {}, dtypes[0]))
         return
-    caches = {f"a cache of {short(cached)}": {"kv_dtype": cached} for cached in CACHED}
+    caches = {f"a cache of {dtype_name(cached)}": {"kv_dtype": cached} for cached in CACHED}
     for kind, settings, dtype in _in_turn({**KINDS, **caches}, dtypes):
-        yield Trial(f"{kind} in {short(dtype)}", partial(_stale, subject, settings, dtype))
+        yield Trial(f"{kind} in {dtype_name(dtype)}", partial(_stale, subject, settings, dtype))
 
 
 @check("attention.window")
@@ -151,10 +159,10 @@ def behind_windows(subject: Subject) -> Iterator[Trial]:
     """Step by step over the borders of pages, while another request takes what is given back."""
     dtypes, few = subject.facts.dtypes, _is_compiled(subject)
     for kind, settings, dtype in list(_in_turn(BEHIND, dtypes))[: 1 if few else None]:
-        yield Trial(f"{kind} in {short(dtype)}", partial(_behind, subject, settings, dtype), (_feature(settings),))
+        yield Trial(f"{kind} in {dtype_name(dtype)}", partial(_behind, subject, settings, dtype), (_feature(settings),))
     for cached in CACHED:
         settings = {**BEHIND["window"], "kv_dtype": cached}
-        yield Trial(f"window, a cache of {short(cached)}", partial(_behind, subject, settings, dtypes[0]))
+        yield Trial(f"window, a cache of {dtype_name(cached)}", partial(_behind, subject, settings, dtypes[0]))
 
 
 @check("attention.plain")
@@ -165,14 +173,14 @@ def nothing_kept(subject: Subject) -> Iterator[Trial]:
         settings = {**UNKEPT[kind], "source": "none"}
         for what, lengths in (("", WHOLE), (", long texts", TEXTS))[: 1 if few else None]:
             call = partial(_wholly, subject, settings, dtype, lengths)
-            yield Trial(f"{kind}{what} in {short(dtype)}", call, ("attention/keeps-nothing",))
+            yield Trial(f"{kind}{what} in {dtype_name(dtype)}", call, ("attention/keeps-nothing",))
     yield Trial("both ways, over pages", partial(_wholly, subject, UNKEPT["both ways"], dtypes[0]))
 
 
 @check("attention.shared")
 def values_in_keys(subject: Subject) -> Iterator[Trial]:
     for dtype in subject.facts.dtypes[: 1 if _is_compiled(subject) else None]:
-        yield Trial(f"V in K, in {short(dtype)}", partial(_latent, subject, dtype), ("attention/shared-values",))
+        yield Trial(f"V in K, in {dtype_name(dtype)}", partial(_latent, subject, dtype), ("attention/shared-values",))
 
 
 @check("attention.refusal")
@@ -180,7 +188,7 @@ def served_or_refused(subject: Subject) -> Iterator[Trial]:
     """A layer is built, or refused with reasons; what is built is tried by the other checks."""
     dtypes = [torch.float32, torch.bfloat16, torch.float16]
     for dtype, dim in itertools.product(dtypes, (8, *HEAD_DIMS)):
-        yield Trial(f"heads of {dim} numbers in {short(dtype)}", partial(_refused_well, subject, dim, dtype))
+        yield Trial(f"heads of {dim} numbers in {dtype_name(dtype)}", partial(_refused_well, subject, dim, dtype))
 
 
 def _is_compiled(subject: Subject) -> bool:
@@ -214,7 +222,7 @@ def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Seq
         of = plain(subject, dtype, shape)
         of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, **settings)
         requests = [request for mix in MIXES.values() for request in mix]
-        session = Session(subject, of, [r.cached + r.new for r in requests])
+        session = AttentionSession(subject, of, [r.cached + r.new for r in requests])
         first = 0
         for name, mix in MIXES.items():
             attend(session, dict(enumerate(mix, first)), name)
@@ -224,26 +232,28 @@ def _mixes(subject: Subject, settings: Settings, dtype: torch.dtype, shapes: Seq
 def _crowd(subject: Subject) -> None:
     """Runs requests of some tokens each, in two steps or more, and then one token each."""
     of = plain(subject, subject.facts.dtypes[0], SHAPES[0])
-    requests = {row: Request(3 + row % 9, 1) for row in range(CROWD)}
-    attend(Session(subject, of, [r.cached + 1 for r in requests.values()], requests=CROWD), requests, "a crowd")
+    requests = {row: AttentionRequest(3 + row % 9, 1) for row in range(CROWD)}
+    attend(
+        AttentionSession(subject, of, [r.cached + 1 for r in requests.values()], requests=CROWD), requests, "a crowd"
+    )
 
 
 def _one(subject: Subject, shapes: Sequence[Shape]) -> None:
     """The ragged mix, by the first shape that is served."""
     dtype, mix = subject.facts.dtypes[0], MIXES["ragged mix"]
     of = first_served(subject, (spec(*shape[:3], dtype=dtype, page_size=shape[3]) for shape in shapes))
-    attend(Session(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
+    attend(AttentionSession(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
 
 
 def _long(subject: Subject) -> None:
     """A long request beside a short one: the first of its tokens, and the last."""
     of = plain(subject, subject.facts.dtypes[0], (2, 1, 64, 16))
-    session = Session(subject, of, [LONG, 20])
+    session = AttentionSession(subject, of, [LONG, 20])
     looked = {0: range(CHECKED), LONG - CHECKED: range(LONG - CHECKED, LONG)}
-    wants = {first: expected(session, 0, each) for first, each in looked.items()}
-    got = torch.cat([session.run(chunks)[0] for chunks in _long_chunks(session.most[0])])
+    wants = {first: reference_attention(session, 0, each) for first, each in looked.items()}
+    got = torch.cat([session.run(chunks)[0] for chunks in _long_chunks(session.max_step[0])])
     for first, want in wants.items():
-        what = f"{described(of)}, a request of {LONG} tokens from token {first} on"
+        what = f"{describe_spec(of)}, a request of {LONG} tokens from token {first} on"
         require_close(what, got[first : first + CHECKED], want.float())
 
 
@@ -262,11 +272,11 @@ def _alone(subject: Subject, window: int | None, dtype: torch.dtype) -> None:
     of = plain(subject, dtype, SHAPES[0])
     of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, window=window)
     beginning = 1 if window is None else max(1, window - 2)  # as many tokens come at once
-    session = Session(subject, of, [beginning + 2 + BLOCK + of.page_size])
-    wants, most = expected(session, 0), session.most[0]
+    session = AttentionSession(subject, of, [beginning + 2 + BLOCK + of.page_size])
+    wants, most = reference_attention(session, 0), session.max_step[0]
     while (first := session.cached(0)) < session.lengths[0]:
         got = session.run({0: min(most, beginning - first) if first < beginning else 1})[0]
-        what = f"{described(of)}, a window of {window}, one request alone, from token {first} on"
+        what = f"{describe_spec(of)}, a window of {window}, one request alone, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
         session.trim(0)
 
@@ -276,21 +286,21 @@ def _stale(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
     of = plain(subject, dtype, SHAPES[0])
     of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=of.page_size, **settings)
     lengths = [60, 41, 30]
-    numbers = Numbers.random(of, sum(lengths))
+    numbers = AttentionInputs.random(of, sum(lengths))
     for row, value in ((0, torch.nan), (2, torch.inf)):
         own = slice(1 + sum(lengths[:row]), 1 + sum(lengths[: row + 1]))
         for each in (numbers.q, numbers.k, numbers.v):
             each[own] = value
-    session = Session(subject, of, lengths, numbers)
+    session = AttentionSession(subject, of, lengths, numbers)
     session.run({2: 20})
     session.run({0: 44})
     session.run({0: 16})
     session.forget(0)
-    wants = expected(session, 1)
+    wants = reference_attention(session, 1)
     for chunks in ({1: 18, 2: 9}, {1: 22}, {2: 1, 1: 1}):
         first = session.cached(1)
         got = session.run(chunks)[1]
-        what = f"{described(of)}, in pages that held NaN, beside infinities, from token {first} on"
+        what = f"{describe_spec(of)}, in pages that held NaN, beside infinities, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
 
 
@@ -302,18 +312,18 @@ def _behind(subject: Subject, settings: Settings, dtype: torch.dtype) -> None:
     of = spec(of.heads, of.kv_heads, of.head_dim, dtype=dtype, page_size=size, **settings)
     reach = of.window or of.chunk
     lengths = [3 * size + (reach or 0) + 3, 2 * size]
-    numbers = Numbers.random(of, sum(lengths))
+    numbers = AttentionInputs.random(of, sum(lengths))
     for each in (numbers.q, numbers.k, numbers.v):
         each[1 + lengths[0] :] = torch.nan
-    session = Session(subject, of, lengths, numbers)
-    session.spoil()
-    wants, most = expected(session, 0), session.most[0] - 1
+    session = AttentionSession(subject, of, lengths, numbers)
+    session.fill_null_page_with_nan()
+    wants, most = reference_attention(session, 0), session.max_step[0] - 1
     while (first := session.cached(0)) < lengths[0]:
         chunk = 1 if first > size // 2 else size // 2  # chunks that end within a page, then token by token
         beside = min(1, lengths[1] - session.cached(1))
         got = session.run({0: min(chunk, most, lengths[0] - first), **({1: 1} if beside else {})})[0]
         behind = f"a {'window' if of.window else 'chunk'} of {reach}, page 0 holds NaN"
-        what = f"{described(of)}, {behind}, from token {first} on"
+        what = f"{describe_spec(of)}, {behind}, from token {first} on"
         require_close(what, got, wants[first : first + len(got)].float())
         session.trim(0)
 
@@ -322,14 +332,14 @@ def _wholly(subject: Subject, settings: Settings, dtype: torch.dtype, lengths: S
     """Requests alone and beside others. What stands in padding is no number."""
     of = spec(6, 3, plain(subject, dtype, SHAPES[0]).head_dim, dtype=dtype, **settings)
     of = first_served(subject, (replace(of, page_size=size) for size in SIZES))
-    session = Session(subject, of, lengths)
+    session = AttentionSession(subject, of, lengths)
     require(
         of.source != "none" or not session.mixer.layouts, f"a layer that keeps nothing keeps {session.mixer.layouts}"
     )
     for rows in ((0,), (1, 2), (0, 3, 1)):
         for row, got in session.run({row: lengths[row] for row in rows}).items():
-            what = f"{described(of)}, request {row} of {[lengths[each] for each in rows]} tokens"
-            require_close(what, got, expected(session, row).float())
+            what = f"{describe_spec(of)}, request {row} of {[lengths[each] for each in rows]} tokens"
+            require_close(what, got, reference_attention(session, row).float())
             session.forget(row)
 
 
@@ -343,7 +353,7 @@ def _latent(subject: Subject, dtype: torch.dtype) -> None:
         ),
     )
     mix = MIXES["ragged mix"]
-    attend(Session(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
+    attend(AttentionSession(subject, of, [r.cached + r.new for r in mix]), dict(enumerate(mix)), "ragged mix")
 
 
 def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
@@ -352,7 +362,7 @@ def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
     features: dict[str, Settings] = {
         "window": {"window": 9}, "softcap": {"softcap": 3.0}, "sinks": {"sinks": True}, "alibi": {"alibi": True}
     }  # fmt: skip
-    features |= {short(cached): {"kv_dtype": cached} for cached in CACHED}
+    features |= {dtype_name(cached): {"kv_dtype": cached} for cached in CACHED}
     bare = _reasons(subject, spec(4, 2, dim, **sizes))
     refused = {}
     for name, settings in features.items():
@@ -370,8 +380,8 @@ def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
 def _reasons(subject: Subject, of: AttentionSpec) -> str | None:
     """Why it is refused; None if it is served."""
     try:
-        made = built(subject, of)
-    except Lacking as reasons:
+        made = make_mixer(subject, of)
+    except NotSupported as reasons:
         require(bool(str(reasons).strip()), f"{of} is refused without a reason")
         return str(reasons)
     require(all(layout.nbytes > 0 for layout in made.layouts), f"a page of {of} is of no bytes: {made.layouts}")

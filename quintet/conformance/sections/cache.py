@@ -6,13 +6,13 @@ from functools import partial
 
 import torch
 
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.close import short
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
+from quintet.conformance.close import dtype_name
 from quintet.conformance.formats import FLOATS
 from quintet.conformance.harness import cache_round_trip as stored
-from quintet.conformance.harness.attention import mixer_of, opened
+from quintet.conformance.harness.attention import mixer_of, subject_for_page_size
 from quintet.conformance.harness.batches import spec
-from quintet.conformance.harness.cache_round_trip import Cache
+from quintet.conformance.harness.cache_round_trip import RoundTripCache
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.types import AttentionSpec
 from quintet.ops.attention import row_width
@@ -26,7 +26,7 @@ LAYERS = tuple(itertools.product((1, 4), (64, 128), (8, 16, 32)))  # KV heads, h
 @check("cache.layout")
 def pages_are_as_described(subject: Subject) -> Iterator[Trial]:
     for cached in (None, *CACHED):
-        kind = "the layer's type" if cached is None else short(cached)
+        kind = "the layer's type" if cached is None else dtype_name(cached)
         yield Trial(f"pages in {kind}", partial(_allocated, subject, cached))
 
 
@@ -34,39 +34,45 @@ def pages_are_as_described(subject: Subject) -> Iterator[Trial]:
 def every_code(subject: Subject) -> Iterator[Trial]:
     for cached in CACHED:
         proof = stored.int8_codes if cached == torch.int8 else stored.float8_codes
-        yield Trial(f"all codes of {short(cached)}", partial(_proven, subject, cached, proof), (f"kv/{short(cached)}",))
+        yield Trial(
+            f"all codes of {dtype_name(cached)}",
+            partial(_proven, subject, cached, proof),
+            (f"kv/{dtype_name(cached)}",),
+        )
 
 
 @check("cache.format")
 def the_nearest_is_stored(subject: Subject) -> Iterator[Trial]:
     for cached in CACHED:
         proof = stored.int8_rounding if cached == torch.int8 else stored.float8_rounding
-        yield Trial(f"rounding to {short(cached)}", partial(_proven, subject, cached, proof), (f"kv/{short(cached)}",))
+        yield Trial(
+            f"rounding to {dtype_name(cached)}", partial(_proven, subject, cached, proof), (f"kv/{dtype_name(cached)}",)
+        )
 
 
 @check("cache.tagged")
 def no_format_is_read_as_another(subject: Subject) -> Iterator[Trial]:
     """A format that a platform does not have is refused when the layer is built; one that it has is its own."""
     for cached, dtype in itertools.product(CACHED, subject.facts.dtypes):
-        yield Trial(f"{short(cached)} in {short(dtype)}", partial(_tagged, subject, cached, dtype))
+        yield Trial(f"{dtype_name(cached)} in {dtype_name(dtype)}", partial(_tagged, subject, cached, dtype))
 
 
-def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[Cache], None]) -> None:
-    proof(Cache(subject, cached))
+def _proven(subject: Subject, cached: torch.dtype, proof: Callable[[RoundTripCache], None]) -> None:
+    proof(RoundTripCache(subject, cached))
 
 
 def _tagged(subject: Subject, cached: torch.dtype, dtype: torch.dtype) -> None:
     try:
-        cache = Cache(subject, cached, dtype)
-    except Lacking:
+        cache = RoundTripCache(subject, cached, dtype)
+    except NotSupported:
         return
     try:
         stored.own_numbers(cache)
-    except Broken:
+    except ContractViolation:
         raise
     except Exception as error:  # too late: an engine would have loaded a model by now
-        raise Broken(
-            f"a cache of {short(cached)} was not refused when the attention was built, and then its step raised "
+        raise ContractViolation(
+            f"a cache of {dtype_name(cached)} was not refused when the attention was built, and then its step raised "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -80,16 +86,16 @@ def _allocated(subject: Subject, cached: torch.dtype | None) -> None:
         of = spec(4, kv_heads, dim, dtype=dtype, page_size=size, kv_dtype=cached, window=window)
         try:
             _as_described(subject, of)
-        except Lacking as reason:
+        except NotSupported as reason:
             reasons.append(str(reason))
     if len(reasons) == len(layers):
-        raise Lacking("; ".join(dict.fromkeys(reasons)))
+        raise NotSupported("; ".join(dict.fromkeys(reasons)))
 
 
 def _as_described(subject: Subject, of: AttentionSpec) -> None:
-    there = opened(subject, of.page_size)
+    there = subject_for_page_size(subject, of.page_size)
     (layout,) = mixer_of(there.platform, of, there.ops).layouts
-    what = f"{of.kv_heads} KV heads of {of.head_dim} in {short(of.cache_dtype)}, pages of {of.page_size}"
+    what = f"{of.kv_heads} KV heads of {of.head_dim} in {dtype_name(of.cache_dtype)}, pages of {of.page_size}"
     require(layout.unit == "page", f"{what}: the layout is of one {layout.unit}, and attention keeps pages")
     reach = of.window or of.chunk
     require(layout.window == reach, f"{what}: keeps {layout.window} positions, and the layer sees {reach}")

@@ -217,7 +217,7 @@ class _LookUp(nn.Module):
 
 def _of_steps(subject: Subject, waits: bool) -> None:
     """A step's result may be overwritten by the next step, but not the copy that was started before that."""
-    there, host = subject.fresh(), STEP.batch
+    there, host = subject.with_new_platform(), STEP.batch
     table = np.arange(WIDE[0] * WIDE[1], dtype=np.float32).reshape(WIDE)
     model = _LookUp(there.ops, there.place(torch.from_numpy(table.copy()), "embedding")["x"]).eval()
     state = there.device.allocate((), 1)

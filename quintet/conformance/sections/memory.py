@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Device
 from quintet.interface.types import AttentionSpec, Layout, MaxShape, Memory, ShapeBucket
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.quantization import ONLINE, fitting
+from quintet.layers.quantization import ONLINE, format_for_inputs
 from quintet.platforms.host import host_memory
 
 MIB = 2**20
@@ -48,7 +48,9 @@ def own_memory(subject: Subject) -> Memory:
     """The device's memory, where it counts its own."""
     memory, host = subject.device.memory(), host_memory().total
     if memory.total in {host // share for share in range(1, subject.facts.devices + 1)}:
-        raise Lacking("its memory is the host's, of which every process takes: what one allocation takes does not show")
+        raise NotSupported(
+            "its memory is the host's, of which every process takes: what one allocation takes does not show"
+        )
     return memory
 
 
@@ -139,7 +141,9 @@ def _refused(subject: Subject, layouts: list[Layout], pages: int) -> None:
     except MemoryError as error:
         said = str(error)
     else:
-        raise Broken(f"a cache of {need} bytes was allocated, and {before.free} bytes are free; raise MemoryError")
+        raise ContractViolation(
+            f"a cache of {need} bytes was allocated, and {before.free} bytes are free; raise MemoryError"
+        )
     known = {field.name for field in fields(EngineConfig)}
     require(len(re.findall(r"\d[\d.]*", said)) >= 2, f"MemoryError is to say what is needed and what is free: {said!r}")
     require(bool(known & set(re.findall(r"\w+", said))), f"MemoryError is to say which setting to lower: {said!r}")
@@ -186,7 +190,7 @@ def _give_back() -> None:
 def _start(subject: Subject) -> _Start:
     try:
         own_memory(subject)
-    except Lacking:
+    except NotSupported:
         return _Start(subject.device, False)
     return _Start(subject.device, True)
 
@@ -224,7 +228,7 @@ def _most(subject: Subject) -> None:
         try:
             subject.device.allocate([layout], free * 6 // 10 // layout.nbytes)
         except MemoryError as error:
-            raise Broken(
+            raise ContractViolation(
                 f"cache {time + 1} of 60% of what is free: the one before was not given back ({error})"
             ) from None
         gc.collect()
@@ -249,7 +253,7 @@ def _planned(subject: Subject, use: str, dtype: torch.dtype, scheme: str | None)
     _ = subject.device  # a platform places on devices that are open
     x = torch.randn(SHAPES[use], generator=torch.Generator().manual_seed(0))
     part = CheckpointSlice("x", tuple(x.shape), ((0, x.shape[0]),))
-    packed = fitting(ONLINE[scheme] if scheme else None, x.shape[-1])
+    packed = format_for_inputs(ONLINE[scheme] if scheme else None, x.shape[-1])
     weight = Weight("x", (part,), 0, 0, dtype, use, packed)
     planned = subject.platform.estimate(nn.Module(), [weight], MaxShape(ShapeBucket(1, 1, 1, ()), 0, 0)).weights
     placed = subject.platform.place(weight, {"x": x.to(dtype)})

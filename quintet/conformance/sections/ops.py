@@ -13,10 +13,10 @@ from quintet.conformance.cases.model_ops import ATTENTION, CASES, DTYPES, PACKED
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import Case
 from quintet.conformance.cases.states import STATES
-from quintet.conformance.check import Lacking, Trial, check, require, spread
-from quintet.conformance.close import require_close, short
+from quintet.conformance.check import NotSupported, Trial, check, evenly_chosen, require
+from quintet.conformance.close import dtype_name, require_close
 from quintet.conformance.harness import linear_layers as products
-from quintet.conformance.harness.calls import Call, results, send
+from quintet.conformance.harness.calls import OpCall, results, send
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.weights import WeightFormat
 from quintet.layers.quantization import ONLINE
@@ -51,10 +51,12 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
             continue
         for dtype in subject.facts.dtypes if not _packs(subject, name) else ():
             # a form that is not kept, and pages that go nowhere, say nothing of types
-            typed = () if name in (*KEPT, *PAGES) else (f"dtype/{short(dtype)}",)
+            typed = () if name in (*KEPT, *PAGES) else (f"dtype/{dtype_name(dtype)}",)
             features = (f"op/{name}", *typed)
             hidden = name in ATTENTION and subject.facts.ops_only
-            yield Trial(f"{name} in {short(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden))
+            yield Trial(
+                f"{name} in {dtype_name(dtype)}", partial(_specified, subject, name, dtype), features * (not hidden)
+            )
 
 
 @check("ops.placed")
@@ -62,19 +64,27 @@ def products_with_placed_weights(subject: Subject) -> Iterator[Trial]:
     """Products as layers make them: parts of a checkpoint side by side, transposed, stacked, quantized; a tied head."""
     most = FEW if _is_compiled(subject) else len(products.PRODUCTS)
     for dtype in subject.facts.dtypes:
-        yield Trial(f"products in {short(dtype)}", partial(products.tried, subject, None, dtype, most), ("op/linear",))
-        yield Trial(f"a tied head in {short(dtype)}", partial(products.tied, subject, dtype), ("op/linear",))
-        call = partial(products.mixed, subject, dtype, FEWER["experts"] if _is_compiled(subject) else FEW)
-        yield Trial(f"experts in {short(dtype)}", call, ("op/experts",))
+        yield Trial(
+            f"products in {dtype_name(dtype)}",
+            partial(products.check_products, subject, None, dtype, most),
+            ("op/linear",),
+        )
+        yield Trial(
+            f"a tied head in {dtype_name(dtype)}", partial(products.check_tied_table, subject, dtype), ("op/linear",)
+        )
+        call = partial(products.check_experts, subject, dtype, FEWER["experts"] if _is_compiled(subject) else FEW)
+        yield Trial(f"experts in {dtype_name(dtype)}", call, ("op/experts",))
         for scheme in _schemes(subject):
-            call = partial(products.tried, subject, scheme, dtype, most)
+            call = partial(products.check_products, subject, scheme, dtype, most)
             features = (f"scheme/{scheme.kind}", f"op/{of_kind('linear', scheme.kind)}")
-            yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, features)
+            yield Trial(f"products by {scheme.kind} in {dtype_name(dtype)}", call, features)
         for what, fmt in FORMS.items():
-            call = partial(products.read, subject, fmt, dtype, most)
-            yield Trial(f"a checkpoint's {fmt.kind} ({what}) in {short(dtype)}", call, _features_of(what, fmt, subject))
-        call = partial(products.looked_up, subject, dtype, spread(list(FORMS.items()), most))
-        yield Trial(f"tables of quantized checkpoints in {short(dtype)}", call, ("op/embedding",))
+            call = partial(products.check_checkpoint_format, subject, fmt, dtype, most)
+            yield Trial(
+                f"a checkpoint's {fmt.kind} ({what}) in {dtype_name(dtype)}", call, _features_of(what, fmt, subject)
+            )
+        call = partial(products.check_quantized_embedding, subject, dtype, evenly_chosen(list(FORMS.items()), most))
+        yield Trial(f"tables of quantized checkpoints in {dtype_name(dtype)}", call, ("op/embedding",))
 
 
 def _features_of(what: str, fmt: WeightFormat, subject: Subject) -> tuple[str, ...]:
@@ -89,10 +99,10 @@ def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
     kinds = subject.facts.dtypes[:1] if _is_compiled(subject) else subject.facts.dtypes
     for name, dtype in itertools.product(sorted((*ROWS, *PAIRS, "embedding")), kinds):
         if not _packs(subject, name):
-            yield Trial(f"{name} in {short(dtype)}", partial(_stays, subject, name, dtype), (f"op/{name}",))
+            yield Trial(f"{name} in {dtype_name(dtype)}", partial(_stays, subject, name, dtype), (f"op/{name}",))
     for scheme, dtype in itertools.product(_schemes(subject), kinds):
-        call = partial(products.poisoned, subject, scheme, dtype, POISONS)
-        yield Trial(f"products by {scheme.kind} in {short(dtype)}", call, (f"scheme/{scheme.kind}",))
+        call = partial(products.check_poisoned_row, subject, scheme, dtype, POISONS)
+        yield Trial(f"products by {scheme.kind} in {dtype_name(dtype)}", call, (f"scheme/{scheme.kind}",))
 
 
 def _schemes(subject: Subject) -> list[WeightFormat]:
@@ -110,27 +120,29 @@ def _is_compiled(subject: Subject) -> bool:
 
 
 def _unknown(name: str) -> None:
-    raise Lacking(f"the kit has no arguments for {name}: the package that brings an op tests it against its reference")
+    raise NotSupported(
+        f"the kit has no arguments for {name}: the package that brings an op tests it against its reference"
+    )
 
 
 def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     if name in ATTENTION and subject.facts.ops_only and there.ops.choice(name).provider == "reference":
-        raise Lacking("no provider of its own: its attention is proven as a whole, in the section `attention`")
+        raise NotSupported("no provider of its own: its attention is proven as a whole, in the section `attention`")
     if name in PAGES and there.facts.ops_only and there.ops.choice(name).provider == "reference":
-        raise Lacking("no provider of its own: pages go nowhere from this platform's cache")
+        raise NotSupported("no provider of its own: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.supports_states:
-        raise Lacking("this platform keeps no states: no layer calls it")
+        raise NotSupported("this platform keeps no states: no layer calls it")
     if name in DEALT and there.facts.spmd:
-        raise Lacking("one process drives all devices here: no expert is one rank's")
+        raise NotSupported("one process drives all devices here: no expert is one rank's")
     kept, them = KEPT.get(name, ("", ""))
     if kept and kept not in there.facts.weight_formats:
-        raise Lacking(f"{them} come to this platform in floats")
+        raise NotSupported(f"{them} come to this platform in floats")
     cases = list(CASES[name](dtype))
     if name in ATTENTION:
         cases = cases[::3]  # each setting with each size and each mix once; the reference is slow
     if _is_compiled(subject):
-        cases = spread(cases, FEWER.get(name, FEW))
+        cases = evenly_chosen(cases, FEWER.get(name, FEW))
     gots = _tried(there, name, cases)
     for (what, args), got in zip(cases, gots, strict=True):
         _compare(there, name, what, dtype, got, _wanted(name, args))
@@ -142,13 +154,13 @@ def _tried(there: Subject, name: str, cases: list[Case]) -> list[tuple[Tensor, .
     calls = []
     for what, args in cases:
         sent = tuple(send(there, each, uses.get(i, "vector")) for i, each in enumerate(args))
-        calls.append(Call(f"{name} by {there.ops.choice(name).provider}, {what}", function, sent))
+        calls.append(OpCall(f"{name} by {there.ops.choice(name).provider}, {what}", function, sent))
     if name in ATTENTION and there.facts.ops_only:
         return [_now(there, call) for call in calls]
     return results(there, calls)
 
 
-def _now(there: Subject, call: Call) -> tuple[Tensor, ...]:
+def _now(there: Subject, call: OpCall) -> tuple[Tensor, ...]:
     """Outside of a step, where batches without a plan can be read."""
     return (there.down(call.function(*call.args)),)
 
@@ -172,17 +184,19 @@ def _compare(
     there: Subject, name: str, what: str, dtype: torch.dtype, gots: tuple[Tensor, ...], wants: tuple[Tensor, ...]
 ) -> None:
     types = TYPES.get(name, (dtype,) * len(wants))
-    said = f"{name} by {there.ops.choice(name).provider} in {short(dtype)}, {what}"
+    said = f"{name} by {there.ops.choice(name).provider} in {dtype_name(dtype)}, {what}"
     require(len(gots) == len(wants), f"{said}: {len(gots)} results, {len(wants)} are wanted")
     for i, (got, want, expected) in enumerate(zip(gots, wants, types, strict=True)):
         result = f"{said}, result {i + 1}" if len(wants) > 1 else said
-        require(got.dtype == expected, f"{result}: the type is {short(got.dtype)}, {short(expected)} is wanted")
+        require(
+            got.dtype == expected, f"{result}: the type is {dtype_name(got.dtype)}, {dtype_name(expected)} is wanted"
+        )
         require_close(result, got, want)
 
 
 def _stays(subject: Subject, name: str, dtype: torch.dtype) -> None:
     """The rows beside a poisoned one are what they are without it."""
-    there = subject.fresh() if subject.facts.ops_only else subject
+    there = subject.with_new_platform() if subject.facts.ops_only else subject
     what, args = next(case for case in CASES[name](dtype) if case[1][0].shape[0] >= 3)
     poisoned = [(f"{what}, {poison} in row {POISONED}", _poisoned(name, args, poison)) for poison in POISONS]
     clean = _wanted(name, args)

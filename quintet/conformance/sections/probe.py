@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from quintet.common.subprocess_python import on_our_path
+from quintet.common.subprocess_python import with_our_path
 from quintet.config import EngineConfig
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
 from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Capabilities, Platform
 from quintet.ops.linear import EXTRAS, KINDS
@@ -72,10 +72,10 @@ def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns the results and leftovers of probing and configuring, in a fresh process without the hidden packages."""
     kind = subject.chosen.platform
     given = [json.dumps(each) for each in (kind.__module__, kind.__qualname__, hidden)]
-    command, variables = [sys.executable, "-c", on_our_path(CHILD), *given], subject.variables
+    command, variables = [sys.executable, "-c", with_our_path(CHILD), *given], subject.variables
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LONG)
     if done.returncode:
-        raise Broken(f"the process that probed ended with {done.returncode}: {done.stderr[-500:]}")
+        raise ContractViolation(f"the process that probed ended with {done.returncode}: {done.stderr[-500:]}")
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return facts
 
@@ -135,7 +135,9 @@ def _optional(platform: type[Platform]) -> tuple[str, ...]:
     packages = importlib.metadata.packages_distributions()
     wanted = ["quintet", *packages.get(platform.__module__.partition(".")[0], ())]
     if _installed("quintet") is None:
-        raise Lacking("the distribution quintet is not installed here, so nothing says which packages are optional")
+        raise NotSupported(
+            "the distribution quintet is not installed here, so nothing says which packages are optional"
+        )
     needed: set[str] = set()
     while wanted:
         name = _plain(wanted.pop())
@@ -259,7 +261,7 @@ def _too_many(subject: Subject) -> None:
     except ValueError as error:
         _helpful(error, {"tensor_parallel_size": count})
         return
-    raise Broken(
+    raise ContractViolation(
         f"configure() took tensor_parallel_size={count}, and probe() says {count - 1} devices; raise ValueError"
     )
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, Trial, check, require
-from quintet.conformance.close import require_close, short
-from quintet.conformance.harness.samplers import EDGE, ROWS, VOCAB, Both, edges, logits_of, request
+from quintet.conformance.check import ContractViolation, Trial, check, require
+from quintet.conformance.close import dtype_name, require_close
+from quintet.conformance.harness.samplers import EDGE, ROWS, VOCAB, SamplerPair, edges, logits_of, request
 from quintet.conformance.harness.subject import Subject
 from quintet.engine.request import Request
 from quintet.engine.sampling.sampler import LogprobTensors, Sampled
@@ -50,30 +50,32 @@ def draws(subject: Subject) -> Iterator[Trial]:
     yield Trial(f"{LARGE} tokens", partial(_large, subject), ("op/sample",))
     yield Trial("rows from which nothing can be drawn", partial(_undrawable, subject), ("op/sample", "op/greedy"))
     for dtype in subject.facts.dtypes:
-        yield Trial(f"the likeliest of logits in {short(dtype)}", partial(_likeliest, subject, dtype), ("op/greedy",))
+        yield Trial(
+            f"the likeliest of logits in {dtype_name(dtype)}", partial(_likeliest, subject, dtype), ("op/greedy",)
+        )
     yield Trial("the random numbers themselves", partial(_noise, subject), ("op/gumbel",))
 
 
 def _drawn(subject: Subject, kinds: list[dict[str, Any]]) -> None:
-    both, requests = Both(subject), [request(i, **kind) for i, kind in enumerate(kinds)]
+    both, requests = SamplerPair(subject), [request(i, **kind) for i, kind in enumerate(kinds)]
     for _ in range(STEPS):
         _same_tokens(both, logits_of(requests), requests)
 
 
-def _same_tokens(both: Both, logits: Tensor, requests: Sequence[Request]) -> None:
+def _same_tokens(both: SamplerPair, logits: Tensor, requests: Sequence[Request]) -> None:
     """Draws one token for each, and appends the specification's."""
     ours, theirs = both(logits, requests)
     got, want = ours.token_ids.tolist(), theirs.token_ids.tolist()
     for row, (token, wanted) in enumerate(zip(got, want, strict=True)):
         if token != wanted and not _on_the_edge(both, row, token):
-            raise Broken(
+            raise ContractViolation(
                 f"row {row}, {_shown(requests[row])}: drew {token}, the specification {wanted}, whose logits are "
                 f"{float(logits[row, token]):.6g} and {float(logits[row, wanted]):.6g}"
             )
         requests[row].token_ids.append(wanted)
 
 
-def _on_the_edge(both: Both, row: int, token: int) -> bool:
+def _on_the_edge(both: SamplerPair, row: int, token: int) -> bool:
     """True if, by the specification's own numbers, the token is within a rounding of the one that it draws."""
     if token < 0 or "sample" not in both.seen:
         return False
@@ -112,7 +114,7 @@ def _mixed(rng: random.Random, number: int, vocab: int = VOCAB) -> Request:
 
 def _moving(subject: Subject) -> None:
     """A request's draw is its own, whatever stands beside it and wherever it stands."""
-    rng, both = random.Random(1), Both(subject)
+    rng, both = random.Random(1), SamplerPair(subject)
     requests = [_mixed(rng, number) for number in range(ROWS)]
     for _ in range(3 * STEPS):
         chosen = rng.sample(requests, rng.randrange(1, ROWS + 1))
@@ -121,14 +123,14 @@ def _moving(subject: Subject) -> None:
 
 
 def _far(subject: Subject) -> None:
-    both = Both(subject)
+    both = SamplerPair(subject)
     requests = [request(i, [5] * length) for i, length in enumerate((1, 2, 1000, 65_535, 65_536, 1_000_003))]
     for _ in range(2):
         _same_tokens(both, logits_of(requests), requests)
 
 
 def _large(subject: Subject) -> None:
-    rng, both = random.Random(2), Both(subject, LARGE, most=20)
+    rng, both = random.Random(2), SamplerPair(subject, LARGE, most=20)
     requests = [_mixed(rng, number, LARGE) for number in range(8)]
     for spread in (1.0, 8.0):
         _same_tokens(both, logits_of(requests, LARGE, spread), requests)
@@ -138,7 +140,7 @@ def _undrawable(subject: Subject) -> None:
     """-1 for them, and for the others what they would have drawn."""
     mixes: list[list[dict[str, Any]]] = [[{"temperature": 0.0}] * 6, [{}] * 6, [*DRAWS["all together"], {"top_k": 5}]]
     for kinds in mixes:
-        both, requests = Both(subject), [request(i, **kind) for i, kind in enumerate(kinds)]
+        both, requests = SamplerPair(subject), [request(i, **kind) for i, kind in enumerate(kinds)]
         logits = logits_of(requests)
         logits[1] = torch.nan
         logits[2, 7] = torch.inf
@@ -151,7 +153,7 @@ def _undrawable(subject: Subject) -> None:
 
 
 def _likeliest(subject: Subject, dtype: torch.dtype) -> None:
-    both, requests = Both(subject), [request(i, temperature=0.0) for i in range(6)]
+    both, requests = SamplerPair(subject), [request(i, temperature=0.0) for i in range(6)]
     logits = logits_of(requests, spread=1.0)
     logits[0] = 2.5  # all equal: the first
     logits[1, [30, 17, 400]] = 60.0
@@ -212,7 +214,7 @@ def edits(subject: Subject) -> Iterator[Trial]:
 
 def _edited(subject: Subject, kinds: list[dict[str, Any]]) -> None:
     """Compares the processed logits of every token, as the outputs grow."""
-    both, rng = Both(subject, mode="processed_logits"), random.Random(3)
+    both, rng = SamplerPair(subject, mode="processed_logits"), random.Random(3)
     requests = [request(i, [3, 1, 3, 8], **{"temperature": 0.0, "logprobs": -1, **k}) for i, k in enumerate(kinds)]
     for _ in range(STEPS):
         ours, theirs = both(logits_of(requests), requests)
@@ -229,7 +231,7 @@ def _by_token(of: Sampled, row: int) -> Tensor:
     return torch.empty(VOCAB).scatter(0, ids.long(), values)
 
 
-def _same_values(both: Both, row: int, got: Tensor, want: Tensor, of: Request) -> None:
+def _same_values(both: SamplerPair, row: int, got: Tensor, want: Tensor, of: Request) -> None:
     kept, wanted = got > NEVER, want > NEVER
     differ = (kept != wanted).nonzero().flatten().tolist()
     if differ and "filter_logits" in both.seen:
@@ -239,7 +241,9 @@ def _same_values(both: Both, row: int, got: Tensor, want: Tensor, of: Request) -
     what = f"row {row}, after {of.num_output} tokens"
     if differ:
         token = differ[0]
-        raise Broken(f"{what}: token {token} came as {float(got[token]):.6g}, {float(want[token]):.6g} is wanted")
+        raise ContractViolation(
+            f"{what}: token {token} came as {float(got[token]):.6g}, {float(want[token]):.6g} is wanted"
+        )
     common = kept & wanted
     require_close(what, torch.where(common, got, 0.0), torch.where(common, want, 0.0))
 
@@ -253,7 +257,7 @@ def logprobs(subject: Subject) -> Iterator[Trial]:
     for mode in ("raw_logprobs", "raw_logits", "processed_logprobs"):
         yield Trial(f"{mode} of drawn tokens", partial(_of_draws, subject, mode), features)
     for dtype in subject.facts.dtypes:
-        what = f"of a prompt's tokens, from logits in {short(dtype)}"
+        what = f"of a prompt's tokens, from logits in {dtype_name(dtype)}"
         yield Trial(what, partial(_of_prompts, subject, dtype), ("sampling/prompt_logprobs", *features[1:]))
     yield Trial("equal logits, in the order of their ids", partial(_tied, subject), features)
     yield Trial("beside rows that are not numbers", partial(_beside_nan, subject), features)
@@ -262,7 +266,7 @@ def logprobs(subject: Subject) -> Iterator[Trial]:
 
 def _of_draws(subject: Subject, mode: str) -> None:
     """Greedy, so that both samplers speak of the same token; rows that ask for none are zeros."""
-    nums, both = (0, 5, None, 1, 20, -1), Both(subject, mode=mode)
+    nums, both = (0, 5, None, 1, 20, -1), SamplerPair(subject, mode=mode)
     edit: dict[str, Any] = {"repetition_penalty": 1.4} if mode.startswith("processed") else {}
     requests = [request(i, temperature=0.0, logprobs=num, **edit) for i, num in enumerate(nums)]
     for _ in range(2):
@@ -277,7 +281,7 @@ def _of_draws(subject: Subject, mode: str) -> None:
 def _same_found(ours: LogprobTensors | None, theirs: LogprobTensors | None, row: int, columns: int, what: str) -> None:
     assert theirs is not None, "some request asks for them"
     if ours is None:
-        raise Broken("log-probabilities were asked for, and none came")
+        raise ContractViolation("log-probabilities were asked for, and none came")
     got, want = ours.token_ids[row, :columns].tolist(), theirs.token_ids[row, :columns].tolist()
     require(got == want, f"{what}, row {row}: tokens by likelihood are {got[:9]}, wanted {want[:9]}")
     require_close(f"{what}, row {row}: values", ours.logprobs[row, :columns], theirs.logprobs[row, :columns])
@@ -285,7 +289,7 @@ def _same_found(ours: LogprobTensors | None, theirs: LogprobTensors | None, row:
     require(rank == wanted, f"{what}, row {row}: the rank of token {want[:1]} is {rank}, wanted {wanted}")
 
 
-def _compare(both: Both, logits: Tensor, wanted: Tensor, num: int, what: str) -> None:
+def _compare(both: SamplerPair, logits: Tensor, wanted: Tensor, num: int, what: str) -> None:
     rows = len(logits)
     own = torch.arange(rows, dtype=torch.int32) * (both.vocab - 1) // max(rows - 1, 1)
     ours, theirs = both.prompts(logits, own, wanted, num)
@@ -295,16 +299,16 @@ def _compare(both: Both, logits: Tensor, wanted: Tensor, num: int, what: str) ->
 
 
 def _of_prompts(subject: Subject, dtype: torch.dtype) -> None:
-    both, requests = Both(subject), [request(i) for i in range(10)]
+    both, requests = SamplerPair(subject), [request(i) for i in range(10)]
     wanted = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1, 0, 1], dtype=torch.int32)
     logits = logits_of(requests).to(dtype)
     logits[3, 50:90] = NEVER
     for num in (0, 3, -1):
-        _compare(both, logits, wanted, num, f"{num} of logits in {short(dtype)}")
+        _compare(both, logits, wanted, num, f"{num} of logits in {dtype_name(dtype)}")
 
 
 def _tied(subject: Subject) -> None:
-    both, logits = Both(subject), torch.zeros(4, VOCAB)
+    both, logits = SamplerPair(subject), torch.zeros(4, VOCAB)
     logits[1, ::3] = 1.0
     logits[2] = torch.arange(VOCAB).flip(0) // 50
     logits[3, -1] = NEVER
@@ -313,7 +317,7 @@ def _tied(subject: Subject) -> None:
 
 
 def _beside_nan(subject: Subject) -> None:
-    both, logits = Both(subject), logits_of([request(i) for i in range(6)])
+    both, logits = SamplerPair(subject), logits_of([request(i) for i in range(6)])
     logits[[1, 4]] = torch.nan
     wanted = torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.int32)
     for num in (0, 5):
@@ -321,6 +325,6 @@ def _beside_nan(subject: Subject) -> None:
 
 
 def _of_many(subject: Subject) -> None:
-    both = Both(subject, LARGE, most=20)
+    both = SamplerPair(subject, LARGE, most=20)
     logits = logits_of([request(i) for i in range(6)], LARGE)
     _compare(both, logits, torch.ones(6, dtype=torch.int32), 20, f"20 of {LARGE}")

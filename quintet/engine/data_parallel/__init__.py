@@ -3,18 +3,21 @@
 from quintet.config import EngineConfig
 
 
-def here(config: EngineConfig) -> range:
+def local_engine_ranks(config: EngineConfig) -> range:
     """Returns the numbers of the engines that are started here: one where its number is given, else those of this
     machine. Other commands start the others."""
     first, count = config.data_parallel_rank, 1
     if first is None:
-        first, count = config.data_parallel_start_rank, config.engines_of_machine
+        first, count = config.data_parallel_start_rank, config.num_local_engines
     return range(first, first + count)
 
 
-def each_engine(config: EngineConfig) -> list[EngineConfig]:
+def local_engine_configs(config: EngineConfig) -> list[EngineConfig]:
     """Returns the settings of each engine that is started here: they differ in its number."""
     if config.data_parallel_size == 1:
         return [config]
     # data_parallel_hybrid_lb applies to several engines
-    return [config.replace(data_parallel_rank=number, data_parallel_hybrid_lb=False) for number in here(config)]
+    return [
+        config.replace(data_parallel_rank=number, data_parallel_hybrid_lb=False)
+        for number in local_engine_ranks(config)
+    ]

@@ -35,12 +35,13 @@ class LoadBalancer:
         count, least = len(loads), min(loads)
         near = [each for each in range(count) if loads[each] <= least + AHEAD]
         best = max(
-            near, key=lambda each: (self._pages[each].shared(chain), -loads[each], -((each - self._next) % count))
+            near,
+            key=lambda each: (self._pages[each].shared_length(chain), -loads[each], -((each - self._next) % count)),
         )
         self._next = (best + 1) % count
         self._open[request_id] = _Open(best, weight)
         self._own[best] += weight
-        self._pages[best].remember(chain)
+        self._pages[best].add(chain)
         return best
 
     def engine_of(self, request_id: str) -> int | None:
@@ -56,12 +57,12 @@ class LoadBalancer:
         self._own[found.engine] -= found.weight
         return found.engine
 
-    def hear(self, engine: int, stats: Stats) -> None:
+    def update_load(self, engine: int, stats: Stats) -> None:
         """Updates the load that an engine has from other senders."""
         queues = stats.scheduler
         self._others[engine] = max(0, queues.num_running + queues.num_waiting - self._own[engine])
 
-    def forget(self) -> None:
+    def clear_prefixes(self) -> None:
         """Clears the known prefixes, after the engines' prefix caches were emptied."""
         for pages in self._pages:
             pages.clear()

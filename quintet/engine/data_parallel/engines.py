@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import zmq
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.common.processes import REFUSED, Child, close_all
 from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
-from quintet.engine.data_parallel import each_engine
+from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.observability.profiler import Profiler
 from quintet.engine.observability.stats import Stats
-from quintet.engine.parallel.commands import Reload, ResetPrefixCache, Sleep, WakeUp, sent
+from quintet.engine.parallel.commands import ReloadCommand, ResetPrefixCacheCommand, SleepCommand, WakeUpCommand, sent
 from quintet.engine.parallel.multiproc import plain_fields
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import EngineClients
@@ -28,22 +28,22 @@ from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.engine.startup import EnginePlan
 from quintet.interface.platform import ASIDE, DeviceLost
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
-from quintet.platforms.numa import standing
+from quintet.platforms.numa import unbound
 
 MODULE = "quintet.engine.processes.engine_process"
 UNREAD = 64  # messages of an engine that wait here; others wait there
 _TURN = 0.05  # seconds that compute() waits for an engine, so that calls in between get their turn
 
 
-def shared_out(asked: EngineConfig, settled: EngineConfig) -> EngineConfig:
+def per_engine_config(asked: EngineConfig, settled: EngineConfig) -> EngineConfig:
     """Returns the settings for each engine: those asked for, with the KV cache memory that the platform chose for one
     of them, before they take from one another what is free."""
     return asked.replace(kv_cache_memory_bytes=settled.kv_cache_memory_bytes)
 
 
-class Engines:
+class DataParallelEngines:
     """Several engines with the interface of an Engine, for a Client. One thread at a time.
 
     A request belongs to one engine, from add() to its last delta. When an engine ends, its requests end with an error;
@@ -65,7 +65,7 @@ class Engines:
         self._served: ModelInfo | None = None  # once all are loaded
         self._numbers = itertools.count()  # of orders
         self._answers: dict[int, wire.Answer] = {}
-        engines = [_fields(each) for each in each_engine(config)]
+        engines = [_fields(each) for each in local_engine_configs(config)]
         self._folder, context = PrivateFolder(), zmq.Context[zmq.Socket[bytes]]()
         self._clear = weakref.finalize(self, _clear, os.getpid(), self._folder, context)
         self._inbox = context.socket(zmq.PULL)
@@ -85,7 +85,7 @@ class Engines:
     def _started(self, number: int, fields: dict[str, Any]) -> Child:
         threads = torch.get_num_threads()
         orders = wire.EngineOrders(str(self._folder.path), number, 1, fields, threads=threads, stats_each_step=True)
-        with standing():
+        with unbound():
             return Child(MODULE, orders, stdout=subprocess.DEVNULL)
 
     def _loaded(self) -> ModelInfo:
@@ -99,10 +99,10 @@ class Engines:
                 raise ValueError(f"the engines did not start: {why}")
         return self._served
 
-    def within(self, prepared: EnginePlan) -> EnginePlan:
+    def limit_plan(self, prepared: EnginePlan) -> EnginePlan:
         """Returns `prepared`, limited to what all engines can serve."""
-        plan = replace(prepared.plan, max_model_len=min(prepared.plan.max_model_len, self.max_model_len))
-        return replace(prepared, plan=plan)
+        plan = replace(prepared.memory_plan, max_model_len=min(prepared.memory_plan.max_model_len, self.max_model_len))
+        return replace(prepared, memory_plan=plan)
 
     def __len__(self) -> int:
         """Returns the number of requests that have not ended."""
@@ -124,7 +124,7 @@ class Engines:
         with sent(request_id):
             frame = wire.encode(wire.Submit.of(0, [[replace(admitted, request_id=name)]]))
         self._num_added += 1
-        with Uninterrupted():
+        with DeferredSigint():
             self._ids[request_id], self._names[name] = name, request_id
             self.clients.send(self.clients.choose(name, admitted), frame)
 
@@ -132,12 +132,12 @@ class Engines:
         """Aborts requests, as Engine.abort does."""
         ids = dict.fromkeys(request_ids)
         self._deltas = [delta for delta in self._deltas if delta.request_id not in ids]
-        with Uninterrupted():
+        with DeferredSigint():
             names = [self._end(request_id) for request_id in ids if request_id in self._ids]
             if names:
                 self.clients.tell_all(wire.Abort(0, names))
 
-    def take(self) -> list[TokenDelta]:
+    def take_deltas(self) -> list[TokenDelta]:
         """Returns the deltas that compute() has collected."""
         deltas, self._deltas = self._deltas, []
         return deltas
@@ -151,7 +151,7 @@ class Engines:
             self._lose(engine, f"{why} and was ended")
 
     def reset_prefix_cache(self) -> None:
-        self._jointly(ResetPrefixCache())
+        self._jointly(ResetPrefixCacheCommand())
         self.clients.forget()
 
     def sleep(self, level: int = ASIDE) -> int:
@@ -160,24 +160,24 @@ class Engines:
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         was = self.asleep
         try:
-            freed = sum(self._jointly(Sleep(level)))
+            freed = sum(self._jointly(SleepCommand(level)))
         except tuple(wire.FIXABLE.values()):
             if not was:
-                self._jointly(WakeUp())
+                self._jointly(WakeUpCommand())
             raise
         self.asleep = level
         self.clients.forget()
         return freed
 
     def wake_up(self) -> None:
-        self._jointly(WakeUp())
+        self._jointly(WakeUpCommand())
         self.asleep = 0
 
-    def reload_weights(self, folder: Path | Weights | None) -> None:
+    def reload_weights(self, folder: Path | WeightFiles | None) -> None:
         """Reloads weights as Engine.reload_weights does; each engine reads them."""
         self.check_awake()
-        path = folder.folder if isinstance(folder, Weights) else folder
-        self._jointly(Reload(None if path is None else str(path)))
+        path = folder.folder if isinstance(folder, WeightFiles) else folder
+        self._jointly(ReloadCommand(None if path is None else str(path)))
         self.clients.forget()
 
     def check_awake(self) -> None:
@@ -204,7 +204,7 @@ class Engines:
     def _jointly(self, work: wire.Work) -> list[int]:
         """Sends an order to all engines -> the bytes that each freed. Raises the error of one that fails."""
         self._check_alive()
-        with Uninterrupted():
+        with DeferredSigint():
             numbers = [next(self._numbers) for _ in self.children]
             for engine, number in enumerate(numbers):
                 self.clients.send(engine, wire.encode(wire.Order(0, number, work)))
@@ -221,7 +221,7 @@ class Engines:
         """Takes in what has arrived; waits so long for something. Then looks for engines that have ended."""
         began = time.monotonic()
         ready = self._inbox.poll(round(seconds * 1000))
-        with Uninterrupted():
+        with DeferredSigint():
             ended = [(n, how) for n, child in enumerate(self.children) if n not in self._lost and (how := child.exit)]
             self.clients.turn(min(time.monotonic() - began, _TURN))  # this process may have been stopped meanwhile
             while ready:

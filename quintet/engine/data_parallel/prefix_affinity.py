@@ -16,14 +16,14 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._known)
 
-    def shared(self, chain: Sequence[int]) -> int:
+    def shared_length(self, chain: Sequence[int]) -> int:
         """Returns how many numbers of the chain, from its start, are known."""
         known, count = self._known, 0
         while count < len(chain) and chain[count] in known:
             count += 1
         return count
 
-    def remember(self, chain: Sequence[int]) -> None:
+    def add(self, chain: Sequence[int]) -> None:
         known = self._known
         for each in reversed(chain):  # ends of chains are dropped first, as in the engine
             known[each] = None

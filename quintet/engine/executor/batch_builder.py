@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quintet.engine.executor.output_rows import OutputRows, rows_of
+from quintet.engine.executor.output_rows import OutputRows, output_rows_of
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.types import HostBatch, HostGroup, HostInputs, IntArray, ShapeBucket
@@ -37,7 +37,7 @@ class BatchBuilder:
         decoding = plan.num_tokens == len(requests) == plan.num_rows  # a row for each, and none is scored
         if (
             decoding
-            and requests[0].admitted.pooling is None  # one runner's requests are all of its kind
+            and requests[0].core_request.pooling is None  # one runner's requests are all of its kind
             and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests)
         ):
             batch, rows = self._decode(requests)
@@ -58,7 +58,9 @@ class BatchBuilder:
             slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
             groups.append(HostGroup(np.array(slots, np.int32), _table(requests, index), lengths))
         if self._states:
-            groups.append(state_group([(r.slots.state, r.slots.following) for r in requests], count, lengths))
+            groups.append(
+                state_group([(r.state_slots.state, r.state_slots.next_state) for r in requests], count, lengths)
+            )
         batch = HostBatch(
             token_ids=np.array([request.token_ids[-1] for request in requests], np.int32),
             positions=at,
@@ -83,9 +85,9 @@ class BatchBuilder:
             table = _table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
         if self._states:
-            slots = [(request.slots.state, request.slots.following) for request in requests]
+            slots = [(request.state_slots.state, request.state_slots.next_state) for request in requests]
             groups.append(state_group(slots, len(positions), lengths))
-        wanted, rows = rows_of(requests, list(plan.tokens.values()), starts)
+        wanted, rows = output_rows_of(requests, list(plan.tokens.values()), starts)
         batch = HostBatch(
             token_ids=_token_ids(plan),
             positions=positions,
@@ -121,7 +123,7 @@ def _token_ids(plan: StepPlan) -> IntArray:
 
 def _embedded(request: Request) -> bool:
     """True if embeddings stand in the places of the tokens that it computes next."""
-    return request.num_computed < request.num_prompt and bool(request.admitted.embeds)
+    return request.num_computed < request.num_prompt and bool(request.core_request.embeds)
 
 
 def _inputs(plan: StepPlan) -> HostInputs:
@@ -132,7 +134,7 @@ def _inputs(plan: StepPlan) -> HostInputs:
         if _embedded(request):
             start, stop = request.num_computed, min(request.num_computed + count, request.num_prompt)
             given = stop - start
-            rows.append(np.frombuffer(request.admitted.embeds_of(start, stop), np.float32).reshape(given, -1))
+            rows.append(np.frombuffer(request.core_request.embeds_of(start, stop), np.float32).reshape(given, -1))
             places[at : at + given] = np.arange(found, found + given)
             found += given
         at += count
@@ -144,9 +146,9 @@ def _types(plan: StepPlan) -> IntArray:
     found = np.zeros(plan.num_tokens, np.int32)
     at = 0
     for request, count in plan.tokens.items():
-        if request.admitted.types:
+        if request.core_request.token_types:
             start = request.num_computed
-            found[at : at + count] = np.frombuffer(request.admitted.types, np.int32)[start : start + count]
+            found[at : at + count] = np.frombuffer(request.core_request.token_types, np.int32)[start : start + count]
         at += count
     return found
 
@@ -154,9 +156,9 @@ def _types(plan: StepPlan) -> IntArray:
 def _table(requests: Sequence[Request], group: int) -> IntArray:
     rows = []
     for request in requests:
-        row = request.rows[group]
+        row = request.table_rows[group]
         if row is None:
-            row = request.rows[group] = np.array(request.pages[group], np.int32)
+            row = request.table_rows[group] = np.array(request.pages[group], np.int32)
         rows.append(row)
     if len(rows) == 1:
         return rows[0][None]

@@ -18,14 +18,14 @@ from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
 from quintet.engine.request import PLACEHOLDER, Request
 from quintet.engine.sampling.logits_processors import ProcessorFailed
-from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, likeliest
+from quintet.engine.sampling.sampler import LogprobTensors, Sampled, Sampler, num_logprobs_of
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.types import HostBatch
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenLogprobs
 
 if TYPE_CHECKING:
-    from quintet.engine.pooling.heads import Numbers
+    from quintet.engine.pooling.heads import FloatRows
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class StepResult(NamedTuple):
     logprobs: list[TokenLogprobs] | None  # by row
     prompt_logprobs: dict[Request, list[TokenLogprobs]]
     failed: dict[Request, str]  # requests that cannot go on, and why
-    pooled: Mapping[Request, "Numbers | str"] = {}  # texts with complete numbers, or why they have none
+    pooled: Mapping[Request, "FloatRows | str"] = {}  # texts with complete numbers, or why they have none
 
 
 Agree = Callable[[StepPlan, StepResult | Exception], StepResult | Exception]
@@ -49,7 +49,7 @@ class Forward:
     """A step with a started model, and which of its rows are drawn or scored."""
 
     rows: OutputRows
-    given: Tensor  # for each of them: logits, or hidden states
+    outputs: Tensor  # for each of them: logits, or hidden states
     failed: dict[Request, str] = field(default_factory=dict)  # requests that nothing could be drawn for, and why
 
 
@@ -63,7 +63,7 @@ class SampledTokens:
         self._sampled: Tensor | None = None
         self._requests: list[Request] = []
 
-    def keep(self, sampled: Tensor, requests: list[Request]) -> None:
+    def store(self, sampled: Tensor, requests: list[Request]) -> None:
         """A step's tokens [R], int32. Where shapes are fixed they are brought to one size, or there would be a program
         for each pair of sizes."""
         if self._size:
@@ -76,7 +76,7 @@ class SampledTokens:
             sampled = self._worker.ops.place_tokens(nothing, sampled, places)
         self._sampled, self._requests = sampled, requests
 
-    def carried(self, host: HostBatch, plan: StepPlan) -> PreviousTokens | None:
+    def previous_tokens(self, host: HostBatch, plan: StepPlan) -> PreviousTokens | None:
         """Returns the rows of the last step that sampled this step's unknown tokens; None if there are none."""
         unknown = np.flatnonzero(host.token_ids == PLACEHOLDER)
         if self._sampled is None or not len(unknown):
@@ -86,7 +86,7 @@ class SampledTokens:
         rows[unknown] = [places[requests[owner]] for owner in host.token_to_seq[unknown].tolist()]
         return PreviousTokens(self._sampled, rows)
 
-    def none_of(self, tokens: int) -> PreviousTokens | None:
+    def no_previous_tokens(self, tokens: int) -> PreviousTokens | None:
         """Returns the input of a step of so many tokens that takes none of the kept ones."""
         return None if self._sampled is None else PreviousTokens(self._sampled, np.full(tokens, -1, np.int32))
 
@@ -122,18 +122,18 @@ class StepRunner:
         """Starts the model."""
         raise NotImplementedError
 
-    def part(self, plan: StepPlan) -> None:
+    def forward_stage(self, plan: StepPlan) -> None:
         """Runs the model of a pipeline stage that is not the last: its outputs go to the next stage."""
         host, _ = self._built(plan)
         self._ranks.run(host)
         if self.spans.events is not None:
             self.spans.lap("start", plan)
 
-    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+    def sample(self, forward: Forward) -> Callable[[], StepResult]:
         """Starts the work on the model's outputs (sampling or pooling); calling the result waits for it."""
         raise NotImplementedError
 
-    def looks_back(self, forward: Forward) -> bool:
+    def needs_previous_tokens(self, forward: Forward) -> bool:
         """True if the host must have the results of the step before to draw this one."""
         return False
 
@@ -144,17 +144,17 @@ class StepRunner:
     def warm_up(self, progress: bool) -> None:
         """Runs an empty step of each size, to compile them now."""
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """Every request starts anew: nothing that was settled for a step holds."""
 
-    def renew_cache(self) -> None:
+    def recreate_cache(self) -> None:
         """Replaces a cache that a failed step may have destroyed."""
-        self._ranks.each(lambda worker: worker.renew_cache())
+        self._ranks.map_workers(lambda worker: worker.recreate_cache())
 
     def sleep(self, level: int) -> int:
         """Gives memory back on every rank -> bytes; all sleep, or none."""
         try:
-            return sum(self._ranks.each(lambda worker: worker.sleep(level)))
+            return sum(self._ranks.map_workers(lambda worker: worker.sleep(level)))
         except NotImplementedError:  # nothing was let go
             raise
         except BaseException:
@@ -163,11 +163,11 @@ class StepRunner:
 
     def wake(self) -> None:
         """Restores memory and weights; after an error the call may be repeated."""
-        self._ranks.each(lambda worker: worker.wake())
+        self._ranks.map_workers(lambda worker: worker.wake())
 
-    def reload(self, folder: Path | Weights | None) -> None:
+    def reload(self, folder: Path | WeightFiles | None) -> None:
         """Replaces the weights on every rank."""
-        self._ranks.each(lambda worker: worker.reload(folder))
+        self._ranks.map_workers(lambda worker: worker.reload(folder))
 
     def _built(self, plan: StepPlan) -> tuple[HostBatch, OutputRows]:
         """Builds the step's arrays, and the rows of its outputs."""
@@ -205,11 +205,11 @@ class ModelRunner(StepRunner):
 
     @property
     def has_processors(self) -> bool:
-        return self._sampler.edited
+        return self._sampler.has_processors
 
-    def looks_back(self, forward: Forward) -> bool:
+    def needs_previous_tokens(self, forward: Forward) -> bool:
         """True if the host must know all tokens before the step's rows before it draws them."""
-        return self._sampler.looks_back(forward.rows.sample)
+        return self._sampler.needs_previous_tokens(forward.rows.sample)
 
     @torch.inference_mode()
     def warm_up(self, progress: bool) -> None:
@@ -219,36 +219,36 @@ class ModelRunner(StepRunner):
         # the first comes twice: the second time, as all that follow, it takes what the one before sampled
         buckets = [*self._fixed[:1], *self._fixed]
         for bucket in tqdm(buckets, desc="Warming up", unit="size", disable=not shown, leave=False):
-            carried = None if self._kept is None else self._kept.none_of(bucket.tokens)
+            carried = None if self._kept is None else self._kept.no_previous_tokens(bucket.tokens)
             logits = self._logits(bucket.batch, carried)
             if bucket.rows not in seen:
                 seen.add(bucket.rows)
                 self._sampler.warm_up(logits)
                 if self._kept is not None:
-                    self._kept.keep(self._sampler.settle(logits), [])
+                    self._kept.store(self._sampler.completion_marker(logits), [])
             self._device.to_host(logits)()  # waits for the step
 
     def forward(self, plan: StepPlan) -> Forward:
         """Starts the model. Tokens that the step before draws are taken on the device: it must have been drawn."""
         host, rows = self._built(plan)
-        logits = self._logits(host, None if self._kept is None else self._kept.carried(host, plan))
+        logits = self._logits(host, None if self._kept is None else self._kept.previous_tokens(host, plan))
         if self.spans.events is not None:
             self.spans.lap("start", plan)
         return Forward(rows, logits)
 
-    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+    def sample(self, forward: Forward) -> Callable[[], StepResult]:
         """Samples, and starts the copies of what comes out; calling the result waits for them.
 
         Steps are drawn in the order in which they were started, each before the model of the next one is.
         """
-        rows, logits, failed = forward.rows, forward.given, forward.failed
+        rows, logits, failed = forward.rows, forward.outputs, forward.failed
         prompts = self._prompt_logprobs(logits, rows) if rows.score else dict
         sampled, rows = self._sample(logits, rows, failed)
         if sampled is None:  # the caller waits for the step all the same, or it would run ahead of the device
             return self._settled(logits, lambda: StepResult(OutputRows([]), [], None, prompts(), failed))
-        requests = rows.drawn
+        requests = rows.sampled_requests
         if self._kept is not None:
-            self._kept.keep(sampled.token_ids, requests)
+            self._kept.store(sampled.token_ids, requests)
         token_ids, count = self._device.to_host(sampled.token_ids), len(requests)
         logprobs = None if sampled.logprobs is None else self._fetch(sampled.logprobs)
 
@@ -256,7 +256,7 @@ class ModelRunner(StepRunner):
             listed = None
             if logprobs is not None:
                 found = logprobs()
-                listed = _listed(found, slice(count), _most(likeliest(r.params) for r in requests))
+                listed = _listed(found, slice(count), _most(num_logprobs_of(r.params) for r in requests))
                 if found.named:
                     listed = _with_named(listed, requests, [column[:, 0].tolist() for column in found.named])
             return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
@@ -266,7 +266,7 @@ class ModelRunner(StepRunner):
     def _settled(self, logits: Tensor, result: Callable[[], StepResult]) -> Callable[[], StepResult]:
         """The result, once the logits are there."""
         if logits.shape[0]:
-            done = self._device.to_host(self._sampler.settle(logits))
+            done = self._device.to_host(self._sampler.completion_marker(logits))
         elif self._kept is None:  # no logits were wanted (shapes are not fixed)
             return result
         else:  # what is uploaded now comes home when the step has run
@@ -278,9 +278,9 @@ class ModelRunner(StepRunner):
 
         return wait
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """Every request starts anew: nothing that was settled for a step holds."""
-        self._sampler.begin_again()
+        self._sampler.start_over()
 
     def _logits(self, host: HostBatch, carried: PreviousTokens | None) -> Tensor:
         """One step -> its logits, where they are sampled."""
@@ -295,13 +295,13 @@ class ModelRunner(StepRunner):
         `failed`; if it fails after a draft, only the rows from there on go: perhaps that draft is not drawn."""
         while rows.sample:
             try:
-                return self._sampler(logits, rows.drawn, rows.positions), rows
+                return self._sampler(logits, rows.sampled_requests, rows.positions), rows
             except ProcessorFailed as error:
                 if error.row < len(rows.sample):
                     whose = rows.sample[error.row]
                     logger.error("request %s: %s", whose.request_id, error, exc_info=error)
                     failed[whose] = str(error)
-                rows, kept = rows.without(error.row)
+                rows, kept = rows.without_row(error.row)
                 logits = torch.cat([logits[row : row + 1] for row in kept]) if kept else logits[:0]
         return None, rows
 

@@ -19,7 +19,7 @@ class OutputRows(NamedTuple):
     pool: Sequence[tuple[Request, int, int, bool]] = ()
 
     @property
-    def drawn(self) -> list[Request]:
+    def sampled_requests(self) -> list[Request]:
         """Requests by row: a request with drafts has one more row for each of them."""
         return [*self.sample, *(request for request, _ in self.verify)] if self.verify else self.sample
 
@@ -31,7 +31,7 @@ class OutputRows(NamedTuple):
         at = [len(request.token_ids) - request.num_drafts for request in self.sample]
         return at + [request.num_known + after for request, after in self.verify]
 
-    def without(self, row: int) -> tuple["OutputRows", list[int]]:
+    def without_row(self, row: int) -> tuple["OutputRows", list[int]]:
         """The rows that are drawn, but for this one and those of its request after it, and which they were."""
         whose, after = (self.sample[row], 0) if row < len(self.sample) else self.verify[row - len(self.sample)]
         pairs = [*((request, 0) for request in self.sample), *self.verify]
@@ -47,13 +47,13 @@ class OutputRows(NamedTuple):
         return rows
 
 
-def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:
+def output_rows_of(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:
     """The places in the step [L] of the tokens that outputs are needed of, and what for: the last token of each
     request that has no more to compute, and its drafts; for prompt log-probabilities, all prompt tokens but the last.
 
     `counts` are the tokens that each request computes; they begin at starts [R + 1].
     """
-    if requests and requests[0].admitted.pooling is not None:
+    if requests and requests[0].core_request.pooling is not None:
         return _pooled_rows(requests, counts, starts)
     sample: list[Request] = []
     places: list[int] = []
@@ -67,7 +67,7 @@ def rows_of(requests: Sequence[Request], counts: Sequence[int], starts: IntArray
             sample.append(request)
             places.append(end - 1 - drafts)
             drafted += [(after, end - 1 - drafts + after, request) for after in range(1, drafts + 1)]
-        scored = request.scored(first, count)
+        scored = request.scored_positions(first, count)
         if scored:
             score.append((request, scored.start, len(scored)))
             score_places += range(end - count + scored.start - first, end - count + scored.stop - first)
@@ -82,7 +82,7 @@ def _pooled_rows(requests: Sequence[Request], counts: Sequence[int], starts: Int
     places: list[IntArray] = []
     pool = []
     for request, count, end in zip(requests, counts, starts[1:].tolist(), strict=True):
-        first, rows = request.num_computed, request.admitted.counting(request.num_computed, count)
+        first, rows = request.num_computed, request.core_request.pooled_positions(request.num_computed, count)
         pool.append((request, rows.start, len(rows), first + count == len(request.token_ids)))
         begin = end - count - first
         places.append(np.arange(begin + rows.start, begin + rows.stop, dtype=np.int32))

@@ -33,7 +33,7 @@ def _powers(step: int, most: int) -> list[int]:
     return [*sizes[:-1], most]
 
 
-def waste(buckets: Sequence[ShapeBucket]) -> tuple[float, float]:
+def padding_waste(buckets: Sequence[ShapeBucket]) -> tuple[float, float]:
     """Share of a step's tokens that is padding: (on average over all sizes of step, at worst)."""
     padded = []
     first = 1
@@ -46,7 +46,7 @@ def waste(buckets: Sequence[ShapeBucket]) -> tuple[float, float]:
 def describe(buckets: Sequence[ShapeBucket]) -> str:
     """Describes what is compiled, and what it costs in padding."""
     plain = [bucket for bucket in buckets if bucket.inputs == buckets[0].inputs]  # the others have their sizes
-    average, worst = waste(plain)
+    average, worst = padding_waste(plain)
     sizes, last = ", ".join(str(bucket.tokens) for bucket in plain), plain[-1]
     pages = " + ".join(map(str, last.pages)) or "no"
     return (

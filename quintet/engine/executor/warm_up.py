@@ -32,7 +32,7 @@ def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | No
         if bounds is None:
             engine.add(CoreRequest("warm-up", ids, params, (0, 0), 2))
         else:
-            engine.add(bounds.admit("warm-up", Prompt(ids), bounds.params(None)))
+            engine.add(bounds.admit("warm-up", Prompt(ids), bounds.resolve_params(None)))
         while engine.busy:
             for failed in filter(None, [delta.error for delta in engine.step()]):
                 if bounds is not None:  # a pooler may want special tokens that this text has not; its step has run

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.engine.kv_cache.groups import KVCacheLayout, arrange
+from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
 from quintet.engine.kv_cache.state_slots import EACH
 from quintet.interface.platform import DROPPED, Mixer, Platform, State
 from quintet.interface.types import (
@@ -30,18 +30,18 @@ from quintet.interface.types import (
     StateSpec,
     leaves,
 )
-from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, replacements, settle
+from quintet.layers.build import BuildContext, KVScaling, RequestedOutputs, finalize, replacements
 from quintet.layers.decoder import ModelBase
 from quintet.layers.layer_state import LayerMixer
 from quintet.layers.moe.expert_placement import ExpertPlacement
-from quintet.layers.pipeline import Stage, mixings_of, shared_out
+from quintet.layers.pipeline import Stage, layer_mixers_of, layers_per_stage
 from quintet.layers.quantization import QuantizationPlan
-from quintet.model_loader.loader import ParameterLoad, declared, distinct, load, num_bytes
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.loader import ParameterLoad, declared_weights, distinct_parameters, load, num_bytes
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import CacheEntry
 from quintet.models import model_class
 from quintet.ops import bind
-from quintet.ops.registry import Timed
+from quintet.ops.registry import Instrument
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,15 @@ class ModelSizes:
     dtype: torch.dtype
     page_size: int
     max_model_len: int
-    forms: QuantizationPlan = QuantizationPlan()  # of the weights of products
+    quantization: QuantizationPlan = QuantizationPlan()  # of the weights of products
     kv_dtype: torch.dtype | None = None  # of the cache; None: dtype
     kv_scales: KVScaling = field(default_factory=KVScaling)
-    wanted: RequestedOutputs = RequestedOutputs()
+    requested_outputs: RequestedOutputs = RequestedOutputs()
     causal: bool = True  # False: tokens of a decoder see those after them
     attention: str = "auto"  # the provider of paged attention that was asked for
-    backend: bool = False  # the model runs by transformers' own code
-    beside: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
-    dealing: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
+    transformers_backend: bool = False  # the model runs by transformers' own code
+    ignored_tensors: tuple[str, ...] = ()  # patterns of tensors that the model does not load: pooling heads
+    expert_placement: ExpertPlacement | None = None  # of whole experts to ranks; None: each is cut
     weights_cache: CacheEntry | None = None  # where placed weights are kept between starts
 
 
@@ -90,10 +90,10 @@ class Worker:
         hf_config: Any,
         sizes: ModelSizes,
         rank_info: RankInfo = FIRST,
-        timed: Timed | None = None,
+        timed: Instrument | None = None,
     ) -> None:
         """`timed` wraps the ops."""
-        self.platform, self.place = platform, rank_info
+        self.platform, self.rank_info = platform, rank_info
         self.device = platform.open(rank_info.rank)
         self.comm = platform.connect(rank_info)
         asked = {} if sizes.attention == "auto" else {"paged_attention": sizes.attention}
@@ -117,50 +117,54 @@ class Worker:
                     f"state per request ({spec.op}); run this model on another platform"
                 )
             self._heeded(spec, hf_config.model_type)
-            mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.place.rank)))
+            mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))
             return mixings[-1]
 
         build = BuildContext(
-            ops=self.ops, mixing=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
-            max_model_len=sizes.max_model_len, forms=sizes.forms, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            requested_outputs=sizes.wanted, causal=sizes.causal, dealing=sizes.dealing, stage=self._stage_of(hf_config),
+            ops=self.ops, make_mixer=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
+            max_model_len=sizes.max_model_len, quantization=sizes.quantization, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
+            requested_outputs=sizes.requested_outputs, causal=sizes.causal, expert_placement=sizes.expert_placement, stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
         )  # fmt: skip
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
         self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
-        self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.backend)(hf_config, build).eval()
-        if not sizes.wanted.logits:
-            self.model.without_head()
-            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.beside)
-        self.model.ignored_suffixes = sizes.forms.checkpoint.silent if sizes.forms.checkpoint else ()
-        settle(self.model)
+        self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.transformers_backend)(
+            hf_config, build
+        ).eval()
+        if not sizes.requested_outputs.logits:
+            self.model.drop_lm_head()
+            self.model.ignored_tensors = (*self.model.ignored_tensors, *sizes.ignored_tensors)
+        self.model.ignored_suffixes = (
+            sizes.quantization.checkpoint.ignored_suffixes if sizes.quantization.checkpoint else ()
+        )
+        finalize(self.model)
         self.stage = build.stage
-        here = self._keep(mixings) if self.place.stages > 1 else mixings
-        self.arrangement: KVCacheLayout = arrange(mixings, here)
-        self.kv_heads = _kv_heads(here, len(self.arrangement.layouts))  # on all ranks, of each layout of pages
-        self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.arrangement.indices]
+        here = self._keep(mixings) if self.rank_info.stages > 1 else mixings
+        self.kv_cache_layout: KVCacheLayout = group_layers(mixings, here)
+        self.kv_heads = _kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
+        self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
     def _stage_of(self, hf_config: Any) -> Stage:
         """Returns the pipeline stage of this rank: its layers."""
-        stages = self.place.stages
+        stages = self.rank_info.stages
         if stages == 1:
             return Stage()
-        return Stage(self.place.stage, shared_out(hf_config.num_hidden_layers, stages))
+        return Stage(self.rank_info.stage, layers_per_stage(hf_config.num_hidden_layers, stages))
 
     def _keep(self, mixings: Sequence[LayerMixer]) -> Collection[LayerMixer]:
         """Leaves in the model what this stage has of it -> those of its layers' mixings."""
-        trunk, stage = self.model.stages(), self.stage
+        trunk, stage = self.model.pipeline_trunk(), self.stage
         assert len(trunk.blocks) == sum(stage.counts), "num_hidden_layers says how many layers there are"
-        assert mixings_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
+        assert layer_mixers_of(trunk.blocks) >= set(mixings), "each mixing is one layer's"
         self.model.other_stage_tensors = frozenset(
-            name for each in declared(self.model) for name in each.weight.stored_on_all_ranks
+            name for each in declared_weights(self.model) for name in each.weight.stored_on_all_ranks
         )
         if not stage.last and hasattr(self.model, "lm_head"):
-            self.model.without_head()
-        trunk.keep(stage)
-        self._reads = () if stage.first else self.model.reads(stage.start)
-        return mixings_of(trunk.blocks)
+            self.model.drop_lm_head()
+        trunk.keep_stage(stage)
+        self._reads = () if stage.first else self.model.shared_tensor_widths(stage.start)
+        return layer_mixers_of(trunk.blocks)
 
     def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
@@ -177,12 +181,12 @@ class Worker:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """Layouts of the tensors of the state."""
-        return self.arrangement.layouts + self.arrangement.states
+        return self.kv_cache_layout.layouts + self.kv_cache_layout.states
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one page, the same for every group."""
-        return self.arrangement.page_bytes
+        return self.kv_cache_layout.page_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -190,14 +194,14 @@ class Worker:
 
     def estimate(self, max_shape: MaxShape) -> Estimate:
         """Estimates the memory that the model takes on this device."""
-        return self.platform.estimate(self.model, distinct(self.model), max_shape)
+        return self.platform.estimate(self.model, distinct_parameters(self.model), max_shape)
 
     def memory(self) -> Memory:
         return self.device.memory()
 
     def load(
         self,
-        folder: Path | Weights | None,
+        folder: Path | WeightFiles | None,
         room: MemoryRoom | int,
         buckets: Sequence[ShapeBucket],
         progress: bool,
@@ -212,12 +216,12 @@ class Worker:
 
     def _read(self, progress: bool) -> None:
         """The weights, from the checkpoint as it is now."""
-        load(self.model, self.platform, self._folder, progress, self.place.rank, self._cache)
+        load(self.model, self.platform, self._folder, progress, self.rank_info.rank, self._cache)
         self._empty = False
 
     def _begin(self, progress: bool) -> None:
         """Makes the cache, compiles the step, and captures."""
-        self.renew_cache()
+        self.recreate_cache()
         shown, hidden = self._variants, not (progress and self._variants)
         self._step = self._whole = self.platform.compile(
             self.model, tqdm(shown, desc="Compiling", unit="size", disable=hidden, leave=False)
@@ -251,7 +255,7 @@ class Worker:
             self._read(progress=False)
         self._begin(progress=False)
 
-    def reload(self, folder: Path | Weights | None) -> None:
+    def reload(self, folder: Path | WeightFiles | None) -> None:
         """Overwrites the weights with others of the same model: no step is compiled anew.
 
         ValueError if they do not fit, and then nothing has changed. After a later error it may be repeated.
@@ -270,15 +274,15 @@ class Worker:
         self._empty = True
         return sum(held.values())
 
-    def recorded(self, wanted: bool) -> None:
+    def allow_recorded(self, wanted: bool) -> None:
         """Sets whether recorded or captured steps may run. A replayed step skips Python code, such as looking at
         numbers, so code that needs it switches them off."""
         self._step = self._whole if wanted else torch.inference_mode()(self.model)
 
-    def renew_cache(self) -> None:
+    def recreate_cache(self) -> None:
         """An empty cache, once the one before is let go."""
         self._state = ()
-        made, arrangement = self._room, self.arrangement
+        made, arrangement = self._room, self.kv_cache_layout
         self._state = self.device.allocate(arrangement.layouts, made.pages)
         if arrangement.states:
             self._state += self.device.allocate(arrangement.states, made.slots)
@@ -286,7 +290,7 @@ class Worker:
     def run(self, host: HostBatch, carried: PreviousTokens | None = None) -> Outputs:
         """One step -> what it gives, on the device."""
         if not self._state and self.layouts:  # an interruption came between the old cache and the new one
-            self.renew_cache()
+            self.recreate_cache()
         if self._plans:
             host = self._planned(host)
         arrays = host.leaves()
@@ -362,7 +366,7 @@ def _kv_heads(mixings: Collection[LayerMixer], count: int) -> tuple[int | None, 
     """KV heads of each of the first `count` tensors of the state; None where layers have none, or differ."""
     said: list[set[int | None]] = [set() for _ in range(count)]
     for mixing in mixings:
-        for place in mixing.places:
+        for place in mixing.tensor_indices:
             if place < count:
                 said[place].add(mixing.kv_heads)
     return tuple(each.pop() if len(each) == 1 else None for each in said)

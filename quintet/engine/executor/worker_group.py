@@ -26,7 +26,7 @@ class WorkerGroup:
     collectives; where ranks are processes, there is one here, and `others` are the rest."""
 
     def __init__(self, size: int, make: Callable[[int], Worker], others: RemoteRanks | None = None) -> None:
-        self.others = others
+        self.remote_ranks = others
         self._pool = ThreadPoolExecutor(size, thread_name_prefix="rank") if size > 1 else None
         self.workers: list[Worker] = self._each([partial(make, rank) for rank in range(size)])
 
@@ -35,7 +35,7 @@ class WorkerGroup:
         """Channel to the other ranks, where they are processes."""
         return self.workers[0].comm.channel
 
-    def each(self, call: Callable[[Worker], T]) -> list[T]:
+    def map_workers(self, call: Callable[[Worker], T]) -> list[T]:
         """The call on every worker, in rank order."""
         return self._each([partial(call, worker) for worker in self.workers])
 
@@ -49,10 +49,10 @@ class WorkerGroup:
         """One step on all ranks -> what it gives, which every rank has alike."""
         if self._pool is None:
             return self.workers[0].run(host, carried)
-        return self.each(lambda worker: worker.run(host, carried))[0]
+        return self.map_workers(lambda worker: worker.run(host, carried))[0]
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if self.others is not None:
-            self.others.close()
+        if self.remote_ranks is not None:
+            self.remote_ranks.close()

@@ -69,12 +69,12 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     events: list[Any]
 
 
-def number(digest: bytes) -> int:
+def external_hash(digest: bytes) -> int:
     """A page's hash as vLLM shows its own: the last 64 bits of the chain's, whichever group."""
     return int.from_bytes(digest[8:16], "big")
 
 
-def group_of(digest: bytes) -> int | None:
+def group_index(digest: bytes) -> int | None:
     """None: the first."""
     return int.from_bytes(digest[16:], "little") or None
 
@@ -86,14 +86,14 @@ class KVEventLog(StepHook):
         self._publisher, self._page_size, self._as_array = publisher, page_size, layout == "array"
         self._events: list[Event] = []
 
-    def stored(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
+    def log_stored(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
         """A page with its tokens; `parent` is the one before it. Pages that follow each other are one event."""
-        above, group, last = None if parent is None else number(parent), group_of(digest), self._last
+        above, group, last = None if parent is None else external_hash(parent), group_index(digest), self._last
         if last is not None and (last.block_hashes[-1], last.group_idx) == (above, group):
-            last.block_hashes.append(number(digest))
+            last.block_hashes.append(external_hash(digest))
             last.token_ids += token_ids
             return
-        hashes, tokens = [number(digest)], list(token_ids)
+        hashes, tokens = [external_hash(digest)], list(token_ids)
         self._events.append(BlockStored(hashes, above, tokens, self._page_size, None, MEDIUM, None, group_idx=group))
 
     @property
@@ -101,10 +101,10 @@ class KVEventLog(StepHook):
         last = self._events[-1] if self._events else None
         return last if isinstance(last, BlockStored) else None
 
-    def removed(self, digest: bytes) -> None:
-        self._events.append(BlockRemoved([number(digest)], MEDIUM, group_idx=group_of(digest)))
+    def log_removed(self, digest: bytes) -> None:
+        self._events.append(BlockRemoved([external_hash(digest)], MEDIUM, group_idx=group_index(digest)))
 
-    def cleared(self) -> None:
+    def log_cleared(self) -> None:
         self._events.append(AllBlocksCleared())
 
     def publish(self) -> None:
@@ -124,7 +124,7 @@ class KVEventLog(StepHook):
         self._publisher.close()
 
 
-def journal_of(config: KVEventsConfig, page_size: int, engine: int) -> KVEventLog:
+def make_event_log(config: KVEventsConfig, page_size: int, engine: int) -> KVEventLog:
     """Returns the journal of a data-parallel engine; addresses count up with the engine's number, as vLLM's do."""
     replay = config.replay_endpoint
     told = replace(

@@ -24,13 +24,13 @@ class KVCacheGroup:
     window: int | None = None  # positions that later tokens can see; None: all
     chunked: bool = False  # those from the last multiple of `window` on (Llama 4), and not the last so many
 
-    def first(self, computed: int) -> int:
+    def first_visible(self, computed: int) -> int:
         """The first position that the token after `computed` of them can see."""
         if self.chunked and self.window is not None:
             return computed - computed % self.window
         return 0 if self.window is None else max(0, computed - self.window + 1)
 
-    def pages(self, tokens: int, page_size: int, step: int) -> int:
+    def max_pages(self, tokens: int, page_size: int, step: int) -> int:
         """The most that a request of so many tokens holds, where it has `step` tokens in a step at most: behind a
         window, what the step's first token sees and the step itself, a stretch that may begin within a page."""
         whole = -(-tokens // page_size)
@@ -44,33 +44,33 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]  # of pages
     layouts: tuple[Layout, ...]
     states: tuple[Layout, ...] = ()  # one for each tensor that has slots; these come last
-    stateful: bool = False  # whether layers keep states, on whatever stage
+    has_states: bool = False  # whether layers keep states, on whatever stage
 
     @property
     def indices(self) -> range:
         """Indices of all groups: those of pages, and perhaps one of states."""
-        return range(len(self.groups) + self.stateful)
+        return range(len(self.groups) + self.has_states)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of the state of one request, on one device."""
         return sum(layout.nbytes for layout in self.states)
 
-    def widths(self, pages: int) -> tuple[int, ...]:
+    def table_widths(self, pages: int) -> tuple[int, ...]:
         """Columns of each group's table, for requests of so many pages."""
-        return (pages,) * len(self.groups) + (2,) * self.stateful
+        return (pages,) * len(self.groups) + (2,) * self.has_states
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page of one group, on one device."""
         return sum(layout.nbytes for layout in self.layouts)
 
-    def pages(self, tokens: int, page_size: int, step: int) -> int:
+    def max_pages(self, tokens: int, page_size: int, step: int) -> int:
         """The most that a request of so many tokens holds, over all groups."""
-        return sum(kept.pages(tokens, page_size, step) for kept in self.groups)
+        return sum(kept.max_pages(tokens, page_size, step) for kept in self.groups)
 
 
-def arrange(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None = None) -> KVCacheLayout:
+def group_layers(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None = None) -> KVCacheLayout:
     """Settles the group and the places of every mixing of a model. Groups are the model's; layouts, and places in them,
     are of those that are `here`, on this stage."""
     here = set(mixings) if here is None else here
@@ -80,9 +80,9 @@ def arrange(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | None =
     states: list[Layout] = []
     for mixing in stateful:
         place = len(paged.layouts) + len(states)
-        mixing.group, mixing.places = len(paged.groups), range(place, place + len(mixing.layouts))
+        mixing.group, mixing.tensor_indices = len(paged.groups), range(place, place + len(mixing.layouts))
         states += mixing.layouts if mixing in here else ()
-    return replace(paged, states=tuple(states), stateful=bool(stateful))
+    return replace(paged, states=tuple(states), has_states=bool(stateful))
 
 
 def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCacheLayout:
@@ -98,7 +98,7 @@ def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCac
     for index, (_, members) in enumerate(groups):
         place = 0 if len(shapes) == 1 else len(layouts)
         for mixing in members:
-            mixing.group, mixing.places = index, range(place, place + len(mixing.layouts))
+            mixing.group, mixing.tensor_indices = index, range(place, place + len(mixing.layouts))
             if mixing not in here:
                 continue
             place += len(mixing.layouts)

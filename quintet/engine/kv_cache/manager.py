@@ -16,7 +16,7 @@ from quintet.engine.kv_cache.state_slots import StateSlotPool
 from quintet.engine.request import LAST, Request, StateSlots
 
 HASH = 16  # bytes of a page's hash, before the number of its group
-Has = Callable[[bytes], bool]
+HasPage = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class PrefixMatch:
 
     tokens: int = 0
     pages: tuple[list[int], ...] = ()
-    losses: int = -1  # the pool's, when it was looked up
-    following: bytes = b""  # the hash that would have made it longer
-    state: bytes | None = None  # the hash of the state after them, where layers keep one
+    cache_version: int = -1  # the pool's, when it was looked up
+    next_hash: bytes = b""  # the hash that would have made it longer
+    state_hash: bytes | None = None  # the hash of the state after them, where layers keep one
     branch: int = 0  # tokens that are cached but for a state: one is worth keeping there
 
 
@@ -38,8 +38,8 @@ class KVCacheManager:
     pool: PagePool
     page_size: int
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
-    step: int = 1  # tokens of one request in a step, at most
-    slots: StateSlotPool | None = None  # of states, where layers keep some
+    max_step_tokens: int = 1  # tokens of one request in a step, at most
+    state_slots: StateSlotPool | None = None  # of states, where layers keep some
     generation: int = field(default=0, init=False)  # of what is cached; no page is found in a later one
     windows: tuple[int, ...] = field(default=(), init=False)  # groups that forget
 
@@ -55,57 +55,62 @@ class KVCacheManager:
         for index, pages in enumerate(request.pages):
             need = self._count(upto) - len(pages)
             if need > 0:
-                pages += self.pool.take(need)
-                request.rows[index] = None
+                pages += self.pool.allocate(need)
+                request.table_rows[index] = None
 
-    def find(self, request: Request) -> PrefixMatch:
+    def find_prefix(self, request: Request) -> PrefixMatch:
         """The longest beginning that is cached, but for the last token, which is computed to have logits.
 
         A waiting request asks in every step, and gets the earlier result as long as that is valid.
         """
-        if not self.pool.caching or not (self.groups or self.slots) or not _reads(request):
+        if not self.pool.caching or not (self.groups or self.state_slots) or not _reads(request):
             return PrefixMatch(pages=tuple([] for _ in self.groups))
-        known, losses = request.found, self._losses
-        if known is not None and known.losses == losses and not self.pool.has(known.following):
+        known, losses = request.prefix_match, self._losses
+        if known is not None and known.cache_version == losses and not self.pool.has(known.next_hash):
             return known
         chain = self._chain(request, len(request.token_ids) - 1)
         branch = self._longest(chain, self.pool.has)
-        count = branch if self.slots is None else self._met(chain, branch)
+        count = branch if self.state_slots is None else self._met(chain, branch)
         pages = tuple(self._needed(chain, count, index) for index in range(len(self.groups)))
-        following = own(chain[count], 0) if count < len(chain) else b""
-        state = chain[count - 1] if count and self.slots is not None else None
+        following = group_hash(chain[count], 0) if count < len(chain) else b""
+        state = chain[count - 1] if count and self.state_slots is not None else None
         size, waits = self.page_size, branch if self.groups else 0
-        request.found = PrefixMatch(count * size, pages, losses, following, state, waits * size)
-        return request.found
+        request.prefix_match = PrefixMatch(count * size, pages, losses, following, state, waits * size)
+        return request.prefix_match
 
     @property
     def _losses(self) -> int:
         """Counts what may make a beginning shorter that was found, and, of states, longer."""
-        return self.pool.losses + (0 if self.slots is None else self.slots.losses)
+        return self.pool.cache_version + (0 if self.state_slots is None else self.state_slots.cache_version)
 
-    def beyond(self, request: Request, has: Has) -> list[bytes]:
+    def missing_hashes(self, request: Request, has: HasPage) -> list[bytes]:
         """The hashes of the pages with which a longer beginning would be cached than find() says, which `has` knows of;
         those that are cached and those that are not, in the order of their tokens. Nothing, if it would not."""
-        if not self.pool.caching or not self.groups or self.slots is not None or not _reads(request):
+        if not self.pool.caching or not self.groups or self.state_slots is not None or not _reads(request):
             return []
-        chain, here = self._chain(request, len(request.token_ids) - 1), self.find(request).tokens // self.page_size
+        chain, here = (
+            self._chain(request, len(request.token_ids) - 1),
+            self.find_prefix(request).tokens // self.page_size,
+        )
         count = self._longest(chain, lambda digest: self.pool.has(digest) or has(digest))
         if count <= here:
             return []
-        firsts = [kept.first(count * self.page_size) // self.page_size for kept in self.groups]
-        return [own(chain[at], i) for at in range(count) for i, first in enumerate(firsts) if at >= first]
+        firsts = [kept.first_visible(count * self.page_size) // self.page_size for kept in self.groups]
+        return [group_hash(chain[at], i) for at in range(count) for i, first in enumerate(firsts) if at >= first]
 
-    def chain(self, request: Request) -> list[bytes]:
+    def prefix_hashes(self, request: Request) -> list[bytes]:
         """The hashes of the full pages that a beginning of it may be found by."""
         return self._chain(request, len(request.token_ids) - 1)
 
-    def pages_of(self, request: Request) -> list[bytes]:
+    def group_hashes(self, request: Request) -> list[bytes]:
         """The hashes of all pages that beyond() may give."""
-        if not self.pool.caching or not self.groups or self.slots is not None or not _reads(request):
+        if not self.pool.caching or not self.groups or self.state_slots is not None or not _reads(request):
             return []
-        return [own(digest, index) for digest in self.chain(request) for index in range(len(self.groups))]
+        return [
+            group_hash(digest, index) for digest in self.prefix_hashes(request) for index in range(len(self.groups))
+        ]
 
-    def _longest(self, chain: Sequence[bytes], has: Has) -> int:
+    def _longest(self, chain: Sequence[bytes], has: HasPage) -> int:
         """Pages of the longest beginning of which each group has what the next token sees."""
         count, before = len(chain), -1
         while count != before:
@@ -116,23 +121,23 @@ class KVCacheManager:
 
     def _met(self, chain: Sequence[bytes], count: int) -> int:
         """The same, where a state after them is kept, too."""
-        assert self.slots is not None
+        assert self.state_slots is not None
         before = -1
         while count != before:
-            before = self.slots.longest(chain[:count])
+            before = self.state_slots.longest_prefix(chain[:count])
             count = self._longest(chain[:before], self.pool.has)
         return count
 
-    def _covered(self, chain: Sequence[bytes], count: int, index: int, has: Has) -> int:
+    def _covered(self, chain: Sequence[bytes], count: int, index: int, has: HasPage) -> int:
         """`count` pages or, if the group lacks one that the next token sees, those before it: no more would do. All of
         them are wanted from the left where all are seen, and from the right where a window is."""
-        first = self.groups[index].first(count * self.page_size) // self.page_size
+        first = self.groups[index].first_visible(count * self.page_size) // self.page_size
         places = range(first, count) if self.groups[index].window is None else range(count - 1, first - 1, -1)
-        return next((at for at in places if not has(own(chain[at], index))), count)
+        return next((at for at in places if not has(group_hash(chain[at], index))), count)
 
     def _needed(self, chain: Sequence[bytes], count: int, index: int) -> list[int]:
-        first = self.groups[index].first(count * self.page_size) // self.page_size
-        return [NULL_PAGE] * first + [self.pool.page(own(chain[at], index)) for at in range(first, count)]
+        first = self.groups[index].first_visible(count * self.page_size) // self.page_size
+        return [NULL_PAGE] * first + [self.pool.page(group_hash(chain[at], index)) for at in range(first, count)]
 
     def _chain(self, request: Request, tokens: int) -> list[bytes]:
         """The hashes of the full pages among its first `tokens`. The generation is part of the root."""
@@ -141,8 +146,8 @@ class KVCacheManager:
         known = request.num_known
         if len(request.page_hashes) < known // self.page_size:
             ids = request.token_ids[:known] if request.num_unknown else request.token_ids
-            root = request.generation.to_bytes(8, "little") + request.admitted.salt
-            extend_chain(request.page_hashes, ids, self.page_size, root, request.admitted.embeds_of)
+            root = request.generation.to_bytes(8, "little") + request.core_request.salt
+            extend_page_hashes(request.page_hashes, ids, self.page_size, root, request.core_request.embeds_of)
         return request.page_hashes[: tokens // self.page_size]
 
     def fits(self, found: PrefixMatch, upto: int, whole: int) -> bool:
@@ -151,39 +156,39 @@ class KVCacheManager:
         held = sum(1 for pages in found.pages for page in pages if page != NULL_PAGE and self.pool.is_free(page))
         now, have, need = self._count(upto), self._count(found.tokens), 0
         for kept, pages in zip(self.groups, found.pages, strict=True):
-            most = kept.pages(whole, self.page_size, self.step)
+            most = kept.max_pages(whole, self.page_size, self.max_step_tokens)
             need += max(now - have, most - sum(page != NULL_PAGE for page in pages))
         return need <= self.pool.num_free - held
 
-    def hold(self, request: Request, found: PrefixMatch) -> None:
+    def start_from(self, request: Request, found: PrefixMatch) -> None:
         """The request begins with what was found. What it adds can be found as long as this generation lasts."""
         if request.generation != self.generation:
             request.page_hashes, request.generation = [], self.generation
         for pages in found.pages:
-            self.pool.hold(page for page in pages if page != NULL_PAGE)
+            self.pool.retain(page for page in pages if page != NULL_PAGE)
         request.pages = [list(pages) for pages in found.pages]
         request.trimmed = [sum(page == NULL_PAGE for page in pages) for pages in found.pages]
-        request.rows, request.found = [None] * len(self.groups), None
+        request.table_rows, request.prefix_match = [None] * len(self.groups), None
         request.num_computed, request.num_committed = found.tokens, self._count(found.tokens)
-        if self.slots is not None:
-            self.slots.begin(request, found.state)
-            request.slots.branch = found.branch
+        if self.state_slots is not None:
+            self.state_slots.start_from(request, found.state_hash)
+            request.state_slots.branch_tokens = found.branch
 
-    def keep_state(self, request: Request) -> None:
+    def cache_state(self, request: Request) -> None:
         """Adds its state to the prefix cache, if it ends with a page and all its tokens are known."""
         end = request.num_computed
-        if self.slots is None or not self.pool.caching or end % self.page_size or end > request.num_known:
+        if self.state_slots is None or not self.pool.caching or end % self.page_size or end > request.num_known:
             return
         if request.generation == self.generation:
-            self.slots.keep(request, self._chain(request, end)[-1])
+            self.state_slots.cache_state(request, self._chain(request, end)[-1])
 
-    def cut(self, request: Request, start: int, stop: int) -> int:
+    def align_step_end(self, request: Request, start: int, stop: int) -> int:
         """Returns the best end of a step that computes its tokens from `start` on, at `stop` or before: a state is kept
         where a page ends, and needed where other requests branch off, or will."""
-        if self.slots is None or not self.pool.caching or stop - start <= self.page_size:
+        if self.state_slots is None or not self.pool.caching or stop - start <= self.page_size:
             return stop
         last = (len(request.token_ids) - 1) // self.page_size * self.page_size  # the most that can be found of it
-        branch = request.slots.branch if request.found is None else request.found.branch
+        branch = request.state_slots.branch_tokens if request.prefix_match is None else request.prefix_match.branch
         wanted = [end for end in (branch, last) if start < end < stop]
         if wanted:
             return min(wanted)
@@ -196,50 +201,50 @@ class KVCacheManager:
         places = range(request.num_committed, full) if request.generation == self.generation else ()
         for index, pages in enumerate(request.pages):
             for at in places:
-                if pages[at] != NULL_PAGE and self.pool.commit(pages[at], own(chain[at], index)):
+                if pages[at] != NULL_PAGE and self.pool.commit(pages[at], group_hash(chain[at], index)):
                     entered.append(pages[at])
-                    if self.pool.journal is not None:
-                        log_stored(self.pool.journal, request, own(chain[at], index), at, self.page_size)
+                    if self.pool.event_log is not None:
+                        log_stored(self.pool.event_log, request, group_hash(chain[at], index), at, self.page_size)
         request.num_committed = full
         return entered
 
-    def trim(self, request: Request) -> None:
+    def free_out_of_window(self, request: Request) -> None:
         """Gives back the pages that no later token of their group can see."""
         for index in self.windows:
             pages, trimmed = request.pages[index], request.trimmed[index]
-            seen = request.num_computed if request.handoff is None else self._lent(request)
-            first = min(self.groups[index].first(seen) // self.page_size, len(pages))
+            seen = request.num_computed if request.transfer_params is None else self._lent(request)
+            first = min(self.groups[index].first_visible(seen) // self.page_size, len(pages))
             if first > trimmed:
                 self.pool.release(pages[trimmed:first])
                 pages[trimmed:first] = [NULL_PAGE] * (first - trimmed)
-                request.trimmed[index], request.rows[index] = first, None
+                request.trimmed[index], request.table_rows[index] = first, None
 
     def _lent(self, request: Request) -> int:
         """First token to compute after the pages that it keeps: at another engine, the one after its prompt's pages."""
-        assert request.handoff is not None
+        assert request.transfer_params is not None
         whole = (request.num_prompt - 1) // self.page_size * self.page_size
-        return min(request.num_computed, whole) if request.handoff.lends else request.num_computed
+        return min(request.num_computed, whole) if request.transfer_params.offers_pages else request.num_computed
 
     def release(self, request: Request) -> None:
         """Releases its pages and states."""
         for pages in request.pages:
             self.pool.release([page for page in pages if page != NULL_PAGE])
-        if self.slots is not None:
-            self.slots.release(request)
-        forget_cache(request)
+        if self.state_slots is not None:
+            self.state_slots.release(request)
+        clear_cache_state(request)
 
     def reset(self) -> None:
         """No page of today is found from now on, nor one that a running request adds to its own."""
         self.pool.reset_cache()
-        if self.slots is not None:
-            self.slots.reset()
+        if self.state_slots is not None:
+            self.state_slots.reset()
         self.generation += 1
 
     def clear(self) -> None:
         """Frees all pages and states and empties the prefix cache, whatever the bookkeeping held."""
         self.pool.clear()
-        if self.slots is not None:
-            self.slots.clear()
+        if self.state_slots is not None:
+            self.state_slots.clear()
 
     def check_integrity(self, requests: Iterable[Request], others: Iterable[list[int]] = ()) -> None:
         """Asserts that the pool's counts agree with the pages of the requests, and of `others` beside them."""
@@ -248,11 +253,11 @@ class KVCacheManager:
             for kept, pages, trimmed in zip(self.groups, request.pages, request.trimmed, strict=True):
                 assert len(pages) >= self._count(request.num_computed), request
                 assert NULL_PAGE not in pages[trimmed:] and not any(pages[:trimmed]), request
-                assert trimmed <= kept.first(request.num_computed) // self.page_size, request
+                assert trimmed <= kept.first_visible(request.num_computed) // self.page_size, request
             held.append([page for pages in request.pages for page in pages if page != NULL_PAGE])
         self.pool.check_integrity(held)
-        if self.slots is not None:
-            self.slots.check_integrity(requests)
+        if self.state_slots is not None:
+            self.state_slots.check_integrity(requests)
 
 
 def missing_pages(request: Request, tokens: int, page_size: int) -> int:
@@ -261,34 +266,34 @@ def missing_pages(request: Request, tokens: int, page_size: int) -> int:
     return max(0, -(-tokens // page_size) - len(pages[0])) * len(pages) if pages else 0
 
 
-def forget_cache(request: Request) -> None:
+def clear_cache_state(request: Request) -> None:
     """Drops what the request has of the KV cache, without releasing it."""
-    request.pages, request.rows, request.trimmed, request.found = [], [], [], None
-    request.slots = StateSlots()
+    request.pages, request.table_rows, request.trimmed, request.prefix_match = [], [], [], None
+    request.state_slots = StateSlots()
     request.num_computed = request.num_committed = 0
-    request.asked, request.num_fetched, request.num_there = False, 0, 0
+    request.asked_connector, request.num_fetched, request.num_available = False, 0, 0
 
 
 def _reads(request: Request) -> bool:
     """True if cached pages of its beginning may be used: no outputs of those tokens are wanted."""
-    pooling = request.admitted.pooling
+    pooling = request.core_request.pooling
     if pooling is not None:
-        return request.admitted.rows == LAST and not pooling.skip_reading_prefix_cache
-    return not request.wants_scores
+        return request.core_request.pooled_rows == LAST and not pooling.skip_reading_prefix_cache
+    return not request.wants_prompt_logprobs
 
 
 def log_stored(journal: KVEventLog, request: Request, digest: bytes, at: int, page_size: int) -> None:
     """Logs that the request's page number `at` can be found under this hash."""
     tokens = request.token_ids[at * page_size : (at + 1) * page_size]
-    journal.stored(digest, request.page_hashes[at - 1] if at else None, tokens)
+    journal.log_stored(digest, request.page_hashes[at - 1] if at else None, tokens)
 
 
-def own(digest: bytes, index: int) -> bytes:
+def group_hash(digest: bytes, index: int) -> bytes:
     """The hash of a page of the index-th group."""
     return digest + index.to_bytes(2, "little") if index else digest
 
 
-def extend_chain(
+def extend_page_hashes(
     hashes: list[bytes],
     token_ids: Sequence[int],
     page_size: int,

@@ -22,16 +22,16 @@ class PagePool:
         if num_pages < 2:
             raise ValueError(f"a cache needs at least 2 pages, one of them for padding, not {num_pages}")
         self.num_pages, self.caching = num_pages, caching
-        self.journal: Final = journal
-        self.losses = 0  # how often pages left the prefix cache; what was found before may be gone
+        self.event_log: Final = journal
+        self.cache_version = 0  # how often pages left the prefix cache; what was found before may be gone
         self._free_all()
 
     def clear(self) -> None:
         """Frees all pages and empties the prefix cache, whatever the bookkeeping held."""
         self._free_all()
-        self.losses += 1
-        if self.journal is not None:
-            self.journal.cleared()
+        self.cache_version += 1
+        if self.event_log is not None:
+            self.event_log.log_cleared()
 
     def _free_all(self) -> None:
         self._free: OrderedDict[int, None] = OrderedDict((page, None) for page in range(1, self.num_pages))
@@ -64,19 +64,19 @@ class PagePool:
         """The hash under which the page is cached; empty if it is not."""
         return self._hash_of.get(page, b"")
 
-    def hold(self, pages: Iterable[int]) -> None:
+    def retain(self, pages: Iterable[int]) -> None:
         """One more holder for each of these pages, which are cached."""
         for page in pages:
             if self._holders[page] == 0:
                 del self._free[page]
             self._holders[page] += 1
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """Free pages for new tokens; what they were cached for is forgotten. The caller has checked num_free."""
         taken = []
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
-            self.forget(page)
+            self.uncache(page)
             self._holders[page] = 1
             taken.append(page)
         return taken
@@ -101,22 +101,22 @@ class PagePool:
         self._page_of[digest] = page
         return True
 
-    def forget(self, page: int) -> None:
+    def uncache(self, page: int) -> None:
         """Takes a page out of the prefix cache; requests that hold it keep it."""
         digest = self._hash_of.pop(page, None)
         if digest is not None:
             del self._page_of[digest]
-            self.losses += 1
-            if self.journal is not None:
-                self.journal.removed(digest)
+            self.cache_version += 1
+            if self.event_log is not None:
+                self.event_log.log_removed(digest)
 
     def reset_cache(self) -> None:
         """Empties the prefix cache."""
-        self.losses += 1
+        self.cache_version += 1
         self._hash_of.clear()
         self._page_of.clear()
-        if self.journal is not None:
-            self.journal.cleared()
+        if self.event_log is not None:
+            self.event_log.log_cleared()
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Asserts that the counts agree with the pages that requests hold."""

@@ -24,71 +24,71 @@ class StateSlotPool:
 
     def __init__(self, num_slots: int, caching: bool = True) -> None:
         self._pool = PagePool(num_slots, caching)
-        self.changes = 0  # how often what can be found has changed, beside losses
+        self.num_changes = 0  # how often what can be found has changed, beside losses
 
     @property
-    def losses(self) -> int:
+    def cache_version(self) -> int:
         """Counts every change of what can be found."""
-        return self._pool.losses + self.changes
+        return self._pool.cache_version + self.num_changes
 
     @property
     def num_used(self) -> int:
         return self._pool.num_used
 
-    def longest(self, digests: Sequence[bytes]) -> int:
+    def longest_prefix(self, digests: Sequence[bytes]) -> int:
         """Number of pages of a chain that the longest kept state covers."""
         return next((count for count in range(len(digests), 0, -1) if self._pool.has(digests[count - 1])), 0)
 
-    def begin(self, request: Request, digest: bytes | None) -> None:
+    def start_from(self, request: Request, digest: bytes | None) -> None:
         """The request goes on from the state under this hash, which is there; None: it begins."""
         if digest is not None:
-            request.slots.state, request.slots.num_state = self._pool.page(digest), request.num_computed
-            self._pool.hold([request.slots.state])
+            request.state_slots.state, request.state_slots.num_state = self._pool.page(digest), request.num_computed
+            self._pool.retain([request.state_slots.state])
 
-    def follow(self, request: Request) -> None:
+    def allocate_next(self, request: Request) -> None:
         """A slot for the state after its next step. There is one: no more requests run than twice that have room."""
-        (request.slots.following,) = self._pool.take(1)
+        (request.state_slots.next_state,) = self._pool.allocate(1)
 
-    def advance(self, request: Request) -> None:
+    def mark_started(self, request: Request) -> None:
         """The step was started, and its tokens count as computed. What it read is kept while drafts may be refused."""
-        slots = request.slots
+        slots = request.state_slots
         if request.num_drafts:
-            slots.before, slots.num_before = slots.state, slots.num_state
+            slots.previous, slots.num_previous = slots.state, slots.num_state
         else:
             self._release(slots.state)
-        slots.state, slots.following, slots.num_state = slots.following, 0, request.num_computed
+        slots.state, slots.next_state, slots.num_state = slots.next_state, 0, request.num_computed
 
-    def settle(self, request: Request) -> None:
+    def drop_rejected(self, request: Request) -> None:
         """Its drafts were checked, and what counts as computed is known: a state that holds more is given back, and its
         accepted tokens are computed again from the one before."""
-        slots = request.slots
+        slots = request.state_slots
         if request.num_computed == slots.num_state:
-            self._release(slots.before)
+            self._release(slots.previous)
         else:
             self._release(slots.state)
-            slots.state, slots.num_state = slots.before, slots.num_before
+            slots.state, slots.num_state = slots.previous, slots.num_previous
             request.num_computed = slots.num_state
-        slots.before = 0
+        slots.previous = 0
 
-    def keep(self, request: Request, digest: bytes) -> None:
+    def cache_state(self, request: Request, digest: bytes) -> None:
         """Its state, which no later step changes, can be found from now on, by later steps. Of an output the latest is
         kept alone: the next prompt of a conversation holds all of it."""
-        if self._pool.commit(request.slots.state, digest):
-            self.changes += 1
+        if self._pool.commit(request.state_slots.state, digest):
+            self.num_changes += 1
             if request.num_computed > request.num_prompt:
-                if self._pool.has(request.slots.latest):
-                    self._pool.forget(self._pool.page(request.slots.latest))
-                request.slots.latest = digest
+                if self._pool.has(request.state_slots.last_hash):
+                    self._pool.uncache(self._pool.page(request.state_slots.last_hash))
+                request.state_slots.last_hash = digest
 
     def release(self, request: Request) -> None:
         """Releases its slots."""
-        for slot in request.slots.held:
+        for slot in request.state_slots.held:
             self._release(slot)
-        self.forget(request)
+        self.clear_slots(request)
 
-    def forget(self, request: Request) -> None:
+    def clear_slots(self, request: Request) -> None:
         """Drops its slots without releasing them."""
-        request.slots = StateSlots()
+        request.state_slots = StateSlots()
 
     def reset(self) -> None:
         """Empties the prefix cache of states."""
@@ -105,10 +105,10 @@ class StateSlotPool:
         """Asserts that the counts agree with the slots that requests hold."""
         held = []
         for request in requests:
-            slots = request.slots
+            slots = request.state_slots
             assert (slots.state != 0) == (request.num_computed > 0), request
             assert slots.num_state == request.num_computed, request
-            assert not slots.following, "a slot was taken for a step that is not planned"
-            assert not slots.before or request.num_drafts, request
+            assert not slots.next_state, "a slot was taken for a step that is not planned"
+            assert not slots.previous or request.num_drafts, request
             held.append(slots.held)
         self._pool.check_integrity(held)

@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as TooLate
 from functools import partial
 from typing import Protocol
 
-from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, Rows
+from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, PageRows
 from quintet.engine.kv_transfer.offload.threaded_load import ThreadedLoad
 
 logger = logging.getLogger(__name__)
@@ -24,46 +24,46 @@ BEGINNING = 60.0  # seconds that a store may take to start
 ENDING = 10.0  # seconds that close() waits for queued pages to be stored, and for the store
 
 
-class Store(Protocol):
+class PageStore(Protocol):
     """Store of pages by key. One thread calls all methods; they may be slow."""
 
-    patience: float  # seconds that a request waits for a look-up
+    timeout: float  # seconds that a request waits for a look-up
 
     def has(self, key: bytes) -> bool: ...
 
-    def get(self, key: bytes) -> Rows:
+    def get(self, key: bytes) -> PageRows:
         """Returns the page; ValueError says why it cannot."""
 
-    def put(self, key: bytes, row: Rows) -> bool:
+    def put(self, key: bytes, row: PageRows) -> bool:
         """True if the page is stored."""
 
     def close(self) -> None: ...
 
 
-Job = Callable[[Store], None]
+StoreOperation = Callable[[PageStore], None]
 
 
 class AsyncStoreConnector(KVConnector):
     """Connector of one store, which a thread of its own starts and calls, so that the engine does not block."""
 
-    late = True
+    has_lookup = True
 
-    def __init__(self, name: str, begin: Callable[[], Store], words: int) -> None:
+    def __init__(self, name: str, begin: Callable[[], PageStore], words: int) -> None:
         """begin: starts the store; called by the thread. Its exceptions are raised here."""
         super().__init__()
         self.name, self.words = name, words
-        self._asks, self._writes = deque[Job](), deque[tuple[bytes, Rows]]()
+        self._asks, self._writes = deque[StoreOperation](), deque[tuple[bytes, PageRows]]()
         self._queued, self._queued_bytes = set[bytes](), 0  # of pages that wait to be stored
         self._wake = threading.Condition()  # guards all above
         self._closing: float | None = None  # time.monotonic() when it gives up
         self._busy: float | None = None  # since when the store runs an operation
         self._silent = False  # the log has a warning that it fails
         self._counts = dict.fromkeys(("kept", "not_kept"), 0)
-        begun = Future[Store]()
+        begun = Future[PageStore]()
         self._thread = threading.Thread(target=self._run, args=(begin, begun), name="quintet-pages", daemon=True)
         self._thread.start()
         try:
-            self._patience = begun.result(BEGINNING).patience
+            self._patience = begun.result(BEGINNING).timeout
         except TooLate:
             self._closing = 0.0
             raise ValueError(
@@ -74,7 +74,7 @@ class AsyncStoreConnector(KVConnector):
         return False  # so that no stale answer is used; _write() asks the store before it stores a page
 
     def look_up(self, keys: Sequence[bytes]) -> Lookup:
-        if self.hangs:
+        if self.is_stuck:
             return StoreLookup(self, keys, 0.0)
         lookup = StoreLookup(self, keys, self._patience)
         self._ask(lookup.run)
@@ -83,10 +83,10 @@ class AsyncStoreConnector(KVConnector):
     def load(self, keys: Sequence[bytes]) -> Load:
         return ThreadedLoad(self, keys, self.changed)
 
-    def read(self, key: bytes, then: Callable[[Rows | str], None]) -> None:
+    def read(self, key: bytes, then: Callable[[PageRows | str], None]) -> None:
         self._ask(partial(self._read, key, then))
 
-    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+    def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         with self._wake:
             for key, row in zip(keys, rows, strict=True):
                 if key in self._queued:
@@ -114,24 +114,24 @@ class AsyncStoreConnector(KVConnector):
             if self._closing is None:
                 self._closing = time.monotonic() + ENDING
             self._wake.notify()
-        self._thread.join(ENDING / 10 if self.hangs else 1.1 * ENDING)
+        self._thread.join(ENDING / 10 if self.is_stuck else 1.1 * ENDING)
         if self._thread.is_alive():
             logger.warning("%s does not end; what waited to be kept there is lost", self.name)
 
     @property
-    def hangs(self) -> bool:
+    def is_stuck(self) -> bool:
         """Returns whether the store has been busy with one operation for longer than a request waits."""
         since = self._busy
         return since is not None and time.monotonic() - since > self._patience
 
-    def _ask(self, job: Job) -> None:
+    def _ask(self, job: StoreOperation) -> None:
         with self._wake:
             self._asks.append(job)
             self._wake.notify()
 
     # --------------------------------------------------------------------------------------------------- in the thread
 
-    def _run(self, begin: Callable[[], Store], begun: Future[Store]) -> None:
+    def _run(self, begin: Callable[[], PageStore], begun: Future[PageStore]) -> None:
         try:
             store = begin()
         except BaseException as error:
@@ -150,7 +150,7 @@ class AsyncStoreConnector(KVConnector):
             self._busy = None
         store.close()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> StoreOperation | None:
         """Returns the next operation; None: the thread ends."""
         with self._wake:
             while True:
@@ -165,14 +165,14 @@ class AsyncStoreConnector(KVConnector):
                     return partial(self._write, key, row)
                 self._wake.wait()
 
-    def _read(self, key: bytes, then: Callable[[Rows | str], None], store: Store) -> None:
+    def _read(self, key: bytes, then: Callable[[PageRows | str], None], store: PageStore) -> None:
         try:
-            row: Rows | str = store.get(key)
+            row: PageRows | str = store.get(key)
         except Exception as error:
             row = f"{self.name}: {error}"
         then(row)
 
-    def _write(self, key: bytes, row: Rows, store: Store) -> None:
+    def _write(self, key: bytes, row: PageRows, store: PageStore) -> None:
         kept = False
         try:
             kept = store.has(key) or store.put(key, row)
@@ -194,7 +194,7 @@ class StoreLookup(Lookup):
         self._done = False
 
     @property
-    def there(self) -> list[bool] | None:
+    def found(self) -> list[bool] | None:
         if not self._done and time.monotonic() < self._until:
             return None
         self._done = True
@@ -204,7 +204,7 @@ class StoreLookup(Lookup):
     def cancel(self) -> None:
         self._done = True
 
-    def run(self, store: Store) -> None:
+    def run(self, store: PageStore) -> None:
         """Runs the look-up, in the store's thread."""
         try:
             for key in self._keys:

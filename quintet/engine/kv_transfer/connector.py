@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Rows = np.ndarray[Any, np.dtype[np.int32]]  # [pages, words]
+PageRows = np.ndarray[Any, np.dtype[np.int32]]  # [pages, words]
 
 
 class LoadedPages(NamedTuple):
     """Pages of a load that have arrived since the last call. Places are indices of the load's keys."""
 
-    places: list[int]
-    rows: Rows  # of these
+    indices: list[int]
+    rows: PageRows  # of these
     failed: dict[int, str] = {}  # places of pages that failed, and why
 
 
@@ -47,7 +47,7 @@ class Lookup(ABC):
 
     @property
     @abstractmethod
-    def there(self) -> list[bool] | None:
+    def found(self) -> list[bool] | None:
         """Returns, by page, whether it is there; None while that is not known, which is for a limited time."""
 
     @abstractmethod
@@ -58,9 +58,9 @@ class Lookup(ABC):
 class KVConnector(ABC):
     """One KV connector. Only the engine's thread calls it."""
 
-    keeps = True  # whether it stores computed pages
-    private = False  # whether other rank processes may have other pages than lies() returns for this one
-    late = False  # whether has() is always False, and pages are found by look_up()
+    stores = True  # whether it stores computed pages
+    per_rank = False  # whether other rank processes may have other pages than lies() returns for this one
+    has_lookup = False  # whether has() is always False, and pages are found by look_up()
 
     def look_up(self, keys: Sequence[bytes]) -> Lookup:
         """Starts to find out which of these pages are there, in the order of the request."""
@@ -73,7 +73,7 @@ class KVConnector(ABC):
     def has(self, key: bytes) -> bool:
         """Returns whether the page is there, as far as is known without waiting. Its load may still fail."""
 
-    def lies(self, key: bytes) -> bool:
+    def has_locally(self, key: bytes) -> bool:
         """Returns whether this rank has the page, where that is private."""
         return False
 
@@ -83,7 +83,7 @@ class KVConnector(ABC):
         found any more."""
 
     @abstractmethod
-    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+    def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         """Stores these pages, as far as there is room. The connector owns the rows from now on."""
 
     @abstractmethod
@@ -101,7 +101,7 @@ class KVConnector(ABC):
 class NullConnector(KVConnector):
     """Null connector, which stores nothing: for an engine that only exchanges pages with other engines."""
 
-    keeps = False
+    stores = False
 
     def has(self, key: bytes) -> bool:
         return False
@@ -109,7 +109,7 @@ class NullConnector(KVConnector):
     def load(self, keys: Sequence[bytes]) -> Load:
         raise AssertionError("a page was asked for that is nowhere")
 
-    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+    def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         raise AssertionError("a page was stored nowhere")
 
     def clear(self) -> None:

@@ -21,20 +21,20 @@ from quintet.engine.kv_transfer.async_store import AsyncStoreConnector
 from quintet.engine.kv_transfer.connector import KVConnector, NullConnector
 from quintet.engine.kv_transfer.lmcache.store import LMCacheStore, check_installed
 from quintet.engine.kv_transfer.manager import KVTransferManager
-from quintet.engine.kv_transfer.offload.disk import Disk, left_by_others, shared_folder
-from quintet.engine.kv_transfer.offload.host_memory import HostMemory
+from quintet.engine.kv_transfer.offload.disk import DiskTier, make_shared_folder, other_folders
+from quintet.engine.kv_transfer.offload.host_memory import HostTier
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
-from quintet.engine.kv_transfer.p2p.setup import facts_of, make_transfer
+from quintet.engine.kv_transfer.p2p.setup import fingerprint_of, make_p2p_transfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.kv_transfer.rank_shares import RankShares
 from quintet.engine.parallel.external_launcher import EXTERNAL
 from quintet.engine.parallel.ray import BACKEND
 from quintet.interface.platform import Capabilities, Channel
-from quintet.model_loader.loader import placed_by
+from quintet.model_loader.loader import placement_parts
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.model_loader.weights_cache import digest
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ GIB = 2**30
 PATIENCE = 30.0  # seconds until pages that have not arrived count as failed
 
 
-def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> None:
+def check_kv_transfer(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> None:
     """Raises ValueError where a KV connector cannot store the pages of a model or a device."""
     name = "kv_transfer_config"
-    if config.keeps_elsewhere:
+    if config.stores_kv_externally:
         name = "kv_offloading_backend" if config.kv_offloading_backend == LMCACHE else "kv_offloading_size"
     elif config.kv_transfer_config.kv_connector is None:
         return
@@ -59,8 +59,8 @@ def check_elsewhere(config: EngineConfig, facts: Capabilities, ranks: WorkerGrou
             raise ValueError(
                 f"{name}: each machine holds a part of every page here, and no other can copy that; leave it out"
             )
-    arrangement = ranks.workers[0].arrangement
-    if arrangement.stateful:
+    arrangement = ranks.workers[0].kv_cache_layout
+    if arrangement.has_states:
         raise ValueError(
             f"{name}: layers of this model keep a state per request, which is not found by pages alone; leave it out"
         )
@@ -102,34 +102,36 @@ def _check_machines(settings: KVTransferConfig) -> None:
             f"kv_transfer_config.kv_connector {SHARED_MEMORY} is of one machine, and nnodes are several; take "
             "TCPConnector"
         )
-    if settings.kv_ip in (KVTransferConfig.kv_ip, "localhost", "::1") and settings.gives:
+    if settings.kv_ip in (KVTransferConfig.kv_ip, "localhost", "::1") and settings.is_producer:
         raise ValueError(
             "kv_transfer_config.kv_ip: with nnodes, give on each machine the address at which others reach it"
         )
 
 
-def make_kv_transfer(prepared: "EnginePlan", tables: KVCacheManager, files: Weights | None) -> KVTransferManager | None:
+def make_kv_transfer(
+    prepared: "EnginePlan", tables: KVCacheManager, files: WeightFiles | None
+) -> KVTransferManager | None:
     """Returns the scheduler side of the KV connector; None if the configuration has none. ValueError says why it
     cannot."""
     config, ranks = prepared.config, prepared.ranks
     meets = config.kv_transfer_config.kv_connector is not None
-    if not config.keeps_elsewhere and not meets:
+    if not config.stores_kv_externally and not meets:
         return None
     copies = PageCopier(ranks, prepared.capabilities.static_shapes)
     council = None if ranks.channel is None else RankAgreement(ranks.channel, PATIENCE)
     if ranks.channel is not None:  # their parts of a page may differ in size; all copy the same number of pages
-        copies.at_once = min(_told(ranks.channel, copies.at_once))
+        copies.pages_per_copy = min(_told(ranks.channel, copies.pages_per_copy))
     places, shared = _places(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
     transfer = None
     try:
         cut = not config.calculate_kv_scales  # each rank has the scales of its own heads only
         among, known = RankShares(ranks, council, copies.words if cut else None), None
         if meets or (shared and files is not None):
-            known = facts_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
+            known = fingerprint_of(config, prepared.sizes, ranks, (prepared.hf_config, files), among.grid)
         if meets:
             assert known is not None
-            transfer = make_transfer(config, known, copies, tables, places.changed, among)
-        identity = identity_of(config, prepared.capabilities, ranks, files, prepared.hf_config)
+            transfer = make_p2p_transfer(config, known, copies, tables, places.changed, among)
+        identity = cache_fingerprint(config, prepared.capabilities, ranks, files, prepared.hf_config)
         if shared and known is not None:  # so that engines on other machines find the same pages
             identity = msgspec.msgpack.encode(known())
     except BaseException:
@@ -141,7 +143,7 @@ def make_kv_transfer(prepared: "EnginePlan", tables: KVCacheManager, files: Weig
 
 
 def _places(config: EngineConfig, copies: PageCopier, ranks: WorkerGroup, council: RankAgreement | None) -> KVConnector:
-    if not config.keeps_elsewhere:
+    if not config.stores_kv_externally:
         return NullConnector()
     if config.kv_offloading_backend != LMCACHE:
         return _tiers(config, copies, ranks, council)
@@ -166,8 +168,8 @@ def _tiers(
     _check_memory(size)
     count = size // max(copies.nbytes, 1)
     if ranks.channel is not None:
-        count = min(_told(ranks.channel, count // ranks.workers[0].place.size))
-    host = HostMemory(count, copies.words, order)
+        count = min(_told(ranks.channel, count // ranks.workers[0].rank_info.size))
+    host = HostTier(count, copies.words, order)
     if not host.capacity:
         raise ValueError(
             f"kv_offloading_size={size / GIB:g}: a page takes {copies.nbytes / 2**20:.2f} MiB, and none fits; raise it"
@@ -175,11 +177,11 @@ def _tiers(
     disk = None
     if config.kv_offloading_folder is not None:
         folder = Path(config.kv_offloading_folder).expanduser()
-        disk_size, place = int(float(config.kv_offloading_folder_size) * GIB), ranks.workers[0].place
-        others = left_by_others(folder, 0 if council is None else place.size)
+        disk_size, place = int(float(config.kv_offloading_folder_size) * GIB), ranks.workers[0].rank_info
+        others = other_folders(folder, 0 if council is None else place.size)
         if council is not None:
-            folder, disk_size = shared_folder(folder) / f"rank-{place.rank}", disk_size // place.size
-        disk = Disk(folder, disk_size, copies.words, order, others)
+            folder, disk_size = make_shared_folder(folder) / f"rank-{place.rank}", disk_size // place.size
+        disk = DiskTier(folder, disk_size, copies.words, order, others)
     where = "" if disk is None else f", {disk.capacity} in {config.kv_offloading_folder} ({len(disk)} lie there)"
     logger.info("KV connector: %d pages of %.2f MiB in host memory%s", host.capacity, copies.nbytes / 2**20, where)
     return TieredConnector(host, disk, council)
@@ -193,22 +195,24 @@ def _check_memory(size: int) -> None:
         raise ValueError(f"kv_offloading_size={size / GIB:g}: {free / GIB:.1f} GiB of host memory are free; lower it")
 
 
-def identity_of(
-    config: EngineConfig, facts: Capabilities, ranks: WorkerGroup, weights: Weights | None, hf: Any
+def cache_fingerprint(
+    config: EngineConfig, facts: Capabilities, ranks: WorkerGroup, weights: WeightFiles | None, hf: Any
 ) -> bytes:
     """Returns a digest of all that a page's content depends on, except its tokens: the checkpoint, what was made of it,
     dtypes, cache layout, ranks and device. Without weight files, the digest is valid for this start alone."""
     first, files = ranks.workers[0], _files(weights)
-    computed = [first.arrangement, config.page_size, config.kv_cache_dtype, config.attention_backend, facts.detail]
-    scales = [hashlib.sha256(each).digest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
+    computed = [first.kv_cache_layout, config.page_size, config.kv_cache_dtype, config.attention_backend, facts.detail]
+    scales = (
+        [hashlib.sha256(each).digest() for each in ranks.map_workers(scales_of)] if config.calculate_kv_scales else []
+    )
     asked = [config.quantization, config.activation_bits, config.batch_invariant]
-    whose = (len(ranks.workers), first.place.rank, first.place.size, first.place.stages)
+    whose = (len(ranks.workers), first.rank_info.rank, first.rank_info.size, first.rank_info.stages)
     parts = [whose, sorted(hf.to_dict().items()), asked, computed, scales]
     parts += [] if files else [os.urandom(16)]
-    return digest([*parts, *placed_by(first.model, first.platform, facts.layout_key)], files).encode()
+    return digest([*parts, *placement_parts(first.model, first.platform, facts.layout_key)], files).encode()
 
 
-def _files(weights: Weights | None) -> list[Path]:
+def _files(weights: WeightFiles | None) -> list[Path]:
     if weights is None:
         return []
     if weights.load_format in SHARDED:

@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quintet.engine.kv_transfer.p2p.protocol import Part
+from quintet.engine.kv_transfer.p2p.protocol import PagePart
 from quintet.layers.build import split_heads
 from quintet.ops.pages import WORD
 
 ALIGNED = 16  # words: a tensor starts at a multiple of 64 bytes of a row, which aligns every dtype of a cache
-Piece = tuple[int, int, int]  # tensor, plane, head
+HeadPlane = tuple[int, int, int]  # tensor, plane, head
 
 
 class SliceSpec(NamedTuple):
@@ -25,7 +25,7 @@ class SliceSpec(NamedTuple):
     nbytes: int  # of one head in one plane
 
 
-Grid = tuple[SliceSpec, ...]
+PageGrid = tuple[SliceSpec, ...]
 
 
 class HeadSlice(NamedTuple):
@@ -33,20 +33,20 @@ class HeadSlice(NamedTuple):
     row."""
 
     words: int  # of the producer's row
-    wanted: tuple[tuple[int, int], ...]  # (first byte, bytes)
-    places: tuple[tuple[int, int, int], ...]  # (first byte in the consumer's row, in the wanted bytes, bytes)
+    source_ranges: tuple[tuple[int, int], ...]  # (first byte, bytes)
+    copies: tuple[tuple[int, int, int], ...]  # (first byte in the consumer's row, in the wanted bytes, bytes)
 
     @property
     def nbytes(self) -> int:
         """Returns the number of wanted bytes."""
-        return sum(count for _, count in self.wanted)
+        return sum(count for _, count in self.source_ranges)
 
 
-class Share(NamedTuple):
+class ProducerShare(NamedTuple):
     """One producer, as one consumer sees it."""
 
-    giver: int  # its number among its engine's processes of this stage
-    cut: HeadSlice | None  # None: its row is like the consumer's
+    producer: int  # its number among its engine's processes of this stage
+    head_slice: HeadSlice | None  # None: its row is like the consumer's
     readers: int  # processes of the consumer's engine that report when they have read
     reader: int  # number of this one among them
 
@@ -58,10 +58,10 @@ def heads_of(heads: int, rank: int, size: int) -> range:
 
 
 @functools.lru_cache(16)
-def lie(grid: Grid, part: Part) -> tuple[dict[Piece, tuple[int, ...]], int]:
+def row_offsets(grid: PageGrid, part: PagePart) -> tuple[dict[HeadPlane, tuple[int, ...]], int]:
     """Returns the byte offsets of each piece in a process's row, one per copy of the piece; and the words of the
     row."""
-    found: dict[Piece, list[int]] = {}
+    found: dict[HeadPlane, list[int]] = {}
     start, line = 0, WORD * ALIGNED
     for rank in range(part.first, part.first + part.count):
         for tensor, kept in enumerate(grid):
@@ -73,16 +73,18 @@ def lie(grid: Grid, part: Part) -> tuple[dict[Piece, tuple[int, ...]], int]:
 
 
 @functools.lru_cache(16)
-def shares(grid: Grid, givers: tuple[Part, ...], takers: tuple[Part, ...], taker: int) -> list[Share]:
+def producer_shares(
+    grid: PageGrid, givers: tuple[PagePart, ...], takers: tuple[PagePart, ...], taker: int
+) -> list[ProducerShare]:
     """Returns the producers that one consumer asks, and for which bytes. Where several producers have a head, consumers
     take turns with them; if no consumer needs a producer, one of them reports to it that it may free its pages."""
     if givers == takers:
-        return [Share(taker, None, 1, 0)]
+        return [ProducerShare(taker, None, 1, 0)]
     kinds = {kept.heads for kept in grid}
     asked = [{heads: _asked(heads, givers, part, at) for heads in kinds} for at, part in enumerate(takers)]
     needed = [{giver for of_kind in each.values() for giver in of_kind.values()} for each in asked]
-    pieces: dict[int, list[Piece]] = {}
-    for piece in lie(grid, takers[taker])[0]:
+    pieces: dict[int, list[HeadPlane]] = {}
+    for piece in row_offsets(grid, takers[taker])[0]:
         tensor, _, head = piece
         pieces.setdefault(asked[taker][grid[tensor].heads][head], []).append(piece)
     found = []
@@ -90,11 +92,11 @@ def shares(grid: Grid, givers: tuple[Part, ...], takers: tuple[Part, ...], taker
         readers = [at for at, each in enumerate(needed) if giver in each] or [giver % len(takers)]
         if taker in readers:
             cut = _cut(grid, part, takers[taker], pieces.get(giver, []))
-            found.append(Share(giver, cut, len(readers), readers.index(taker)))
+            found.append(ProducerShare(giver, cut, len(readers), readers.index(taker)))
     return found
 
 
-def _asked(heads: int, givers: Sequence[Part], taker: Part, at: int) -> dict[int, int]:
+def _asked(heads: int, givers: Sequence[PagePart], taker: PagePart, at: int) -> dict[int, int]:
     """Returns the producer that one consumer asks for each of its heads, of `heads` in all."""
     having: dict[int, list[int]] = {}
     for giver, part in enumerate(givers):
@@ -103,14 +105,14 @@ def _asked(heads: int, givers: Sequence[Part], taker: Part, at: int) -> dict[int
     return {head: having[head][at % len(having[head])] for head in _held(heads, taker)}
 
 
-def _held(heads: int, part: Part) -> list[int]:
+def _held(heads: int, part: PagePart) -> list[int]:
     """Returns the heads that a process's ranks have."""
     ranks = range(part.first, part.first + part.count)
     return sorted({head for rank in ranks for head in heads_of(heads, rank, part.size)})
 
 
-def _cut(grid: Grid, giver: Part, taker: Part, pieces: Sequence[Piece]) -> HeadSlice:
-    (there, words), (here, _) = lie(grid, giver), lie(grid, taker)
+def _cut(grid: PageGrid, giver: PagePart, taker: PagePart, pieces: Sequence[HeadPlane]) -> HeadSlice:
+    (there, words), (here, _) = row_offsets(grid, giver), row_offsets(grid, taker)
     wanted, places, come = list[tuple[int, int]](), list[tuple[int, int, int]](), 0
     for start, piece in sorted((there[piece][0], piece) for piece in pieces):
         nbytes = grid[piece[0]].nbytes

@@ -21,17 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.engine.kv_cache.manager import HASH, KVCacheManager, log_stored
-from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, Rows
-from quintet.engine.kv_transfer.multi_source import Source, either
-from quintet.engine.kv_transfer.p2p.transfers import Transfer
+from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, PageRows
+from quintet.engine.kv_transfer.multi_source import PageSource, first_of
+from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.observability.stats import KVConnectorStats, PageTransferStats, Stats
 from quintet.engine.request import Request
 from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import CacheLost, DeviceLost
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 
 if TYPE_CHECKING:  # the copier uses the runner's workers, the runner knows the scheduler, and that this manager
     from quintet.engine.kv_transfer.page_copier import PageCopier
@@ -40,15 +40,15 @@ if TYPE_CHECKING:  # the copier uses the runner's workers, the runner knows the 
 logger = logging.getLogger(__name__)
 
 WAIT = 0.02  # seconds that an idle engine waits
-Entered = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
+CachedPage = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
 
 
-class Wait(enum.Enum):
+class LoadState(enum.Enum):
     """Reason why a request waits."""
 
-    NO = 0  # it does not wait
-    COMES = 1  # for its pages, or its turn to load them: other requests go ahead of it
-    ROOM = 2  # for room for them: no request goes ahead of it
+    READY = 0  # it does not wait
+    LOADING = 1  # for its pages, or its turn to load them: other requests go ahead of it
+    NEEDS_PAGES = 2  # for room for them: no request goes ahead of it
 
 
 @dataclass(eq=False)
@@ -56,12 +56,12 @@ class PendingLoad:
     """Pages that are being loaded for a request."""
 
     load: Load
-    held: list[int]  # pages of its prefix that were in the cache
+    cached_pages: list[int]  # pages of its prefix that were in the cache
     pages: list[int]  # taken for the loaded pages, by place in the load
     digests: list[bytes]  # of these
-    here: int  # tokens that were in the cache
-    heard: float = field(default_factory=time.monotonic)  # when a page last arrived, or the load started
-    failed: str = ""  # why some pages did not arrive
+    num_cached: int  # tokens that were in the cache
+    last_arrival: float = field(default_factory=time.monotonic)  # when a page last arrived, or the load started
+    error: str = ""  # why some pages did not arrive
 
 
 class KVTransferManager(StepHook):
@@ -75,15 +75,15 @@ class KVTransferManager(StepHook):
         identity: bytes,
         patience: float,
         fails: bool,
-        transfer: Transfer | None = None,
+        transfer: P2PTransfer | None = None,
         council: RankAgreement | None = None,
     ) -> None:
         """identity: of all that a page's content depends on, besides its tokens. patience: seconds until pages that
         have not arrived count as failed. fails: a request ends where pages failed, instead of computing them. council:
         of rank processes."""
-        self.connector, self.copies, self._tables, self._pool = connector, copies, tables, tables.pool
-        self.transfer = transfer  # pages from other engines, and for them
-        self.council = council
+        self.connector, self.page_copier, self._tables, self._pool = connector, copies, tables, tables.pool
+        self.p2p_transfer = transfer  # pages from other engines, and for them
+        self.rank_agreement = council
         self._found: dict[Request, set[bytes]] = {}  # of waiting requests: pages that a look-up found
         self._lookups: dict[Request, tuple[Lookup, list[bytes]]] = {}  # look-ups in progress, and their pages
         closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
@@ -92,90 +92,90 @@ class KVTransferManager(StepHook):
         self._root = _root(identity, b"")
         self._arrivals: dict[Request, PendingLoad] = {}
         self._queued: dict[Request, int] = {}  # requests that will load so many pages when there is room
-        self._copying: tuple[list[bytes], Callable[[], Rows]] | None = None
-        self._at_once = copies.at_once  # pages
+        self._copying: tuple[list[bytes], Callable[[], PageRows]] | None = None
+        self._at_once = copies.pages_per_copy  # pages
         self._num_asked = 0  # tokens of prompts that were looked up in the KV connector
         self._num_loaded = self._num_stored = self._num_failed = 0  # pages
 
     @property
-    def held(self) -> list[list[int]]:
+    def held_pages(self) -> list[list[int]]:
         """Returns the pages that are held for each waiting request."""
-        return [arrival.held + arrival.pages for arrival in self._arrivals.values()]
+        return [arrival.cached_pages + arrival.pages for arrival in self._arrivals.values()]
 
     @property
-    def arriving(self) -> int:
+    def num_waiting(self) -> int:
         """Returns the number of requests that wait for pages, or for a look-up."""
         return len(self._arrivals) + len(self._lookups)
 
     def add_stats(self, stats: Stats) -> Stats:
         counts = KVConnectorStats(self._num_asked, self._num_stored, self._num_loaded, self._num_failed)
-        page_transfer = PageTransferStats() if self.transfer is None else self.transfer.stats()
+        page_transfer = PageTransferStats() if self.p2p_transfer is None else self.p2p_transfer.stats()
         return replace(stats, kv_connector=counts, page_transfer=page_transfer)
 
     # ------------------------------------------------------------------------------------------------------- arriving
 
-    def ask(self, request: Request, alone: bool) -> Wait:
+    def start_load(self, request: Request, alone: bool) -> LoadState:
         """Returns what a request waits for. The first call for a request starts to load its pages, if there is room for
         all of them; if it is alone there will not be more room, and it starts without them."""
         if request in self._arrivals:
-            return Wait.COMES
-        if request.asked and self._tables.find(request).tokens >= request.num_there:
-            return Wait.NO  # else other requests took its pages before it could start
+            return LoadState.LOADING
+        if request.asked_connector and self._tables.find_prefix(request).tokens >= request.num_available:
+            return LoadState.READY  # else other requests took its pages before it could start
         if request in self._queued and self._is_much(self._queued[request]):
-            return Wait.COMES
+            return LoadState.LOADING
         if not self._looked_up(request):
-            return Wait.COMES
-        found = self._tables.find(request)
+            return LoadState.LOADING
+        found = self._tables.find_prefix(request)
         source = self._source(request)
-        wanted = self._tables.beyond(request, source.has)
+        wanted = self._tables.missing_hashes(request, source.has)
         missing = [digest for digest in wanted if not self._pool.has(digest)]
         if not missing:
             self._count(request, found.tokens)
-            return Wait.NO
+            return LoadState.READY
         held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
         whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
         if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
-            return Wait.NO if alone and not self._arrivals else Wait.ROOM
+            return LoadState.READY if alone and not self._arrivals else LoadState.NEEDS_PAGES
         if self._is_much(len(missing)):
             self._queued[request] = len(missing)
-            return Wait.COMES
+            return LoadState.LOADING
         self._count(request, found.tokens)
         self._begin(request, source, held, missing, found.tokens)
-        return Wait.COMES
+        return LoadState.LOADING
 
-    def _source(self, request: Request) -> Source:
+    def _source(self, request: Request) -> PageSource:
         """Returns the sources of its pages: this engine's connector, then another engine that has begun the request."""
         beside = self._found.get(request, ())
-        ours = Source(
+        ours = PageSource(
             lambda digest: self.connector.has(self._root + digest) or digest in beside,
             lambda digests: self.connector.load([self._root + digest for digest in digests]),
         )
-        other = None if self.transfer is None else self.transfer.source(request)
-        return ours if other is None else either(ours, other)
+        other = None if self.p2p_transfer is None else self.p2p_transfer.page_source(request)
+        return ours if other is None else first_of(ours, other)
 
     def _looked_up(self, request: Request) -> bool:
         """Returns whether it is known which of its pages are there; if not, the next meeting of the ranks, or a
         look-up, finds out."""
-        council = self.council if self.connector.private else None
-        if (council is None and not self.connector.late) or request in self._found:
+        council = self.rank_agreement if self.connector.per_rank else None
+        if (council is None and not self.connector.has_lookup) or request in self._found:
             return True
         if request in self._lookups:
             return self._answered(request)
-        digests = self._tables.pages_of(request)
+        digests = self._tables.group_hashes(request)
         missing = [each for each in digests if not self._pool.has(each)]
         if not missing:
             return True
         if council is not None:
-            council.look_up(request, lambda: [self.connector.lies(self._root + digest) for digest in digests])
+            council.look_up(request, lambda: [self.connector.has_locally(self._root + digest) for digest in digests])
             return False
-        with Uninterrupted():
+        with DeferredSigint():
             self._lookups[request] = self.connector.look_up([self._root + digest for digest in missing]), missing
         return self._answered(request)
 
     def _answered(self, request: Request) -> bool:
         """Returns whether its look-up has a result by now."""
         lookup, digests = self._lookups[request]
-        there = lookup.there
+        there = lookup.found
         if there is None:
             return False
         del self._lookups[request]
@@ -183,42 +183,42 @@ class KVTransferManager(StepHook):
         return True
 
     def _meet(self, council: RankAgreement) -> None:
-        for request, there in council.meet(self._at_once).items():
-            digests = self._tables.pages_of(request)
+        for request, there in council.exchange(self._at_once).items():
+            digests = self._tables.group_hashes(request)
             self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
 
     def _is_much(self, more: int) -> bool:
         """Returns whether so many more pages should wait until other loads have ended: half of the pool is for running
         requests."""
-        return bool(self._arrivals) and sum(map(len, self.held)) + more > self._pool.num_pages // 2
+        return bool(self._arrivals) and sum(map(len, self.held_pages)) + more > self._pool.num_pages // 2
 
     def _count(self, request: Request, here: int) -> None:
-        request.asked = True
+        request.asked_connector = True
         self._queued.pop(request, None)
         self._found.pop(request, None)
         if request.num_preemptions == 0:
             self._num_asked += request.num_prompt - here
 
-    def _begin(self, request: Request, source: Source, held: list[int], missing: list[bytes], here: int) -> None:
-        with Uninterrupted():
-            self._pool.hold(held)
-            pages = self._pool.take(len(missing))
+    def _begin(self, request: Request, source: PageSource, held: list[int], missing: list[bytes], here: int) -> None:
+        with DeferredSigint():
+            self._pool.retain(held)
+            pages = self._pool.allocate(len(missing))
             self._arrivals[request] = PendingLoad(source.load(missing), held, pages, missing, here)
 
     @property
     def waits_for_steps(self) -> bool:
         """True if the ranks have something to agree on."""
-        return self.council is not None and self.council.due
+        return self.rank_agreement is not None and self.rank_agreement.has_work
 
     def before_step(self, fail: Fail) -> None:
         """Writes pages that have arrived into the KV cache, and fails requests that cannot go on without theirs."""
-        with Uninterrupted():
+        with DeferredSigint():
             self.connector.changed.clear()
-            if self.council is not None and self.council.due:
-                self._meet(self.council)
+            if self.rank_agreement is not None and self.rank_agreement.has_work:
+                self._meet(self.rank_agreement)
             for request, arrival in list(self._arrivals.items()):
                 self._write(request, arrival)
-                late = time.monotonic() - arrival.heard > self._patience
+                late = time.monotonic() - arrival.last_arrival > self._patience
                 if late and not arrival.load.done:
                     self._fail(arrival, 1, f"nothing more came within {self._patience:g} s")
                     arrival.load.cancel()
@@ -228,66 +228,66 @@ class KVTransferManager(StepHook):
     def _finish(self, request: Request, arrival: PendingLoad, fail: Fail) -> None:
         """Ends a load: its request finds the pages in the prefix cache."""
         self._end(request)
-        if arrival.failed:
-            logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.failed)
-        there = self._tables.find(request).tokens
-        request.num_fetched = min(there, request.num_fetched + there - arrival.here)
-        request.num_there = 0 if arrival.failed else there
-        if arrival.failed and self._fails:
-            fail(request, f"pages of its prompt could not be loaded: {arrival.failed}")
+        if arrival.error:
+            logger.warning("of %d pages some did not come: %s", len(arrival.pages), arrival.error)
+        there = self._tables.find_prefix(request).tokens
+        request.num_fetched = min(there, request.num_fetched + there - arrival.num_cached)
+        request.num_available = 0 if arrival.error else there
+        if arrival.error and self._fails:
+            fail(request, f"pages of its prompt could not be loaded: {arrival.error}")
 
     def _write(self, request: Request, arrival: PendingLoad) -> None:
         """Writes some of the arrived pages; a page can be found as soon as its write is submitted to the device."""
         arrived = arrival.load.take(self._at_once)
         if arrived.failed:
             self._fail(arrival, len(arrived.failed), next(iter(arrived.failed.values())))
-        if not arrived.places:
+        if not arrived.indices:
             return
-        arrival.heard = time.monotonic()
-        pages = [arrival.pages[place] for place in arrived.places]
-        if not self._copied(partial(self.copies.write, pages, arrived.rows), by_all=True):
+        arrival.last_arrival = time.monotonic()
+        pages = [arrival.pages[place] for place in arrived.indices]
+        if not self._copied(partial(self.page_copier.write, pages, arrived.rows), by_all=True):
             self._fail(arrival, len(pages), "they could not be copied to the device")
             return
         self._num_loaded += len(pages)
-        journal = self._pool.journal
+        journal = self._pool.event_log
         positions = {} if journal is None else {digest: at for at, digest in enumerate(request.page_hashes)}
-        for page, place in zip(pages, arrived.places, strict=True):
+        for page, place in zip(pages, arrived.indices, strict=True):
             digest = arrival.digests[place]
             if self._pool.commit(page, digest) and journal is not None:
                 log_stored(journal, request, digest, positions[digest[:HASH]], self._tables.page_size)
 
     def _fail(self, arrival: PendingLoad, count: int, why: str) -> None:
         self._num_failed += count
-        arrival.failed = arrival.failed or why
+        arrival.error = arrival.error or why
 
-    def give_way(self) -> bool:
+    def cancel_last_load(self) -> bool:
         """Drops the latest load, since a running request needs pages; its request asks again when there is room.
         Returns whether there was one."""
         if not self._arrivals:
             return False
         last = next(reversed(self._arrivals))
-        self.leave(last)
-        last.asked = False
-        if last.handoff is not None:
-            last.handoff.taken = False
+        self.cancel_request(last)
+        last.asked_connector = False
+        if last.transfer_params is not None:
+            last.transfer_params.requested = False
         return True
 
-    def leave(self, request: Request) -> None:
+    def cancel_request(self, request: Request) -> None:
         """Drops the state of a request that has ended, or does not wait any more."""
         self._queued.pop(request, None)
         self._found.pop(request, None)
         if request in self._lookups:
             self._lookups.pop(request)[0].cancel()
-        if self.council is not None:
-            self.council.forget(request)
+        if self.rank_agreement is not None:
+            self.rank_agreement.drop(request)
         if request in self._arrivals:
             self._arrivals[request].load.cancel()
             self._end(request)
 
     def _end(self, request: Request) -> None:
         arrival = self._arrivals.pop(request)
-        self._pool.release(arrival.held + arrival.pages)
-        request.found = None  # it was looked up before
+        self._pool.release(arrival.cached_pages + arrival.pages)
+        request.prefix_match = None  # it was looked up before
 
     # -------------------------------------------------------------------------------------------------------- leaving
 
@@ -295,7 +295,7 @@ class KVTransferManager(StepHook):
         """Stores pages that a finished step has computed: they are copied piece by piece, the last while the next step
         runs. They need not be held: the next owner of such a page writes to it after the copy."""
         self._settle()
-        new = [each for each in plan.entered if self._is_new(*each)] if self.connector.keeps else []
+        new = [each for each in plan.new_cached_pages if self._is_new(*each)] if self.connector.stores else []
         for first in range(0, len(new), self._at_once):
             self._settle()
             pages, digests = zip(*new[first : first + self._at_once], strict=True)
@@ -309,32 +309,32 @@ class KVTransferManager(StepHook):
         """Without requests, finishes storing pages. While no step runs, waits a moment for pages of requests."""
         if not (scheduler.running or scheduler.waiting):
             self._settle()
-        elif self.arriving and not running:
+        elif self.num_waiting and not running:
             self.connector.changed.wait(WAIT)
 
     def _settle(self) -> None:
         """Waits for the copies in progress, and hands their pages to the connector, or to the transfer."""
-        if self.transfer is not None:
-            self._copied(self.transfer.settle)
+        if self.p2p_transfer is not None:
+            self._copied(self.p2p_transfer.finish_copy)
         if self._copying is not None:
             (keys, wait), self._copying = self._copying, None
             self._copied(partial(self._store, keys, wait), by_all=True)
 
-    def lend(self, request: Request) -> dict[str, Any] | None:
+    def offer_pages(self, request: Request) -> dict[str, Any] | None:
         """Copies the pages of a request that is about to end, if another engine continues its prompt -> the
         kv_transfer_params of its answer."""
         answer: list[dict[str, Any] | None] = [None]
-        transfer = self.transfer
+        transfer = self.p2p_transfer
         if transfer is not None:
-            self._copied(lambda: answer.__setitem__(0, transfer.lend(request)))
+            self._copied(lambda: answer.__setitem__(0, transfer.offer_pages(request)))
         return answer[0]
 
     def _copy(self, pages: Sequence[int], keys: list[bytes]) -> None:
-        self._copying = keys, self.copies.read(pages)
+        self._copying = keys, self.page_copier.read(pages)
 
-    def _store(self, keys: list[bytes], wait: Callable[[], Rows]) -> None:
+    def _store(self, keys: list[bytes], wait: Callable[[], PageRows]) -> None:
         rows = wait()
-        with Uninterrupted():
+        with DeferredSigint():
             self.connector.store(keys, rows)
         self._num_stored += len(keys)
 
@@ -346,7 +346,7 @@ class KVTransferManager(StepHook):
         except (CacheLost, DeviceLost):
             raise
         except Exception as error:
-            if by_all and self.council is not None:
+            if by_all and self.rank_agreement is not None:
                 raise DeviceLost(f"pages were not copied on one of several ranks: {error}") from error
             logger.exception("pages were not copied")
             return False
@@ -362,34 +362,34 @@ class KVTransferManager(StepHook):
             lookup.cancel()
         for each in (self._arrivals, self._lookups, self._queued, self._found):
             each.clear()
-        if self.council is not None:
-            self.council.forget()
+        if self.rank_agreement is not None:
+            self.rank_agreement.drop()
         self._copying = None
-        if self.transfer is not None:
-            self.transfer.forget()
+        if self.p2p_transfer is not None:
+            self.p2p_transfer.drop_copy()
 
     def reset_prefix_cache(self) -> None:
         """Changes the root of all keys: pages stored before are not found any more, and a later start does not find
         pages stored from now on, which may have other weights."""
         for request in [*self._arrivals, *self._lookups, *self._found]:
-            self.leave(request)
-        if self.council is not None:
-            self.council.forget()
+            self.cancel_request(request)
+        if self.rank_agreement is not None:
+            self.rank_agreement.drop()
         self._copying = None
         self._root = _root(self._identity, os.urandom(16))
-        with Uninterrupted():
+        with DeferredSigint():
             self.connector.clear()
 
-    def reload_weights(self, weights: Weights | Path | None) -> None:
+    def reload_weights(self, weights: WeightFiles | Path | None) -> None:
         """Passes changed weights to the transfer: to other engines this is another checkpoint now."""
-        if self.transfer is not None:
-            self.transfer.reweigh(Weights(weights) if isinstance(weights, Path) else weights)
+        if self.p2p_transfer is not None:
+            self.p2p_transfer.update_weights(WeightFiles(weights) if isinstance(weights, Path) else weights)
 
     def close(self) -> None:
         self._close()
 
 
-def _close_both(connector: KVConnector, transfer: Transfer) -> None:
+def _close_both(connector: KVConnector, transfer: P2PTransfer) -> None:
     connector.close()
     transfer.close()
 

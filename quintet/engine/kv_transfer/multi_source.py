@@ -8,14 +8,14 @@ import numpy as np
 from quintet.engine.kv_transfer.connector import Load, LoadedPages
 
 
-class Source(NamedTuple):
+class PageSource(NamedTuple):
     """Source of pages of one request, by their hashes in the cache."""
 
     has: Callable[[bytes], bool]
     load: Callable[[Sequence[bytes]], Load]
 
 
-def either(first: Source, second: Source) -> Source:
+def first_of(first: PageSource, second: PageSource) -> PageSource:
     """Joins two sources; the second is not asked for pages that the first has."""
 
     def load(digests: Sequence[bytes]) -> Load:
@@ -27,7 +27,7 @@ def either(first: Source, second: Source) -> Source:
                 parts.append((source.load([digests[place] for place in places]), places))
         return parts[0][0] if len(parts) == 1 else MultiLoad(parts)
 
-    return Source(lambda digest: first.has(digest) or second.has(digest), load)
+    return PageSource(lambda digest: first.has(digest) or second.has(digest), load)
 
 
 class MultiLoad(Load):
@@ -45,8 +45,8 @@ class MultiLoad(Load):
         for load, own in self._parts:
             if not load.done:
                 came = load.take(most - len(places))
-                places += [own[place] for place in came.places]
-                rows += [came.rows] if came.places else []  # empty rows have no width
+                places += [own[place] for place in came.indices]
+                rows += [came.rows] if came.indices else []  # empty rows have no width
                 failed.update({own[place]: why for place, why in came.failed.items()})
         return LoadedPages(places, np.concatenate(rows) if rows else np.zeros((0, 0), np.int32), failed)
 

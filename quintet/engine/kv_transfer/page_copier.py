@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.head_slices import ALIGNED
 from quintet.interface.types import IntArray
 from quintet.ops.pages import WORD
@@ -25,27 +25,27 @@ class PageCopier:
         the rest."""
         self._ranks, self._fixed, start = ranks, fixed, 0
         self._places: list[list[slice]] = []  # slices of a row, for each rank's tensors
-        for sizes in ranks.each(_words):
+        for sizes in ranks.map_workers(_words):
             of_rank = []
             for words in sizes:
                 of_rank.append(slice(start, start + words))
                 start += -(-words // ALIGNED) * ALIGNED
             self._places.append(of_rank)
         self.words = start  # of a row
-        self.at_once = max(1, AT_ONCE // max(self.nbytes, 1))  # pages that are copied between two steps
+        self.pages_per_copy = max(1, AT_ONCE // max(self.nbytes, 1))  # pages that are copied between two steps
 
     @property
     def nbytes(self) -> int:
         """Returns the bytes of a row."""
         return WORD * self.words
 
-    def read(self, pages: Sequence[int]) -> Callable[[], Rows]:
+    def read(self, pages: Sequence[int]) -> Callable[[], PageRows]:
         """Starts to copy the pages, as they are after all work submitted so far; calling the result waits for the
         rows."""
         ids, count = self._padded(pages), len(pages)
-        waiting = self._ranks.each(lambda worker: _read(worker, ids))
+        waiting = self._ranks.map_workers(lambda worker: _read(worker, ids))
 
-        def wait() -> Rows:
+        def wait() -> PageRows:
             rows = np.zeros((count, self.words), np.int32)
             for places, parts in zip(self._places, waiting, strict=True):
                 for place, part in zip(places, parts, strict=True):
@@ -54,13 +54,13 @@ class PageCopier:
 
         return wait
 
-    def write(self, pages: Sequence[int], rows: Rows) -> None:
+    def write(self, pages: Sequence[int], rows: PageRows) -> None:
         """Starts to copy the rows into these pages."""
         ids = self._padded(pages)
         if len(ids) > len(pages):
             rows = np.concatenate([rows, np.zeros((len(ids) - len(pages), self.words), np.int32)])
         places = dict(zip(self._ranks.workers, self._places, strict=True))
-        self._ranks.each(lambda worker: _write(worker, ids, [rows[:, place] for place in places[worker]]))
+        self._ranks.map_workers(lambda worker: _write(worker, ids, [rows[:, place] for place in places[worker]]))
 
     def _padded(self, pages: Sequence[int]) -> IntArray:
         count = len(pages)
@@ -71,7 +71,7 @@ class PageCopier:
 
 def _paged(worker: Worker) -> list[int]:
     """Returns the indices of the worker's state tensors that hold pages and are not empty."""
-    return [at for at in range(len(worker.arrangement.layouts)) if worker._state[at].nbytes > 0]
+    return [at for at in range(len(worker.kv_cache_layout.layouts)) if worker._state[at].nbytes > 0]
 
 
 def _words(worker: Worker) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Load, LoadedPages, Rows
+from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 from quintet.engine.request import Request
 from quintet.interface.platform import Channel
 
@@ -25,11 +25,11 @@ AHEAD = 2  # times the pages taken at once: so far may a rank be ahead of the sl
 class RankReport(msgspec.Struct, array_like=True):
     """Report of one rank in one meeting."""
 
-    lie: list[bytes]  # bits by page, for each request that is looked up: whether this rank has it
-    came: list[bytes]  # bits by place, for each load: pages that have arrived at this rank
+    found: list[bytes]  # bits by page, for each request that is looked up: whether this rank has it
+    arrived: list[bytes]  # bits by place, for each load: pages that have arrived at this rank
     failed: list[bytes]  # and pages that will not arrive
-    known: list[int]  # for each load: number of places that have arrived or failed on this rank so far
-    why: str  # one of the reasons for a failure
+    num_known: list[int]  # for each load: number of places that have arrived or failed on this rank so far
+    reason: str  # one of the reasons for a failure
 
 
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(RankReport).decode
@@ -41,18 +41,18 @@ class RankAgreement:
     def __init__(self, channel: Channel, patience: float) -> None:
         """patience: seconds until a rank gives up pages that have not arrived."""
         self._channel, self._patience = channel, patience
-        self._loads: list[Agreed] = []
+        self._loads: list[AgreedLoad] = []
         self._asked: dict[Request, list[bool]] = {}
 
     @property
-    def due(self) -> bool:
+    def has_work(self) -> bool:
         """Returns whether there is something to agree on; the result is the same on all ranks."""
         self._loads = [load for load in self._loads if not load.done]
         return bool(self._loads or self._asked)
 
-    def agreed(self, load: Load, count: int) -> "Agreed":
+    def agreed_load(self, load: Load, count: int) -> "AgreedLoad":
         """Returns the load, of `count` pages, as one that returns only pages that have arrived on every rank."""
-        self._loads.append(Agreed(load, count, self._patience))
+        self._loads.append(AgreedLoad(load, count, self._patience))
         return self._loads[-1]
 
     def look_up(self, request: Request, lie: Callable[[], list[bool]]) -> None:
@@ -61,7 +61,7 @@ class RankAgreement:
         if request not in self._asked and len(self._asked) < LOOKED_UP:
             self._asked[request] = lie()
 
-    def forget(self, request: Request | None = None) -> None:
+    def drop(self, request: Request | None = None) -> None:
         """Drops a request that has ended; without one, drops all look-ups and cancels all loads."""
         if request is not None:
             self._asked.pop(request, None)
@@ -70,27 +70,29 @@ class RankAgreement:
         for load in self._loads:
             load.cancel()
 
-    def meet(self, most: int) -> dict[Request, list[bool]]:
+    def exchange(self, most: int) -> dict[Request, list[bool]]:
         """Exchanges reports with every rank; afterwards loads return agreed pages -> which pages of each request all
         have. most: pages that this rank takes of each load before. A rank far ahead takes fewer, and leaves the rest in
         its load; the slowest always goes on, whatever pages it has, so that some rank always does."""
         asked, self._asked = self._asked, {}
         share = max(1, AHEAD * most // max(len(self._loads), 1))
         for load in self._loads:
-            load.gather(min(most, share - load.ahead))
+            load.gather(min(most, share - load.lead))
         why = next((why for load in self._loads for why in load.failed.values()), "")[:WHY]
-        bits = ([load.bits(load.rows) for load in self._loads], [load.bits(load.failed) for load in self._loads])
-        known = [load.known for load in self._loads]
+        bits = ([load.pack(load.rows) for load in self._loads], [load.pack(load.failed) for load in self._loads])
+        known = [load.num_known for load in self._loads]
         note = _encode(RankReport([_packed(each) for each in asked.values()], *bits, known, why))
         said = [_decode(each) for each in self._exchange(note)]
-        named = next((f"rank {rank} of {len(said)}: {each.why}" for rank, each in enumerate(said) if each.why), "")
+        named = next(
+            (f"rank {rank} of {len(said)}: {each.reason}" for rank, each in enumerate(said) if each.reason), ""
+        )
         for at, load in enumerate(self._loads):
-            came = [_unpacked(each.came[at], load.count) for each in said]
+            came = [_unpacked(each.arrived[at], load.count) for each in said]
             failed = [_unpacked(each.failed[at], load.count) for each in said]
-            load.ahead = load.known - min(each.known[at] for each in said)
-            load.settle(np.logical_and.reduce(came), np.logical_or.reduce(failed), named)
+            load.lead = load.num_known - min(each.num_known[at] for each in said)
+            load.apply_reports(np.logical_and.reduce(came), np.logical_or.reduce(failed), named)
         return {
-            request: np.logical_and.reduce([_unpacked(each.lie[at], len(lie)) for each in said]).tolist()
+            request: np.logical_and.reduce([_unpacked(each.found[at], len(lie)) for each in said]).tolist()
             for at, (request, lie) in enumerate(asked.items())
         }
 
@@ -105,21 +107,21 @@ class RankAgreement:
         return [bytes(each) for each in whole]
 
 
-class Agreed(Load):
+class AgreedLoad(Load):
     """This rank's part of a load that every rank has: returns a page once it has arrived on all ranks; a page that
     fails on one rank fails on all."""
 
     def __init__(self, load: Load, count: int, patience: float) -> None:
         self._load, self.count, self._patience = load, count, patience
         self._left = set(range(count))  # places that were not returned
-        self.rows: dict[int, Rows] = {}  # by place: pages that have arrived at this rank
+        self.rows: dict[int, PageRows] = {}  # by place: pages that have arrived at this rank
         self.failed: dict[int, str] = {}  # by place: why a page will not arrive
-        self.known = 0  # pages that have arrived at this rank, or failed
-        self.ahead = 0  # how many more these are than the slowest rank's
+        self.num_known = 0  # pages that have arrived at this rank, or failed
+        self.lead = 0  # how many more these are than the slowest rank's
         self._ready: list[int] = []
         self._lost: dict[int, str] = {}
         self._heard = time.monotonic()
-        self._none: Rows = np.zeros((0, 0), np.int32)
+        self._none: PageRows = np.zeros((0, 0), np.int32)
 
     @property
     def done(self) -> bool:
@@ -150,21 +152,21 @@ class Agreed(Load):
             return
         came = self._load.take(most)
         self._none = came.rows[:0]
-        found = zip(came.places, came.rows, strict=True)
+        found = zip(came.indices, came.rows, strict=True)
         self.rows.update((place, row) for place, row in found if place in self._left)
         self.failed.update(came.failed)
-        self.known += len(came.places) + len(came.failed)
-        if came.places or came.failed:
+        self.num_known += len(came.indices) + len(came.failed)
+        if came.indices or came.failed:
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > self._patience:
             self._load.cancel()
-            late, self.known = self._left.difference(self.rows, self.failed), self.count
+            late, self.num_known = self._left.difference(self.rows, self.failed), self.count
             self.failed.update(dict.fromkeys(late, f"nothing more came within {self._patience:g} s"))
 
-    def bits(self, places: Container[int]) -> bytes:
+    def pack(self, places: Container[int]) -> bytes:
         return _packed([place in places for place in range(self.count)])
 
-    def settle(self, came: Bits, failed: Bits, why: str) -> None:
+    def apply_reports(self, came: Bits, failed: Bits, why: str) -> None:
         """Applies the reports of all ranks."""
         self._lost = {place: why for place in sorted(self._left) if failed[place]}
         self._ready = [place for place in sorted(self._left) if came[place] and not failed[place]]

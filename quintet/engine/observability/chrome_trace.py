@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quintet.engine.observability.spans import Event
+from quintet.engine.observability.spans import TraceEvent
 
 EVENT_BYTES = 160  # of an event in the file, about
 
 
-def write(path: Path, events: Sequence[Event], facts: Mapping[str, Any], base: int, most: int) -> None:
+def write_trace(path: Path, events: Sequence[TraceEvent], facts: Mapping[str, Any], base: int, most: int) -> None:
     """The events, until they take `most` bytes; `base` is the time 0, ns of the Unix clock.
 
     The file has its name once it is whole. OSError as the system says.
@@ -27,7 +27,7 @@ def write(path: Path, events: Sequence[Event], facts: Mapping[str, Any], base: i
     try:
         with part.open("xb") as raw, gzip.open(raw, "wb") if path.suffix == ".gz" else raw as file:
             size += file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for event in sorted(events, key=lambda each: (each.began, -each.ended)):
+            for event in sorted(events, key=lambda each: (each.started, -each.ended)):
                 if size >= most:
                     break
                 track = tracks.setdefault(event.track, len(tracks) + 1)
@@ -45,8 +45,8 @@ def _line(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event).encode() + b",\n"
 
 
-def _complete(event: Event, pid: int, track: int, base: int) -> dict[str, Any]:
-    began, lasted = (event.began - base) / 1000, (event.ended - event.began) / 1000
+def _complete(event: TraceEvent, pid: int, track: int, base: int) -> dict[str, Any]:
+    began, lasted = (event.started - base) / 1000, (event.ended - event.started) / 1000
     made = {"name": event.name, "cat": event.kind, "ph": "X", "pid": pid, "tid": track, "ts": began, "dur": lasted}
     return made if event.arguments is None else {**made, "args": event.arguments}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quintet.config.observability import ProfilerConfig
-from quintet.engine.observability.chrome_trace import EVENT_BYTES, write
+from quintet.engine.observability.chrome_trace import EVENT_BYTES, write_trace
 from quintet.engine.observability.spans import Spans
 from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import Platform, Recording
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 _OFF = ProfilerConfig()
 
 
-class Trace(NamedTuple):
+class SavedTrace(NamedTuple):
     """One that was written."""
 
     path: Path
     steps: int
-    ended: str  # why
+    reason: str  # why
 
 
 class Profiler(StepHook):
@@ -40,15 +40,15 @@ class Profiler(StepHook):
         self._recording: Recording | None = None
         self._began = self._base = 0.0
         self._steps = self._delay = 0
-        self._last: Trace | None = None  # that ended by itself, and that stop() has not returned yet
+        self._last: SavedTrace | None = None  # that ended by itself, and that stop() has not returned yet
         self._numbers = itertools.count(1)
         if config.profiler:
             _check(Path(config.torch_profiler_dir))
 
     @property
-    def timed(self) -> Callable[[str, str, Callable[..., Any]], Callable[..., Any]] | None:
+    def wrap_op(self) -> Callable[[str, str, Callable[..., Any]], Callable[..., Any]] | None:
         """Wrapper of ops when they are bound; None where no trace will ever run."""
-        return self.spans.timed if self._config.profiler else None
+        return self.spans.wrap_op if self._config.profiler else None
 
     def start(self) -> None:
         """ValueError if traces are not allowed, or if one runs."""
@@ -63,7 +63,7 @@ class Profiler(StepHook):
             self._begin()
         self.running = True
 
-    def stop(self) -> Trace:
+    def stop(self) -> SavedTrace:
         """Writes the trace; of one that a bound has ended, returns once where it is. ValueError if there is none."""
         if self.running:
             return self._end("it was stopped")
@@ -133,7 +133,7 @@ class Profiler(StepHook):
             raise
         logger.info("a trace begins; it goes to %s", self._config.torch_profiler_dir)
 
-    def _end(self, why: str) -> Trace:
+    def _end(self, why: str) -> SavedTrace:
         how = "no step ran" if self._recording is None else self._recording.description
         try:
             if self._recording is not None:
@@ -146,12 +146,12 @@ class Profiler(StepHook):
         path = Path(self._config.torch_profiler_dir) / (name + ".gz" * self._config.torch_profiler_use_gzip)
         facts = {"steps": self._steps, "how steps ran": how, "why it ended": why}
         try:
-            write(path, events, facts, int(self._base), self._config.max_bytes)
+            write_trace(path, events, facts, int(self._base), self._config.max_bytes)
         except OSError as error:  # the caller need not know where the operator keeps files
             logger.error("%s: %s", path, error)
             raise OSError(f"the trace could not be written, and is lost: {error.strerror or error}") from None
         logger.info("a trace of %d steps is in %s: %s", self._steps, path, why)
-        return Trace(path, self._steps, why)
+        return SavedTrace(path, self._steps, why)
 
 
 def _check(folder: Path) -> None:

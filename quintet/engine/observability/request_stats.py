@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from quintet.common.metric_types import Counter, Histogram
+from quintet.common.metric_types import CounterSeries, HistogramSeries
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 
@@ -24,32 +24,32 @@ class RequestStats:
     """Histograms of all requests that ended."""
 
     def __init__(self) -> None:
-        self.first_token = Histogram(FIRST_TOKEN)
-        self.between_tokens = Histogram(BETWEEN_TOKENS)
-        self.token_time = Histogram(BETWEEN_TOKENS)
-        self.latency = Histogram(LATENCY)
-        self.queue = Histogram(LATENCY)
-        self.prefill = Histogram(LATENCY)
-        self.decode = Histogram(LATENCY)
-        self.inference = Histogram(LATENCY)
-        self.prompt_tokens = Histogram(TOKENS)
-        self.computed_tokens = Histogram(TOKENS)
-        self.generation_tokens = Histogram(TOKENS)
-        self.longest = Histogram(TOKENS)
-        self.params_n = Histogram(COMPLETIONS)
-        self.params_max_tokens = Histogram(TOKENS)
-        self.failed = Counter()
-        self._ended = {reason: Counter() for reason in REASONS}
+        self.first_token = HistogramSeries(FIRST_TOKEN)
+        self.between_tokens = HistogramSeries(BETWEEN_TOKENS)
+        self.token_time = HistogramSeries(BETWEEN_TOKENS)
+        self.latency = HistogramSeries(LATENCY)
+        self.queue = HistogramSeries(LATENCY)
+        self.prefill = HistogramSeries(LATENCY)
+        self.decode = HistogramSeries(LATENCY)
+        self.inference = HistogramSeries(LATENCY)
+        self.prompt_tokens = HistogramSeries(TOKENS)
+        self.computed_tokens = HistogramSeries(TOKENS)
+        self.generation_tokens = HistogramSeries(TOKENS)
+        self.max_tokens_generated = HistogramSeries(TOKENS)
+        self.params_n = HistogramSeries(COMPLETIONS)
+        self.params_max_tokens = HistogramSeries(TOKENS)
+        self.failed = CounterSeries()
+        self._ended = {reason: CounterSeries() for reason in REASONS}
 
-    def ended(self, reason: str, count: int = 1) -> None:
+    def count_ended(self, reason: str, count: int = 1) -> None:
         """Counts ended completions; vLLM's metric counts failures, too."""
-        self._ended.setdefault(reason, Counter()).add(count)
+        self._ended.setdefault(reason, CounterSeries()).add(count)
 
-    def reasons(self) -> Iterator[tuple[str, Counter]]:
+    def reasons(self) -> Iterator[tuple[str, CounterSeries]]:
         """Yields the reasons that completions ended for, and their counts."""
         yield from self._ended.items()
 
-    def histograms(self) -> Iterator[tuple[str, Histogram]]:
+    def histograms(self) -> Iterator[tuple[str, HistogramSeries]]:
         """Yields the histograms with vLLM's names."""
         yield "vllm:time_to_first_token_seconds", self.first_token
         yield "vllm:inter_token_latency_seconds", self.between_tokens
@@ -62,7 +62,7 @@ class RequestStats:
         yield "vllm:request_prompt_tokens", self.prompt_tokens
         yield "vllm:request_prefill_kv_computed_tokens", self.computed_tokens
         yield "vllm:request_generation_tokens", self.generation_tokens
-        yield "vllm:request_max_num_generation_tokens", self.longest
+        yield "vllm:request_max_num_generation_tokens", self.max_tokens_generated
         yield "vllm:request_params_n", self.params_n
         yield "vllm:request_params_max_tokens", self.params_max_tokens
 
@@ -80,7 +80,7 @@ class RequestTimer:
         self.reasons: list[str] = []  # finish_reasons, in the order of the ends
         self.times: RequestMetrics | None = None
 
-    def take(self, output: RequestOutput) -> None:
+    def record(self, output: RequestOutput) -> None:
         if self._by_token:
             if self.times is None and output.metrics.time_to_first_token is not None:
                 self._of_all.first_token.observe(output.metrics.time_to_first_token)
@@ -115,7 +115,7 @@ class RequestTimer:
     def _finish(self, output: RequestOutput) -> None:
         seen, self.times = self._of_all, output.metrics
         for reason, count in zip(self.reasons, self.counts, strict=True):
-            seen.ended(reason)
+            seen.count_ended(reason)
             if reason != ERROR:
                 seen.generation_tokens.observe(count)
         if ERROR in self.reasons:
@@ -124,7 +124,7 @@ class RequestTimer:
         self._observe_times(output.metrics)
         seen.prompt_tokens.observe(output.metrics.num_prompt_tokens)
         seen.computed_tokens.observe(output.metrics.num_prompt_tokens - output.metrics.num_cached_tokens)
-        seen.longest.observe(max(self.counts))
+        seen.max_tokens_generated.observe(max(self.counts))
         seen.params_n.observe(self.params.n)
         if self.params.max_tokens is not None:
             seen.params_max_tokens.observe(self.params.max_tokens)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 from quintet.outputs import TokenDelta
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """One stretch of time."""
 
     name: str
     kind: str
     track: int | str  # the thread, or what a platform calls its own
-    began: int  # ns of the Unix clock, as the platform's are
+    started: int  # ns of the Unix clock, as the platform's are
     ended: int
     arguments: dict[str, Any] | None
 
@@ -32,7 +32,7 @@ class Spans:
     step pays for a few checks. One thread at a time steps, and those of several ranks add to it."""
 
     def __init__(self) -> None:
-        self.events: list[Event] | None = None
+        self.events: list[TraceEvent] | None = None
         self.shapes = False  # whether ops record those of their tensors
         self._whole = self._last = 0
 
@@ -64,9 +64,9 @@ class Spans:
     def add(self, name: str, kind: str, track: int | str, began: int, ended: int, **arguments: Any) -> None:
         """Adds an event that the caller has timed."""
         if self.events is not None:
-            self.events.append(Event(name, kind, track, began, ended, arguments or None))
+            self.events.append(TraceEvent(name, kind, track, began, ended, arguments or None))
 
-    def timed(self, op: str, provider: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_op(self, op: str, provider: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps an op to record each of its calls: on a device that works behind the host, how long the call takes."""
 
         @functools.wraps(function)

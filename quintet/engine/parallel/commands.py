@@ -11,54 +11,54 @@ import msgspec
 from quintet.engine.request import CoreRequest
 
 
-class Add(msgspec.Struct, tag=True, array_like=True):
-    admitted: CoreRequest
+class AddCommand(msgspec.Struct, tag=True, array_like=True):
+    core_request: CoreRequest
 
 
-class Abort(msgspec.Struct, tag=True, array_like=True):
+class AbortCommand(msgspec.Struct, tag=True, array_like=True):
     request_ids: list[str]
 
 
-class Compile(msgspec.Struct, tag=True, array_like=True):
+class CompileCommand(msgspec.Struct, tag=True, array_like=True):
     """Announces a request with this grammar, so that it is compiled."""
 
     grammar: str
 
 
-class ResetPrefixCache(msgspec.Struct, tag=True, array_like=True):
+class ResetPrefixCacheCommand(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-class Sleep(msgspec.Struct, tag=True, array_like=True):
+class SleepCommand(msgspec.Struct, tag=True, array_like=True):
     level: int
 
 
-class WakeUp(msgspec.Struct, tag=True, array_like=True):
+class WakeUpCommand(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-class Reload(msgspec.Struct, tag=True, array_like=True):
+class ReloadCommand(msgspec.Struct, tag=True, array_like=True):
     folder: str | None  # None: random ones
 
 
-class SaveSharded(msgspec.Struct, tag=True, array_like=True):
+class SaveShardedCommand(msgspec.Struct, tag=True, array_like=True):
     folder: str
 
 
-Item = Add | Abort | Compile | ResetPrefixCache
-Joint = Sleep | WakeUp | Reload | SaveSharded  # each rank reports its result
+RequestCommand = AddCommand | AbortCommand | CompileCommand | ResetPrefixCacheCommand
+CollectiveCommand = SleepCommand | WakeUpCommand | ReloadCommand | SaveShardedCommand  # each rank reports its result
 
 
 class CommandBatch(msgspec.Struct, array_like=True):
     """Calls since the message before; then a step, or an order that all ranks carry out together."""
 
     number: int
-    items: list[Item]
+    items: list[RequestCommand]
     traced: bool = False  # whether rank 0 traces this step: no rank replays a recorded one then
-    joint: Joint | None = None  # None: a step
+    collective: CollectiveCommand | None = None  # None: a step
 
 
-class Command(msgspec.Struct):
+class RankStart(msgspec.Struct):
     """Start orders of a rank's process."""
 
     rank: int
@@ -66,23 +66,23 @@ class Command(msgspec.Struct):
     endpoint: str  # where all ranks meet
     threads: int  # for torch
     engine: dict[str, Any]  # EngineConfig's fields
-    aloud: bool = False  # whether it prints why it ends: where rank 0 is on another machine
+    prints_exit_reason: bool = False  # whether it prints why it ends: where rank 0 is on another machine
 
 
 _encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(CommandBatch).decode
 
 
-def encode(number: int, items: Sequence[Any], traced: bool = False, joint: Joint | None = None) -> bytes:
+def encode(number: int, items: Sequence[Any], traced: bool = False, joint: CollectiveCommand | None = None) -> bytes:
     return _encode([number, items, traced, joint])
 
 
-def added(admitted: CoreRequest) -> msgspec.Raw:
+def make_add(admitted: CoreRequest) -> msgspec.Raw:
     """Returns a new request for an inbox. ValueError if it has a value that cannot be sent to other processes."""
     params = copy.copy(admitted.params)
     params.structured_outputs = None  # `admitted.grammar` has it
     with sent(admitted.request_id):
-        return msgspec.Raw(_encode(Add(replace(admitted, params=params))))
+        return msgspec.Raw(_encode(AddCommand(replace(admitted, params=params))))
 
 
 @contextlib.contextmanager
@@ -97,5 +97,5 @@ def sent(request_id: str) -> Iterator[None]:
         ) from None
 
 
-def aborted(request_ids: Sequence[str]) -> Abort:
-    return Abort(list(request_ids))
+def make_abort(request_ids: Sequence[str]) -> AbortCommand:
+    return AbortCommand(list(request_ids))

@@ -4,11 +4,11 @@ from torch import nn
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities
-from quintet.layers.moe.expert_placement import ExpertPlacement, spoken
+from quintet.layers.moe.expert_placement import ExpertPlacement, format_expert_ids
 from quintet.layers.moe.moe import Experts
 
 
-def dealing_of(config: EngineConfig, facts: Capabilities) -> ExpertPlacement | None:
+def expert_placement_of(config: EngineConfig, facts: Capabilities) -> ExpertPlacement | None:
     """Returns the expert placement; None: each expert is cut, or there is one rank. ValueError where the settings
     cannot be."""
     if not config.enable_expert_parallel:
@@ -28,23 +28,23 @@ def dealing_of(config: EngineConfig, facts: Capabilities) -> ExpertPlacement | N
     return ExpertPlacement(config.expert_placement_strategy, copies, config.enable_eplb)
 
 
-def mixtures(model: nn.Module) -> list[tuple[str, Experts]]:
+def moe_layers_of(model: nn.Module) -> list[tuple[str, Experts]]:
     """Returns the layers of a rank that have whole experts, shared out over the ranks: by their paths, in order."""
-    return [(path, each) for path, each in model.named_modules() if isinstance(each, Experts) and each.dealt]
+    return [(path, each) for path, each in model.named_modules() if isinstance(each, Experts) and each.rank_experts]
 
 
-def described(config: EngineConfig, model: nn.Module) -> list[str]:
+def describe_experts(config: EngineConfig, model: nn.Module) -> list[str]:
     """Returns the effect of enable_expert_parallel, in words. ValueError where the model has no experts."""
     if not config.enable_expert_parallel:
         return []
     if not any(isinstance(each, Experts) for each in model.modules()):
         raise ValueError(f"enable_expert_parallel: {config.model} has no experts; leave it out")
-    found = mixtures(model)
+    found = moe_layers_of(model)
     if not found:
         return ["enable_expert_parallel: nothing changes, for one rank has all experts (tensor_parallel_size=1)"]
     said = {
-        (dealt.experts, "; ".join(f"rank {rank}: {spoken(own)}" for rank, own in enumerate(dealt.placement)))
-        for dealt in (each.dealt for _, each in found)
+        (dealt.experts, "; ".join(f"rank {rank}: {format_expert_ids(own)}" for rank, own in enumerate(dealt.placement)))
+        for dealt in (each.rank_experts for _, each in found)
         if dealt is not None
     }
     how = config.expert_placement_strategy + (", moved by load" if config.enable_eplb else "")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quintet.config import EngineConfig, read_environment
-from quintet.distributed.rendezvous import listening
+from quintet.distributed.rendezvous import listen_on
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.parallel.leader import Leader
@@ -21,38 +21,38 @@ EXTERNAL = "external_launcher"
 _count = itertools.count()  # engines of this process: each has its own rendezvous
 
 
-class Launch(NamedTuple):
+class LauncherEnvironment(NamedTuple):
     """Values that the launcher of the ranks sets in the environment."""
 
     rank: int
     size: int
-    of_machine: int  # ranks of this machine
+    local_size: int  # ranks of this machine
     address: str
     port: int
-    store: bool  # whether the launcher has a store for the ranks at that port
-    turn: str  # how often it has restarted them
+    has_store: bool  # whether the launcher has a store for the ranks at that port
+    restart_count: str  # how often it has restarted them
 
 
-def settled(config: EngineConfig) -> EngineConfig:
+def with_launcher_values(config: EngineConfig) -> EngineConfig:
     """Returns the settings with the launcher's values. ValueError: they are missing, or differ from the settings."""
     if config.distributed_executor_backend != EXTERNAL:
         return config
-    launch, size = launched(), config.tensor_parallel_size
+    launch, size = launcher_environment(), config.tensor_parallel_size
     if size != launch.size:
         raise ValueError(
             f"tensor_parallel_size is {size}, and the launcher has started {launch.size} processes (WORLD_SIZE); give "
             "as many as there are"
         )
-    if config.data_parallel_size > 1 or config.kv_events_config.told:
+    if config.data_parallel_size > 1 or config.kv_events_config.is_enabled:
         raise ValueError(
             f"distributed_executor_backend={EXTERNAL!r} runs one engine and sends no KV events; leave "
             "data_parallel_size and kv_events_config out"
         )
-    place = {"nnodes": size // launch.of_machine, "node_rank": launch.rank // launch.of_machine}
+    place = {"nnodes": size // launch.local_size, "node_rank": launch.rank // launch.local_size}
     return config.replace(**place, master_addr=launch.address, master_port=launch.port)
 
 
-def launched(environ: Mapping[str, str] | None = None) -> Launch:
+def launcher_environment(environ: Mapping[str, str] | None = None) -> LauncherEnvironment:
     """Returns the launcher's values; ValueError says which variable is missing, or wrong."""
     said = read_environment() if environ is None else read_environment(environ)
     numbers = {"RANK": said.rank, "WORLD_SIZE": said.world_size, "MASTER_PORT": said.master_port}
@@ -71,7 +71,9 @@ def launched(environ: Mapping[str, str] | None = None) -> Launch:
             ", LOCAL_WORLD_SIZE) do not fit; start as many on each machine"
         )
     store = said.agent_store == "True"
-    return Launch(rank, size, here, said.master_addr, whole["MASTER_PORT"], store, said.restart_count or "0")
+    return LauncherEnvironment(
+        rank, size, here, said.master_addr, whole["MASTER_PORT"], store, said.restart_count or "0"
+    )
 
 
 def _number(name: str, value: str | None) -> int:
@@ -80,38 +82,38 @@ def _number(name: str, value: str | None) -> int:
     return int(value)
 
 
-def place_of(seconds: float) -> RankInfo:
+def rank_info_of(seconds: float) -> RankInfo:
     """Returns this process's rank, and where the ranks meet: rank 0 publishes its port in the launcher's store, where
     there is one, in so many seconds, or else listens itself at the launcher's port."""
-    launch, number = launched(), next(_count)
+    launch, number = launcher_environment(), next(_count)
     host = f"[{launch.address}]" if ":" in launch.address else launch.address
-    if not launch.store:
+    if not launch.has_store:
         return RankInfo(launch.rank, launch.size, f"tcp://{host}:{launch.port}")
     limit = datetime.timedelta(seconds=seconds)
     distributed = importlib.import_module("torch.distributed")
     store = distributed.TCPStore(launch.address, launch.port, is_master=False, timeout=limit)
-    name = f"quintet/{launch.turn}/{number}"
+    name = f"quintet/{launch.restart_count}/{number}"
     if launch.rank:
         return RankInfo(launch.rank, launch.size, f"tcp://{host}:{store.get(name).decode()}")
-    listener = listening(launch.address, 0)
+    listener = listen_on(launch.address, 0)
     port = listener.getsockname()[1]
     store.set(name, str(port))
     return RankInfo(0, launch.size, f"tcp://{host}:{port}?listener={listener.detach()}")
 
 
-class Launched:
+class LaunchedRanks:
     """Other ranks, which the launcher ends."""
 
     pids: list[int] = []  # never any
 
-    def attach(self, channel: Channel) -> None:
+    def set_channel(self, channel: Channel) -> None:
         """Does nothing: their connections show when they are gone."""
 
     def close(self) -> None:
         """Does nothing: a script that ends here may still be at its last step on another rank."""
 
 
-class Mirrored(Leader):
+class MirroredLeader(Leader):
     """Engine of each externally launched rank. It sends no calls: before a step all ranks compare the calls that they
     got."""
 
@@ -119,12 +121,12 @@ class Mirrored(Leader):
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; all ranks wait for its grammar: it must be there on every rank."""
-        item = inbox.added(replace(admitted, arrival=0.0))  # clocks differ
+        item = inbox.make_add(replace(admitted, arrival=0.0))  # clocks differ
         Engine.add(self, admitted)
         self._items.append(item)
         self.wait_for_grammars()
 
-    def _tell(self, joint: inbox.Joint | None) -> None:
+    def _tell(self, joint: inbox.CollectiveCommand | None) -> None:
         self._number += 1
         items, self._items = self._items, []
         traced = self.profiler.spans.events is not None

@@ -12,14 +12,14 @@ from quintet.config import EngineConfig
 from quintet.engine.client import save_shards
 from quintet.engine.engine import Engine
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import together
+from quintet.engine.parallel.leader import run_on_all_ranks
 from quintet.engine.parallel.multiproc import CLOSED
 from quintet.engine.startup import EnginePlan, launch, prepare
 from quintet.hub.resolve import resolve_tokenizer
 from quintet.interface.platform import Channel, DeviceLost, Recording
 from quintet.interface.types import RankInfo
 from quintet.model_loader.weight_files import weights_of
-from quintet.structured_output.grammar import SECONDS, Grammars
+from quintet.structured_output.grammar import SECONDS, GrammarCompiler
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,11 @@ COMPILING = 600.0  # seconds for grammars that rank 0 has compiled: every rank m
 
 def main() -> int:
     """Follows rank 0 until that is gone, or a rank is."""
-    orders = read_orders(inbox.Command)
+    orders = read_orders(inbox.RankStart)
     follow_parent()
-    level = logging.WARNING if orders.aloud else logging.ERROR  # rank 0 logs the same, if it is on this machine
+    level = (
+        logging.WARNING if orders.prints_exit_reason else logging.ERROR
+    )  # rank 0 logs the same, if it is on this machine
     logging.basicConfig(level=level, format=f"rank {orders.rank}: %(name)s: %(message)s")
     torch.set_num_threads(orders.threads)
     config = EngineConfig(**orders.engine)
@@ -40,7 +42,7 @@ def main() -> int:
     def say(why: str) -> None:
         print(f"rank {place.rank}: {why}", file=sys.stderr, flush=True)
 
-    return follow(config, place, say, orders.aloud)
+    return follow(config, place, say, orders.prints_exit_reason)
 
 
 def follow(config: EngineConfig, rank_info: RankInfo, say: Callable[[str], object], aloud: bool = False) -> int:
@@ -67,7 +69,7 @@ def follow(config: EngineConfig, rank_info: RankInfo, say: Callable[[str], objec
     return 1
 
 
-def grammars_of(prepared: EnginePlan, seconds: float = SECONDS) -> Grammars:
+def grammars_of(prepared: EnginePlan, seconds: float = SECONDS) -> GrammarCompiler:
     """Returns grammars for this rank: they compile what another process has tried."""
     config = prepared.config
 
@@ -75,13 +77,15 @@ def grammars_of(prepared: EnginePlan, seconds: float = SECONDS) -> Grammars:
         return None if config.skip_tokenizer_init else load_tokenizer(Path(resolve_tokenizer(config, prepared.folder)))
 
     ids = prepared.generation.get("eos_token_id", ())
-    return Grammars(tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, seconds, tried=True)
+    return GrammarCompiler(
+        tokenizer, prepared.vocab_size, ids, config.structured_outputs_config, seconds, is_checked=True
+    )
 
 
 class Follower:
     """Carries out the inboxes of rank 0."""
 
-    def __init__(self, engine: Engine, prepared: EnginePlan, channel: Channel, grammars: Grammars) -> None:
+    def __init__(self, engine: Engine, prepared: EnginePlan, channel: Channel, grammars: GrammarCompiler) -> None:
         self._engine, self._prepared, self._channel, self._grammars = engine, prepared, channel, grammars
         self._recording: Recording | None = None
 
@@ -95,19 +99,19 @@ class Follower:
             for item in box.items:
                 self._do(item)
             self._trace(box.traced)
-            if box.joint is None:
+            if box.collective is None:
                 self._engine.compute()
-                self._engine.take()
+                self._engine.take_deltas()
             else:
-                self._jointly(box.joint)
+                self._jointly(box.collective)
 
-    def _do(self, item: inbox.Item) -> None:
-        if isinstance(item, inbox.Add):
-            self._engine.add(item.admitted)
+    def _do(self, item: inbox.RequestCommand) -> None:
+        if isinstance(item, inbox.AddCommand):
+            self._engine.add(item.core_request)
             self._engine.wait_for_grammars()
-        elif isinstance(item, inbox.Abort):
+        elif isinstance(item, inbox.AbortCommand):
             self._engine.abort(item.request_ids)
-        elif isinstance(item, inbox.Compile):
+        elif isinstance(item, inbox.CompileCommand):
             self._grammars.matcher(item.grammar)  # begins
         else:
             self._engine.reset_prefix_cache()
@@ -120,22 +124,24 @@ class Follower:
             self._recording.stop()
             self._recording = None
 
-    def _jointly(self, order: inbox.Joint) -> None:
+    def _jointly(self, order: inbox.CollectiveCommand) -> None:
         try:
-            together(self._channel, lambda: carried_out(self._engine, self._prepared, order))
+            run_on_all_ranks(self._channel, lambda: run_collective(self._engine, self._prepared, order))
         except (ValueError, NotImplementedError, OSError, MemoryError) as error:  # on every rank
             logger.debug("%s", error)
 
 
-def carried_out(engine: Engine, prepared: EnginePlan, order: inbox.Joint | inbox.ResetPrefixCache) -> int:
+def run_collective(
+    engine: Engine, prepared: EnginePlan, order: inbox.CollectiveCommand | inbox.ResetPrefixCacheCommand
+) -> int:
     """Carries out an order of rank 0, or of a client -> bytes that the engine freed."""
-    if isinstance(order, inbox.Sleep):
+    if isinstance(order, inbox.SleepCommand):
         return engine.sleep(order.level)
-    if isinstance(order, inbox.ResetPrefixCache):
+    if isinstance(order, inbox.ResetPrefixCacheCommand):
         engine.reset_prefix_cache()
-    elif isinstance(order, inbox.WakeUp):
+    elif isinstance(order, inbox.WakeUpCommand):
         engine.wake_up()
-    elif isinstance(order, inbox.SaveSharded):
+    elif isinstance(order, inbox.SaveShardedCommand):
         save_shards(prepared, Path(order.folder))
     else:
         folder = None if order.folder is None else weights_of(prepared.config, Path(order.folder))

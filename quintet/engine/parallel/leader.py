@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.observability.stats import Stats
 from quintet.engine.parallel import commands as inbox
 from quintet.engine.request import CoreRequest
 from quintet.interface.platform import ASIDE, Channel, DeviceLost
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.outputs import TokenDelta
 from quintet.structured_output.grammar import Matcher, wait_for_any
 
@@ -42,19 +42,19 @@ class Leader(Engine):
 
     def add(self, admitted: CoreRequest) -> None:
         """Adds a request; one with a grammar enters when that is compiled: it must be there on every rank."""
-        inbox.added(admitted)  # or why it cannot be
+        inbox.make_add(admitted)  # or why it cannot be
         if admitted.request_id in self._held:
             raise ValueError(f"request id {admitted.request_id!r} is in use; give each running request its own")
         matcher = self._grammars.matcher(admitted.grammar) if admitted.grammar and self._grammars else None
         if matcher is None or matcher.ready or admitted.request_id in self._answers.requests:
             return self._enter(admitted)
         self.check_awake()
-        self._items.append(inbox.Compile(admitted.grammar))
+        self._items.append(inbox.CompileCommand(admitted.grammar))
         self._held[admitted.request_id] = admitted, matcher
 
     def _enter(self, admitted: CoreRequest) -> None:
         super().add(admitted)
-        self._items.append(inbox.added(admitted))
+        self._items.append(inbox.make_add(admitted))
 
     def _heed_held(self) -> None:
         """Enters requests with compiled grammars; where there is nothing else to do, waits a moment for one."""
@@ -73,7 +73,7 @@ class Leader(Engine):
     def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(dict.fromkeys(request_ids))
         if ids:
-            self._items.append(inbox.aborted(ids))
+            self._items.append(inbox.make_abort(ids))
             for request_id in ids:
                 self._held.pop(request_id, None)
         super().abort(ids)
@@ -84,11 +84,11 @@ class Leader(Engine):
         return replace(stats, scheduler=queues, num_deferred=stats.num_deferred + held)
 
     def reset_prefix_cache(self) -> None:
-        self._items.append(inbox.ResetPrefixCache())
+        self._items.append(inbox.ResetPrefixCacheCommand())
         super().reset_prefix_cache()
 
     def compute(self) -> None:
-        with Uninterrupted():
+        with DeferredSigint():
             if self._held:
                 self._heed_held()
             self._tell(None)
@@ -103,30 +103,30 @@ class Leader(Engine):
     def sleep(self, level: int = ASIDE) -> int:
         if self._held:
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
-        return self.jointly(inbox.Sleep(level), lambda: super(Leader, self).sleep(level))
+        return self.run_collective(inbox.SleepCommand(level), lambda: super(Leader, self).sleep(level))
 
     def wake_up(self) -> None:
-        self.jointly(inbox.WakeUp(), super().wake_up)
+        self.run_collective(inbox.WakeUpCommand(), super().wake_up)
 
-    def reload_weights(self, folder: Path | Weights | None) -> None:
-        path = folder.folder if isinstance(folder, Weights) else folder
-        order = inbox.Reload(None if path is None else str(path))
-        self.jointly(order, lambda: super(Leader, self).reload_weights(folder))
+    def reload_weights(self, folder: Path | WeightFiles | None) -> None:
+        path = folder.folder if isinstance(folder, WeightFiles) else folder
+        order = inbox.ReloadCommand(None if path is None else str(path))
+        self.run_collective(order, lambda: super(Leader, self).reload_weights(folder))
 
-    def jointly(self, order: inbox.Joint, work: Callable[[], T]) -> T:
+    def run_collective(self, order: inbox.CollectiveCommand, work: Callable[[], T]) -> T:
         """Runs work that every rank does, and none alone: where it fails on all alike it may be tried again."""
-        with Uninterrupted():
+        with DeferredSigint():
             self._tell(order)
-            return together(self._channel, work)
+            return run_on_all_ranks(self._channel, work)
 
-    def _tell(self, joint: inbox.Joint | None) -> None:
+    def _tell(self, joint: inbox.CollectiveCommand | None) -> None:
         self._number += 1
         traced = self.profiler.spans.events is not None
         items, self._items = self._items, []
         self._channel.broadcast(inbox.encode(self._number, items, traced, joint))
 
 
-def together(channel: Channel, work: Callable[[], T]) -> T:
+def run_on_all_ranks(channel: Channel, work: Callable[[], T]) -> T:
     """Runs work that the other ranks run at the same time. If some fail and others do not, it fails on all:
     DeviceLost."""
     try:

@@ -11,9 +11,9 @@ import msgspec
 from quintet.config import EngineConfig, read_environment
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.parallel.external_launcher import EXTERNAL
-from quintet.engine.parallel.multiproc import CLOSED, Processes
+from quintet.engine.parallel.multiproc import CLOSED, RankProcesses
 from quintet.interface.platform import Capabilities
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 from quintet.platforms import choose
 
 logger = logging.getLogger(__name__)
@@ -33,50 +33,50 @@ def endpoint_of(config: EngineConfig) -> str:
     return f"tcp://{host}:{config.master_port}"
 
 
-def in_processes(config: EngineConfig, facts: Capabilities) -> bool:
+def uses_processes(config: EngineConfig, facts: Capabilities) -> bool:
     """Returns whether ranks are processes; where one worker drives a machine's devices, only if there are several
     machines."""
-    return facts.processes or (facts.multi_host and config.nnodes > 1) or by_wish(config, facts)
+    return facts.processes or (facts.multi_host and config.nnodes > 1) or wants_processes(config, facts)
 
 
-def by_wish(config: EngineConfig, facts: Capabilities) -> bool:
+def wants_processes(config: EngineConfig, facts: Capabilities) -> bool:
     """True if the settings ask for ranks as processes of this machine where they would be threads."""
     return facts.mp and config.distributed_executor_backend == "mp" and config.nnodes == 1
 
 
-def size_of(config: EngineConfig, facts: Capabilities) -> int:
+def num_ranks(config: EngineConfig, facts: Capabilities) -> int:
     """Returns the number of ranks of one engine, where they are processes: on an SPMD platform, of machines."""
     return config.nnodes if facts.spmd else config.tensor_parallel_size * config.pipeline_parallel_size
 
 
-def ranks_here(config: EngineConfig, size: int) -> range:
+def local_ranks(config: EngineConfig, size: int) -> range:
     """Returns the ranks of this machine."""
     each = size // config.nnodes
     return range(config.node_rank * each, (config.node_rank + 1) * each)
 
 
-def on_this_machine(config: EngineConfig, size: int) -> Processes:
+def start_local_ranks(config: EngineConfig, size: int) -> RankProcesses:
     """Starts the ranks of this machine, but for this process, which is rank 0. ValueError on a machine that follows."""
     if config.node_rank:
         raise ValueError(
             f"node_rank {config.node_rank} follows machine 0, and takes no requests: start it by quintet serve "
             "--headless, with the same settings"
         )
-    here = ranks_here(config, size)
-    return Processes(config, size, here[1:], endpoint_of(config))
+    here = local_ranks(config, size)
+    return RankProcesses(config, size, here[1:], endpoint_of(config))
 
 
-def follow(config: EngineConfig) -> int:
+def follow_rank_0(config: EngineConfig) -> int:
     """Runs the ranks of a machine other than machine 0: they follow rank 0 until they end -> the exit code, 0 if rank 0
     has closed its engine."""
     config = read_environment().apply(config)
     chosen = choose(config.device)
     chosen.configure(config)  # raises if it cannot
-    if not in_processes(config, chosen.capabilities):
-        raise ValueError(one_machine(config))
-    size = size_of(config, chosen.capabilities)
-    here = ranks_here(config, size)
-    others = Processes(config, size, here, endpoint_of(config), aloud=True)
+    if not uses_processes(config, chosen.capabilities):
+        raise ValueError(single_machine_error(config))
+    size = num_ranks(config, chosen.capabilities)
+    here = local_ranks(config, size)
+    others = RankProcesses(config, size, here, endpoint_of(config), aloud=True)
     logger.info("ranks %d to %d of %d: they follow rank 0 at %s", here[0], here[-1], size, endpoint_of(config))
     try:
         code = others.wait()
@@ -89,17 +89,17 @@ def follow(config: EngineConfig) -> int:
         others.close()
 
 
-def one_machine(config: EngineConfig) -> str:
+def single_machine_error(config: EngineConfig) -> str:
     return (
         f"nnodes {config.nnodes}: ranks are of one machine on this platform; start a server on each machine, and a "
         "balancer before them, or take a platform whose ranks meet over a network (docs/multi-machine.md)"
     )
 
 
-def check_alike(config: EngineConfig, ranks: WorkerGroup, hf_config: Any, weights: Weights | None) -> None:
+def check_same_settings(config: EngineConfig, ranks: WorkerGroup, hf_config: Any, weights: WeightFiles | None) -> None:
     """Raises ValueError, on all ranks, where one was started with other settings, or has another model under its
     name."""
-    channel, place = ranks.channel, ranks.workers[0].place
+    channel, place = ranks.channel, ranks.workers[0].rank_info
     if channel is None or (config.nnodes == 1 and config.distributed_executor_backend != EXTERNAL):
         return
     mine = {**_sums(config), "the model's config.json": _sum(hf_config.to_dict())}
@@ -121,7 +121,7 @@ def check_alike(config: EngineConfig, ranks: WorkerGroup, hf_config: Any, weight
 
 
 def _sums(config: EngineConfig) -> dict[str, int]:
-    config = dataclasses.replace(config, kv_transfer_config=config.kv_transfer_config.everywhere)
+    config = dataclasses.replace(config, kv_transfer_config=config.kv_transfer_config.shared_part)
     return {each.name: _sum(getattr(config, each.name)) for each in dataclasses.fields(config) if each.name not in OWN}
 
 

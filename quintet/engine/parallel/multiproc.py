@@ -16,10 +16,10 @@ import torch
 from quintet.common.processes import Child, Exit, close_all
 from quintet.config import EngineConfig
 from quintet.distributed.rendezvous import TCP, call_off
-from quintet.engine.parallel.commands import Command
+from quintet.engine.parallel.commands import RankStart
 from quintet.interface.platform import Channel
 from quintet.platforms.host import nameless_file
-from quintet.platforms.numa import standing
+from quintet.platforms.numa import unbound
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _GRACE = 5.0  # seconds that a rank has to end
 _AGAIN = 0.2  # seconds between two attempts to report the end of one
 
 
-class Processes:
+class RankProcesses:
     """Processes of ranks 1 and up, or of those on this machine."""
 
     def __init__(
@@ -51,8 +51,8 @@ class Processes:
         try:
             for place, rank in enumerate(self._ranks):
                 says = aloud and not place
-                orders = Command(rank, size, self.endpoint, torch.get_num_threads(), fields, says)
-                with standing():
+                orders = RankStart(rank, size, self.endpoint, torch.get_num_threads(), fields, says)
+                with unbound():
                     child = Child(FOLLOWER, orders, (self._file.fileno(),), stdout=subprocess.DEVNULL)
                 self._children.append(child)
                 child.follow(partial(_call, ended, place))
@@ -77,7 +77,7 @@ class Processes:
         logger.error("%s", self._lost)
         return 1
 
-    def attach(self, channel: Channel) -> None:
+    def set_channel(self, channel: Channel) -> None:
         """Sets the channel that stops when a rank ends, so that all that wait get the reason."""
         with self._lock:
             self._channel = channel
@@ -102,7 +102,7 @@ class Processes:
                 self._channel.abort(self._lost)
         self._first.set()
         if self.endpoint.startswith(TCP) and not self._need_not_tell():
-            called_off(self.endpoint, self._lost, self._need_not_tell)
+            report_call_off(self.endpoint, self._lost, self._need_not_tell)
 
     def _need_not_tell(self) -> bool:
         """Returns whether waiting ranks get the reason otherwise, or are another machine's: it may have met others by
@@ -128,7 +128,7 @@ def plain_fields(config: EngineConfig, why: str) -> dict[str, Any]:
     return fields
 
 
-def called_off(endpoint: str, why: str, done: Callable[[], bool]) -> None:
+def report_call_off(endpoint: str, why: str, done: Callable[[], bool]) -> None:
     """Reports to the process that gathers the ranks, and may not listen yet, that a rank will not come: until it has
     received that, or `done` returns True."""
     while not call_off(endpoint, why) and not done():

@@ -12,7 +12,7 @@ import torch
 from quintet.engine.executor.model_runner import Forward, StepResult, StepRunner
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.parallel.step_agreement import crc32, digest, judged, told
+from quintet.engine.parallel.step_agreement import crc32, digest, error_text, reconcile
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.platform import DeviceLost
@@ -21,7 +21,7 @@ from quintet.outputs import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
-Listed = tuple[list[int], list[float], int]  # TokenLogprobs
+LogprobTuple = tuple[list[int], list[float], int]  # TokenLogprobs
 
 
 class SampledMessage(msgspec.Struct, array_like=True):
@@ -30,8 +30,8 @@ class SampledMessage(msgspec.Struct, array_like=True):
     token_ids: list[int]
     sample: list[int]
     verify: list[tuple[int, int]]
-    logprobs: list[Listed] | None
-    prompt_logprobs: list[tuple[int, list[Listed]]]
+    logprobs: list[LogprobTuple] | None
+    prompt_logprobs: list[tuple[int, list[LogprobTuple]]]
     failed: list[tuple[int, str]]
     pooled: list[tuple[int, bytes, list[int], str]]  # float32 of a shape, or why there are none
 
@@ -40,7 +40,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(SampledMessage).decode
 
 
-def encoded(result: StepResult) -> bytes:
+def encode_result(result: StepResult) -> bytes:
     pooled = [
         (request.order, b"", [], found) if isinstance(found, str) else (request.order, found.tobytes(), found.shape, "")
         for request, found in result.pooled.items()
@@ -52,7 +52,7 @@ def encoded(result: StepResult) -> bytes:
     return _encode([result.token_ids, sample, verify, result.logprobs, scored, failed, pooled])
 
 
-def decoded(said: bytes, requests: Iterable[Request]) -> StepResult:
+def decode_result(said: bytes, requests: Iterable[Request]) -> StepResult:
     """Returns the result of a step of these requests."""
     drawn, by_order = _decode(said), {request.order: request for request in requests}
     rows = OutputRows(
@@ -72,12 +72,12 @@ def decoded(said: bytes, requests: Iterable[Request]) -> StepResult:
 
 
 @dataclass
-class Part(Forward):
+class StageForward(Forward):
     """Step of which this stage's part has run, or has failed."""
 
     requests: Sequence[Request] = ()  # all of the step
-    planned: int = 0  # a digest of the plan
-    why: Exception | None = None
+    plan_digest: int = 0  # a digest of the plan
+    error: Exception | None = None
 
 
 class PipelineRunner(StepRunner):
@@ -103,48 +103,48 @@ class PipelineRunner(StepRunner):
     def warm_up(self, progress: bool) -> None:
         self._inner.warm_up(progress)
 
-    def forward(self, plan: StepPlan) -> Part:
+    def forward(self, plan: StepPlan) -> StageForward:
         """Runs this stage's layers."""
         self._pipe.begin()
-        part = Part(OutputRows([]), torch.empty(0), requests=list(plan.tokens), planned=digest(plan))
+        part = StageForward(OutputRows([]), torch.empty(0), requests=list(plan.tokens), plan_digest=digest(plan))
         try:
             if self._broken is not None:
                 raise self._broken
             if self._last:
                 given = self._inner.forward(plan)
-                part.rows, part.given, part.failed = given.rows, given.given, given.failed
+                part.rows, part.outputs, part.failed = given.rows, given.outputs, given.failed
             else:
-                self._inner.part(plan)
+                self._inner.forward_stage(plan)
         except DeviceLost:
             raise
         except Exception as error:
             self._give_up(part, error)
         else:
             if not self._last:
-                self._pipe.report(_encode((part.planned, 0, "")))
+                self._pipe.report(_encode((part.plan_digest, 0, "")))
         return part
 
-    def draw(self, forward: Forward) -> Callable[[], Any]:
+    def sample(self, forward: Forward) -> Callable[[], Any]:
         """Samples, in the last stage; the other stages receive the result when the step ends."""
-        assert isinstance(forward, Part), "a step of another runner"
-        if self._last and forward.why is None:
+        assert isinstance(forward, StageForward), "a step of another runner"
+        if self._last and forward.error is None:
             try:
-                result = self._inner.draw(forward)()
-                self._pipe.report(_encode((forward.planned, crc32(result.token_ids), "")), encoded(result))
+                result = self._inner.sample(forward)()
+                self._pipe.report(_encode((forward.plan_digest, crc32(result.token_ids), "")), encode_result(result))
             except DeviceLost:
                 raise
             except Exception as error:
                 self._give_up(forward, error)
         return lambda: forward
 
-    def _give_up(self, part: Part, error: Exception) -> None:
+    def _give_up(self, part: StageForward, error: Exception) -> None:
         """Fails the step here: then it fails in the stages after this one, too, and on all ranks when it ends."""
         if self._broken is None:
             logger.debug("a step failed in stage %d", self._pipe.stage, exc_info=error)
-        self._broken = part.why = error
+        self._broken = part.error = error
         if not self._last:
             self._pipe.send(None)
-        self._pipe.report(_encode((part.planned, 0, told(error))))
+        self._pipe.report(_encode((part.plan_digest, 0, error_text(error))))
 
     def agree(self, plan: StepPlan, part: Any) -> StepResult | Exception:
         """Returns the result of a step on all ranks, or its error."""
@@ -160,17 +160,17 @@ class PipelineRunner(StepRunner):
         alike = {token_ids for _, token_ids, _ in said[-ranks:]}
         own = part.why or StepResult(OutputRows([]), [], None, {}, {})
         mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in said]
-        result = judged(mixed, own, self._landed)
+        result = reconcile(mixed, own, self._landed)
         if isinstance(result, DeviceLost):
             channel = self._ranks.channel
             assert channel is not None
             channel.abort(str(result))
         self._failed = isinstance(result, Exception)
-        return result if isinstance(result, Exception) else decoded(drawn, part.requests)
+        return result if isinstance(result, Exception) else decode_result(drawn, part.requests)
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """Starts anew with every request, and drops the steps that are under way."""
-        self._inner.begin_again()
+        self._inner.start_over()
         if self._failed:
             self._pipe.restart()
         self._failed, self._broken = False, None

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from quintet.config import EngineConfig, read_environment, unchanged_environment
-from quintet.distributed.rendezvous import listening
-from quintet.engine.parallel.multiproc import CLOSED, called_off, plain_fields
+from quintet.distributed.rendezvous import listen_on
+from quintet.engine.parallel.multiproc import CLOSED, plain_fields, report_call_off
 from quintet.interface.platform import Capabilities, Channel
 from quintet.interface.types import RankInfo
 
@@ -27,7 +27,7 @@ _GRACE = 5.0  # seconds that they have to end
 _ANSWER = 5.0  # seconds that a cluster has to answer
 
 
-def library() -> Any:
+def import_ray() -> Any:
     """Returns Ray's module; ValueError where it is not installed."""
     try:
         return importlib.import_module("ray")
@@ -38,12 +38,12 @@ def library() -> Any:
         ) from None
 
 
-def begin(ray: Any) -> None:
+def connect_or_start(ray: Any) -> None:
     """Joins the cluster that Ray would join, or begins one of this machine. ValueError: no cluster is at RAY_ADDRESS.
 
     Ray itself waits for minutes at the address of a cluster that was killed, and then ends the process.
     """
-    address = cluster()
+    address = cluster_address()
     with unchanged_environment():
         if address is None:
             ray.init("local", include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
@@ -52,7 +52,7 @@ def begin(ray: Any) -> None:
             ray.init(logging_level=logging.WARNING, log_to_driver=False)
 
 
-def cluster() -> str | None:
+def cluster_address() -> str | None:
     """Returns the address of a cluster that answers; None: there is none."""
     said = read_environment().ray_address
     try:
@@ -80,38 +80,38 @@ def cluster() -> str | None:
     return str(address)
 
 
-def bundle_of(facts: Capabilities, size: int) -> dict[str, float]:
+def rank_resources(facts: Capabilities, size: int) -> dict[str, float]:
     """Returns the cluster resources of a rank: a device, or, where ranks share a machine, its share of that, one at
     least."""
     share = size if facts.processes else 1
     return {name: max(1.0, amount // share) for name, amount in facts.ray_resources.items()}
 
 
-class Actors:
+class RankActors:
     """Ray actors of ranks 1 and up."""
 
     def __init__(self, config: EngineConfig, facts: Capabilities, size: int) -> None:
         """ValueError: no Ray, no room, or settings that cannot be sent to other processes."""
-        self._ray, self.size = library(), size
+        self._ray, self.size = import_ray(), size
         fields = plain_fields(config, f"distributed_executor_backend={BACKEND!r}")
         self._begun = not self._ray.is_initialized()
         if self._begun:
-            begin(self._ray)
+            connect_or_start(self._ray)
         host, util = self._ray.util.get_node_ip_address(), importlib.import_module("ray.util.placement_group")
-        listener = listening(host, 0)
+        listener = listen_on(host, 0)
         self.endpoint = f"tcp://{host}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"  # for this meeting
         self._channel: Channel | None = None
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
         self._actors: list[Any] = []
-        self._group = util.placement_group([bundle_of(facts, size)] * (size - 1), strategy="PACK")
+        self._group = util.placement_group([rank_resources(facts, size)] * (size - 1), strategy="PACK")
         try:
             self._room(facts)
-            self._start(fields, bundle_of(facts, size))
+            self._start(fields, rank_resources(facts, size))
         except BaseException:
             listener.close()
             self.close()
             raise
-        self.place = RankInfo(0, size, f"{self.endpoint}&listener={listener.detach()}")
+        self.rank_info = RankInfo(0, size, f"{self.endpoint}&listener={listener.detach()}")
         threading.Thread(target=_watch, args=(weakref.ref(self), self._runs), name="quintet-ray", daemon=True).start()
 
     pids: list[int] = []  # the processes are the cluster's
@@ -121,7 +121,7 @@ class Actors:
             self._ray.get(self._group.ready(), timeout=ROOM)
         except self._ray.exceptions.GetTimeoutError:
             raise ValueError(
-                f"the Ray cluster has no room for {self.size - 1} ranks of {bundle_of(facts, self.size)} beside this "
+                f"the Ray cluster has no room for {self.size - 1} ranks of {rank_resources(facts, self.size)} beside this "
                 f"process after {ROOM:g} s; lower tensor_parallel_size, or add machines (ray status)"
             ) from None
 
@@ -139,7 +139,7 @@ class Actors:
             for rank, actor in enumerate(self._actors, 1)
         ]
 
-    def attach(self, channel: Channel) -> None:
+    def set_channel(self, channel: Channel) -> None:
         """Sets the channel that stops when a rank ends, so that all that wait get the reason."""
         with self._lock:
             self._channel = channel
@@ -179,7 +179,7 @@ class Actors:
             if self._channel is not None:
                 self._channel.abort(self._lost)
         if self._channel is None:
-            called_off(self.endpoint, self._lost, lambda: self._channel is not None or self._closing.is_set())
+            report_call_off(self.endpoint, self._lost, lambda: self._channel is not None or self._closing.is_set())
         return False
 
     def _how(self, run: Any) -> tuple[bool, str]:
@@ -198,7 +198,7 @@ class Actors:
             return True, f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-def _watch(actors: "weakref.ref[Actors]", runs: list[Any]) -> None:
+def _watch(actors: "weakref.ref[RankActors]", runs: list[Any]) -> None:
     while True:
         mine = actors()
         if mine is None or not mine._look():

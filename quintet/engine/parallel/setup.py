@@ -10,22 +10,35 @@ from typing import NamedTuple
 import msgspec
 
 from quintet.config import EngineConfig
-from quintet.distributed.rendezvous import listening
+from quintet.distributed.rendezvous import listen_on
 from quintet.engine.engine import Engine, EngineParts
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import RemoteRanks, WorkerGroup
 from quintet.engine.memory_planner import MemoryPlan
-from quintet.engine.parallel.external_launcher import EXTERNAL, Launched, Mirrored, place_of, settled
+from quintet.engine.parallel.external_launcher import (
+    EXTERNAL,
+    LaunchedRanks,
+    MirroredLeader,
+    rank_info_of,
+    with_launcher_values,
+)
 from quintet.engine.parallel.leader import Leader
-from quintet.engine.parallel.multi_node import by_wish, check_alike, in_processes, on_this_machine, one_machine, size_of
-from quintet.engine.parallel.multiproc import Processes
-from quintet.engine.parallel.ray import BACKEND, Actors
+from quintet.engine.parallel.multi_node import (
+    check_same_settings,
+    num_ranks,
+    single_machine_error,
+    start_local_ranks,
+    uses_processes,
+    wants_processes,
+)
+from quintet.engine.parallel.multiproc import RankProcesses
+from quintet.engine.parallel.ray import BACKEND, RankActors
 from quintet.interface.platform import Capabilities, Channel, DeviceLost
 from quintet.interface.types import RankInfo
 
 __all__ = [
-    "ParallelGroup", "check_alike", "check_engines", "check_stages", "closing", "described", "in_processes", "leads",
-    "least_of_all", "make_engine", "met", "ranks_of", "settled", "size_of",
+    "ParallelGroup", "check_same_settings", "check_engines", "check_stages", "closing_on_error", "describe_ranks", "uses_processes", "is_leader",
+    "smallest_plan", "make_engine", "join_ranks", "make_workers", "with_launcher_values", "num_ranks",
 ]  # fmt: skip
 
 LOOPBACK = "127.0.0.1"
@@ -35,19 +48,19 @@ class ParallelGroup(NamedTuple):
     """Rank of this process, and the ranks that it has started."""
 
     rank_info: RankInfo
-    others: Processes | Launched | Actors | None = None
+    remote_ranks: RankProcesses | LaunchedRanks | RankActors | None = None
 
 
 def check_engines(config: EngineConfig, facts: Capabilities) -> None:
     """Raises ValueError where several engines cannot share the machine."""
-    if config.nnodes > 1 and not in_processes(config, facts):
-        raise ValueError(one_machine(config))
+    if config.nnodes > 1 and not uses_processes(config, facts):
+        raise ValueError(single_machine_error(config))
     if facts.spmd and config.distributed_executor_backend in (EXTERNAL, BACKEND):
         raise ValueError(
             f"distributed_executor_backend={config.distributed_executor_backend!r}: a process holds all devices of a "
             "machine on this platform; start one on each (nnodes, node_rank, master_addr), and leave it out"
         )
-    if config.engines_of_machine == 1:
+    if config.num_local_engines == 1:
         return
     if not facts.processes:
         raise ValueError(
@@ -74,34 +87,34 @@ def check_stages(config: EngineConfig, platform: str, facts: Capabilities) -> No
         )
 
 
-def met(config: EngineConfig, facts: Capabilities, rank_info: RankInfo | None, meet: bool) -> ParallelGroup:
+def join_ranks(config: EngineConfig, facts: Capabilities, rank_info: RankInfo | None, meet: bool) -> ParallelGroup:
     """Returns this process's rank: `place`, if rank 0 has started this process; without `meet`, no other rank is
     started."""
     if rank_info is not None or not meet:
-        return ParallelGroup(rank_info or RankInfo(0, size_of(config, facts), stages=config.pipeline_parallel_size))
-    return _started(config, facts, size_of(config, facts))
+        return ParallelGroup(rank_info or RankInfo(0, num_ranks(config, facts), stages=config.pipeline_parallel_size))
+    return _started(config, facts, num_ranks(config, facts))
 
 
 def _started(config: EngineConfig, facts: Capabilities, size: int) -> ParallelGroup:
     """Starts the other ranks of this machine, with this process as rank 0; or takes the rank that a launcher has
     set."""
     if config.distributed_executor_backend == EXTERNAL:
-        return ParallelGroup(place_of(config.join_timeout_seconds), Launched())
+        return ParallelGroup(rank_info_of(config.join_timeout_seconds), LaunchedRanks())
     if config.distributed_executor_backend == BACKEND:
-        actors = Actors(config, facts, size)
-        return ParallelGroup(actors.place, actors)
-    if by_wish(config, facts):
+        actors = RankActors(config, facts, size)
+        return ParallelGroup(actors.rank_info, actors)
+    if wants_processes(config, facts):
         return _connected(config, size)
-    others = on_this_machine(config, size) if config.nnodes > 1 else Processes(config, size)
+    others = start_local_ranks(config, size) if config.nnodes > 1 else RankProcesses(config, size)
     return ParallelGroup(RankInfo(0, size, others.endpoint, config.pipeline_parallel_size), others)
 
 
 def _connected(config: EngineConfig, size: int) -> ParallelGroup:
     """Starts ranks of this machine that meet over its loopback interface, by a key that is made for them alone."""
-    listener = listening(LOOPBACK, 0)
+    listener = listen_on(LOOPBACK, 0)
     endpoint = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"
     try:
-        others = Processes(config, size, endpoint=endpoint)
+        others = RankProcesses(config, size, endpoint=endpoint)
     except BaseException:
         listener.close()
         raise
@@ -109,7 +122,7 @@ def _connected(config: EngineConfig, size: int) -> ParallelGroup:
 
 
 @contextlib.contextmanager
-def closing(others: RemoteRanks | None) -> Iterator[None]:
+def closing_on_error(others: RemoteRanks | None) -> Iterator[None]:
     """Closes the other ranks if they do not start; why one is lost becomes a ValueError, as of a setting."""
     try:
         yield
@@ -121,7 +134,7 @@ def closing(others: RemoteRanks | None) -> Iterator[None]:
         raise
 
 
-def ranks_of(
+def make_workers(
     config: EngineConfig, facts: Capabilities, meeting: ParallelGroup | None, make: Callable[[RankInfo], Worker]
 ) -> WorkerGroup:
     """Returns ranks that are threads of this process, or this process's own rank."""
@@ -129,22 +142,22 @@ def ranks_of(
         _check_threads(config, facts)
         size, endpoint = 1 if facts.spmd else config.tensor_parallel_size, f"inproc://quintet-{uuid.uuid4().hex}"
         return WorkerGroup(size, lambda rank: make(RankInfo(rank, size, endpoint)))
-    ranks = WorkerGroup(1, lambda _: make(meeting.rank_info), meeting.others)
-    if meeting.others is not None and ranks.channel is not None:
-        meeting.others.attach(ranks.channel)
+    ranks = WorkerGroup(1, lambda _: make(meeting.rank_info), meeting.remote_ranks)
+    if meeting.remote_ranks is not None and ranks.channel is not None:
+        meeting.remote_ranks.set_channel(ranks.channel)
     return ranks
 
 
-def leads(ranks: WorkerGroup) -> bool:
+def is_leader(ranks: WorkerGroup) -> bool:
     """Returns whether this process gets the caller's requests; other ranks get them from rank 0."""
-    return ranks.channel is None or ranks.others is not None
+    return ranks.channel is None or ranks.remote_ranks is not None
 
 
 def make_engine(parts: EngineParts, ranks: WorkerGroup) -> Engine:
     """Returns the engine of a rank."""
-    if ranks.channel is None or not leads(ranks):
+    if ranks.channel is None or not is_leader(ranks):
         return Engine(parts)
-    kind = Mirrored if isinstance(ranks.others, Launched) else Leader
+    kind = MirroredLeader if isinstance(ranks.remote_ranks, LaunchedRanks) else Leader
     return kind(parts, ranks.channel)
 
 
@@ -155,11 +168,11 @@ def _check_threads(config: EngineConfig, facts: Capabilities) -> None:
         raise ValueError(f"distributed_executor_backend={backend!r}: on this platform {what}; leave it out")
 
 
-def described(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
+def describe_ranks(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> list[str]:
     """Describes how several ranks run, where the platform does not: one with rank processes does."""
     size, stage = config.tensor_parallel_size, ranks.workers[0].stage
     if stage.counts:
-        return [f"{len(stage.counts)} stages: {', '.join(map(str, ends(stage.counts)))}"]
+        return [f"{len(stage.counts)} stages: {', '.join(map(str, describe_stages(stage.counts)))}"]
     if size == 1 or facts.processes:
         return []
     if facts.spmd:
@@ -167,11 +180,11 @@ def described(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> 
         drives = "a process on each drives its own" if of else "this process drives all of them"
         return [f"{size} devices{of}: {drives}, and the compiler adds the collectives"]
     kind = type(ranks.workers[0].comm).__name__
-    how = "processes of this machine" if by_wish(config, facts) else "threads of this process"
+    how = "processes of this machine" if wants_processes(config, facts) else "threads of this process"
     return [f"{size} ranks: {how}; communicator: {kind}"]
 
 
-def ends(counts: Sequence[int]) -> list[str]:
+def describe_stages(counts: Sequence[int]) -> list[str]:
     """Returns the layers of each stage, and what it has beside them, in words."""
     firsts = [sum(counts[:place]) for place in range(len(counts))]
     told = [f"layers {first} to {first + count - 1}" for first, count in zip(firsts, counts, strict=True)]
@@ -179,11 +192,11 @@ def ends(counts: Sequence[int]) -> list[str]:
     return told
 
 
-def least_of_all(plan: MemoryPlan, channel: Channel) -> MemoryPlan:
+def smallest_plan(plan: MemoryPlan, channel: Channel) -> MemoryPlan:
     """Returns the plan with the fewest pages and slots of all ranks, where each knows its own."""
-    mine = plan.num_pages, plan.max_model_len, plan.each, plan.num_slots
+    mine = plan.num_pages, plan.max_model_len, plan.budget_share, plan.num_slots
     notes = channel.exchange(msgspec.msgpack.encode(mine))
     said = [msgspec.msgpack.decode(note, type=tuple[int, int, int, int]) for note in notes]
     pages, slots = min(each[0] for each in said), min(each[3] for each in said)  # stages have states, or pages
     length, each = min((each[1], each[2]) for each in said)
-    return replace(plan, num_pages=pages, max_model_len=length, each=each, num_slots=slots)
+    return replace(plan, num_pages=pages, max_model_len=length, budget_share=each, num_slots=slots)

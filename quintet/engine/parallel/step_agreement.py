@@ -12,14 +12,14 @@ from quintet.interface.platform import Channel, DeviceLost
 
 LONGEST = 800  # bytes of an error that other ranks receive
 _LEFT = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
-Said = tuple[int, str]  # a digest, and an error or nothing
+StepEnd = tuple[int, str]  # a digest, and an error or nothing
 
 
 class RankFailed(RuntimeError):
     """A step failed on some rank, and so on all."""
 
 
-class Agreement:
+class StepAgreement:
     """Agreement on a finished step: one exchange, called by each rank. An error on one rank is an error on all; ranks
     with different plans or tokens are no longer one model."""
 
@@ -31,18 +31,18 @@ class Agreement:
         if isinstance(result, DeviceLost):
             return result
         self._steps += 1
-        why = told(result) if isinstance(result, Exception) else ""
+        why = error_text(result) if isinstance(result, Exception) else ""
         try:
             notes = self._channel.exchange(msgspec.msgpack.encode((digest(plan, result), why)))
         except DeviceLost as error:
             return error
-        lost = judged([msgspec.msgpack.decode(note, type=Said) for note in notes], result, self._steps)
+        lost = reconcile([msgspec.msgpack.decode(note, type=StepEnd) for note in notes], result, self._steps)
         if isinstance(lost, DeviceLost):
             self._channel.abort(str(lost))
         return lost
 
 
-def judged(said: Sequence[Said], result: StepResult | Exception, step: int) -> StepResult | Exception:
+def reconcile(said: Sequence[StepEnd], result: StepResult | Exception, step: int) -> StepResult | Exception:
     """Returns how the step ended, by the reports of all ranks: the result, if none has failed and all planned alike."""
     errors = [(rank, each) for rank, (_, each) in enumerate(said) if each]
     if not errors and len({each for each, _ in said}) == 1:
@@ -67,5 +67,5 @@ def crc32(numbers: Sequence[int]) -> int:
     return zlib.crc32(np.array(numbers, np.int64).tobytes())
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".encode()[:LONGEST].decode(errors="ignore")

@@ -10,18 +10,18 @@ from quintet.engine.pooling import heads
 from quintet.engine.pooling.heads import Head
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.pooler import Pooler
-from quintet.hub.pooling_task import Pooling, plan_pooling, wants_numbers
+from quintet.hub.pooling_task import Pooling, is_pooling_model, plan_pooling
 from quintet.layers.decoder import ModelBase
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 
 _NAMED = ("tokenizer.json",)
 # what checkpoints of cross-encoders call the function behind their score -> whether it is none
 _FUNCTIONS = ("sbert_ce_default_activation_function", "activation_fn")
 
 
-def decided(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
+def pooling_of(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
     """Returns how the model's hidden states are pooled; None if it generates text. ValueError if it cannot run."""
-    if not wants_numbers(config, vars(whole), folder):
+    if not is_pooling_model(config, vars(whole), folder):
         if family.is_encoder:
             raise ValueError(
                 f"{whole.model_type} gives hidden states and no logits, so it generates nothing; leave out "
@@ -33,7 +33,7 @@ def decided(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBa
     return plan_pooling(config, hf_config, folder, family.is_encoder)
 
 
-def settled_for(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
+def resolve_pooling(config: EngineConfig, pooling: Pooling, backend: str, reasons: list[str]) -> EngineConfig:
     """Returns the settings that pooling needs; adds to `reasons`. `backend`: why transformers' code runs, if so."""
     if backend:
         raise ValueError(f"{backend}, which gives text alone; leave out runner='pooling'")
@@ -61,23 +61,23 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
         max_model_len=max_model_len,
         width=last if isinstance(last, int) else hf_config.hidden_size,
         sequence=pooling.sequence,
-        matryoshka=pooling.matryoshka,
-        chunked=pooling.chunked,
+        matryoshka_dims=pooling.matryoshka,
+        chunks_long_texts=pooling.chunked,
         max_embed_len=pooling.max_embed_len,
         prompts=dict(sentence.prompts),
         default_prompt=sentence.default_prompt,
-        lower=sentence.lower,
-        separated=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
+        lowercase=sentence.lower,
+        has_separator=bool(getattr(hf_config, "use_sep_token", not pooling.causal)),
     )
 
 
-def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
     """Builds the pooler with the checkpoint's heads; random weights have none. ValueError if a head is missing."""
-    if pooling.heads_of_tokens:
+    if pooling.token_heads:
         return _of_tokens(pooling, files, hf_config, folder)
     if pooling.convert == "embed":
-        head = tuple(heads.dense(each) for each in pooling.sentence.dense)
-        return Pooler(pooling, {"token_embed" if pooling.sentence.tokens else "embed": head} if head else {})
+        head = tuple(heads.read_dense(each) for each in pooling.sentence.dense)
+        return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": head} if head else {})
     tasks = pooling.tasks
     if files is None:
         return Pooler(pooling, {}, softmax="score" not in tasks)
@@ -92,13 +92,13 @@ def make_pooler(pooling: Pooling, files: Weights | None, hf_config: Any, folder:
     return Pooler(pooling, dict.fromkeys(tasks, head), softmax, regression)
 
 
-def _of_tokens(pooling: Pooling, files: Weights | None, hf_config: Any, folder: Path) -> Pooler:
+def _of_tokens(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
     """BGE M3's: a vector of each token but the first, and how much each counts but the first and the last."""
     first, last = getattr(hf_config, "bos_token_id", None), getattr(hf_config, "eos_token_id", None)
     left_out = {"token_embed": (first, None), "token_classify": (first, last)}
     named = {"token_embed": "colbert_linear.pt", "token_classify": "sparse_linear.pt"} if files else {}
-    made = {task: (heads.linear(folder / name),) for task, name in named.items()}
-    return Pooler(pooling, made, relu=True, left_out=left_out)
+    made = {task: (heads.read_linear_file(folder / name),) for task, name in named.items()}
+    return Pooler(pooling, made, relu=True, excluded_tokens=left_out)
 
 
 def _after(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
@@ -132,5 +132,5 @@ def _between(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:
     name = next((each for each in names if each in tensors), None)
     if name is None:
         raise ValueError("classifier_from_token: the files hold neither lm_head.weight nor embed_tokens.weight")
-    table = heads.read(tensors, name, ids)
+    table = heads.read_tensor(tensors, name, ids)
     return heads.between_tokens(table, ids, "from_2_way_softmax" if original else method)

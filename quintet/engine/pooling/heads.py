@@ -14,9 +14,9 @@ from quintet.interface.weights import StoredTensor
 from quintet.layers.decoder import ModelBase
 from quintet.model_loader.loader import tensors_of
 from quintet.model_loader.torch_checkpoint import TorchFile
-from quintet.model_loader.weight_files import Weights, listed
+from quintet.model_loader.weight_files import WeightFiles, format_names
 
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
+FloatRows = np.ndarray[Any, np.dtype[np.float32]]
 # patterns of tensors that heads are made of: a trunk has no place for them
 TENSORS = (
     r"(.*\.)?pooler\..*",
@@ -27,17 +27,17 @@ TENSORS = (
 ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "sigmoid", "identity")
 
 
-def _erf(x: Numbers) -> Numbers:
-    out: Numbers = torch.erf(torch.from_numpy(x)).numpy()
+def _erf(x: FloatRows) -> FloatRows:
+    out: FloatRows = torch.erf(torch.from_numpy(x)).numpy()
     return out
 
 
-def _sigmoid(x: Numbers) -> Numbers:
-    out: Numbers = torch.sigmoid(torch.from_numpy(x)).numpy()
+def _sigmoid(x: FloatRows) -> FloatRows:
+    out: FloatRows = torch.sigmoid(torch.from_numpy(x)).numpy()
     return out
 
 
-_COMPUTED: Mapping[str, Callable[[Numbers], Numbers]] = {
+_COMPUTED: Mapping[str, Callable[[FloatRows], FloatRows]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * np.float32(0.5) * (1 + _erf(x * np.float32(2**-0.5))),
@@ -47,14 +47,14 @@ _COMPUTED: Mapping[str, Callable[[Numbers], Numbers]] = {
 }
 
 
-class Scale(NamedTuple):
+class HeadNormWeights(NamedTuple):
     """A layer norm."""
 
-    weight: Numbers
-    bias: Numbers | None
+    weight: FloatRows
+    bias: FloatRows | None
     eps: float
 
-    def __call__(self, x: Numbers) -> Numbers:
+    def __call__(self, x: FloatRows) -> FloatRows:
         centered = x - x.mean(-1, keepdims=True, dtype=np.float32)
         variance = np.square(centered).mean(-1, keepdims=True, dtype=np.float32)
         normed = centered / np.sqrt(variance + np.float32(self.eps)) * self.weight
@@ -62,25 +62,25 @@ class Scale(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Product:
+class PoolingLinear:
     """x [n, inputs] -> activation(x @ weight.T + bias), normed: [n, outputs]."""
 
-    weight: Numbers  # [outputs, inputs]
-    bias: Numbers | None = None
+    weight: FloatRows  # [outputs, inputs]
+    bias: FloatRows | None = None
     activation: str = "identity"
-    norm: Scale | None = None
+    norm: HeadNormWeights | None = None
 
-    def __call__(self, x: Numbers) -> Numbers:
+    def __call__(self, x: FloatRows) -> FloatRows:
         # row by row: a product of many rows has other bits than one of each
         out = np.stack([self.weight @ row for row in x]) if len(x) else np.zeros((0, len(self.weight)), np.float32)
         out = _COMPUTED[self.activation](out if self.bias is None else out + self.bias).astype(np.float32)
         return out if self.norm is None else self.norm(out)
 
 
-Head = tuple[Product, ...]
+Head = tuple[PoolingLinear, ...]
 
 
-class Part(NamedTuple):
+class HeadLayer(NamedTuple):
     """Location of one linear layer of a head: the end of its tensors' names, and what follows the layer."""
 
     name: str
@@ -88,7 +88,7 @@ class Part(NamedTuple):
     norm: str = ""  # the end of the names of a layer norm's tensors
 
 
-def raw_tensors(weights: Weights) -> Mapping[str, StoredTensor]:
+def raw_tensors(weights: WeightFiles) -> Mapping[str, StoredTensor]:
     """Every tensor by the name that the file has for it."""
     return tensors_of(weights, ModelBase)
 
@@ -108,22 +108,22 @@ def classifier(tensors: Mapping[str, StoredTensor], hf_config: Any, of_tokens: b
     )
 
 
-def _known(config: Any, of_tokens: bool) -> Iterable[Sequence[Part]]:
+def _known(config: Any, of_tokens: bool) -> Iterable[Sequence[HeadLayer]]:
     """Heads, in the order in which they are looked for."""
     act = str(getattr(config, "classifier_activation", None) or "gelu")
     act = act if act in ACTIVATIONS else "gelu"
     between = "gelu" if getattr(config, "model_type", "") == "electra" else "tanh"
-    yield Part("classifier.dense", between), Part("classifier.out_proj")
-    yield Part("pre_classifier", "relu"), Part("classifier")
-    yield Part("head.dense", act, "head.norm"), Part("classifier")
+    yield HeadLayer("classifier.dense", between), HeadLayer("classifier.out_proj")
+    yield HeadLayer("pre_classifier", "relu"), HeadLayer("classifier")
+    yield HeadLayer("head.dense", act, "head.norm"), HeadLayer("classifier")
     if not of_tokens:
-        yield Part("pooler.dense", "tanh"), Part("classifier")
-        yield Part("pooler", "tanh"), Part("classifier")
-    yield (Part("classifier"),)
-    yield Part("score.0", "relu"), Part("score.2")
-    yield (Part("score"),)
-    yield (Part("v_head"),)
-    yield (Part("value_head.summary"),)
+        yield HeadLayer("pooler.dense", "tanh"), HeadLayer("classifier")
+        yield HeadLayer("pooler", "tanh"), HeadLayer("classifier")
+    yield (HeadLayer("classifier"),)
+    yield HeadLayer("score.0", "relu"), HeadLayer("score.2")
+    yield (HeadLayer("score"),)
+    yield (HeadLayer("v_head"),)
+    yield (HeadLayer("value_head.summary"),)
 
 
 def _eps(config: Any) -> float:
@@ -137,22 +137,22 @@ def _find(tensors: Mapping[str, StoredTensor], end: str) -> str:
     )
 
 
-def _product(tensors: Mapping[str, StoredTensor], name: str, part: Part, eps: float) -> Product:
+def _product(tensors: Mapping[str, StoredTensor], name: str, part: HeadLayer, eps: float) -> PoolingLinear:
     norm = None
     if part.norm and (scale := _find(tensors, part.norm)):
-        norm = Scale(read(tensors, f"{scale}.weight"), maybe(tensors, f"{scale}.bias"), eps)
-    weight = read(tensors, f"{name}.weight")
+        norm = HeadNormWeights(read_tensor(tensors, f"{scale}.weight"), read_optional(tensors, f"{scale}.bias"), eps)
+    weight = read_tensor(tensors, f"{name}.weight")
     if weight.ndim != 2:
         raise ValueError(f"{name}.weight has the shape {weight.shape}, and a head's is [outputs, inputs]")
-    return Product(weight, maybe(tensors, f"{name}.bias"), part.activation, norm)
+    return PoolingLinear(weight, read_optional(tensors, f"{name}.bias"), part.activation, norm)
 
 
-def maybe(tensors: Mapping[str, StoredTensor], name: str) -> Numbers | None:
+def read_optional(tensors: Mapping[str, StoredTensor], name: str) -> FloatRows | None:
     """Like read(); None if the tensor does not exist."""
-    return read(tensors, name) if name in tensors else None
+    return read_tensor(tensors, name) if name in tensors else None
 
 
-def read(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[int] | None = None) -> Numbers:
+def read_tensor(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[int] | None = None) -> FloatRows:
     """A tensor in float32, or some of its rows. ValueError where it is not there, or is no floats."""
     entry = tensors.get(name)
     if entry is None or entry.read is None:
@@ -160,37 +160,37 @@ def read(tensors: Mapping[str, StoredTensor], name: str, rows: Sequence[int] | N
     tensor = entry.read()
     if not tensor.is_floating_point():
         raise ValueError(f"{name} is kept in {tensor.dtype}, and heads are floats; use the model's original")
-    out: Numbers = (tensor if rows is None else tensor[list(rows)]).float().numpy()
+    out: FloatRows = (tensor if rows is None else tensor[list(rows)]).float().numpy()
     return out
 
 
-def dense(folder: Path) -> Product:
+def read_dense(folder: Path) -> PoolingLinear:
     """A Dense module of Sentence Transformers, of its folder."""
     said = read_object(folder / "config.json")
     activation = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
     if activation not in ACTIVATIONS:
         raise ValueError(f"{folder}: activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are computed here")
-    files = Weights(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")
+    files = WeightFiles(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")
     tensors = raw_tensors(files)
     name = _find(tensors, "linear")
     if not name:
-        raise ValueError(f"{folder} holds {listed(sorted(tensors))}, and no linear.weight; fetch the model anew")
-    return Product(read(tensors, f"{name}.weight"), maybe(tensors, f"{name}.bias"), activation)
+        raise ValueError(f"{folder} holds {format_names(sorted(tensors))}, and no linear.weight; fetch the model anew")
+    return PoolingLinear(read_tensor(tensors, f"{name}.weight"), read_optional(tensors, f"{name}.bias"), activation)
 
 
-def linear(file: Path) -> Product:
+def read_linear_file(file: Path) -> PoolingLinear:
     """A product that torch.save wrote by itself, its tensors named weight and bias."""
     if not file.is_file():
         raise ValueError(f"{file} is not there, and {file.name} is a head of this model; fetch it")
     opened = TorchFile(file)
     there = {name: StoredTensor(None, (), name=name, read=partial(opened.get_tensor, name)) for name in opened.keys()}
-    weight = read(there, "weight")
+    weight = read_tensor(there, "weight")
     if weight.ndim != 2:
         raise ValueError(f"{file}: weight has the shape {weight.shape}, and a head's is [outputs, inputs]")
-    return Product(weight, maybe(there, "bias"))
+    return PoolingLinear(weight, read_optional(there, "bias"))
 
 
-def between_tokens(table: Numbers, wanted: Sequence[int], method: str) -> Head:
+def between_tokens(table: FloatRows, wanted: Sequence[int], method: str) -> Head:
     """Classes out of a head over the vocabulary: the logits of these tokens, or of the second over the first.
 
     `table` [tokens, hidden]: the rows of the head for `wanted`, in that order.
@@ -200,5 +200,5 @@ def between_tokens(table: Numbers, wanted: Sequence[int], method: str) -> Head:
             raise ValueError(
                 f"method='from_2_way_softmax' weighs two tokens, and classifier_from_token names {len(wanted)}"
             )
-        return (Product(table[1:2] - table[0:1]),)
-    return (Product(table),)
+        return (PoolingLinear(table[1:2] - table[0:1]),)
+    return (PoolingLinear(table),)

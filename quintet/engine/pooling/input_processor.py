@@ -24,25 +24,25 @@ class PoolingBounds:
     max_model_len: int
     width: int  # numbers of an embedding
     sequence: str  # CLS, LAST or MEAN
-    matryoshka: Sequence[int] | bool = False  # which numbers of an embedding may stand for all; True: any
-    chunked: bool = False  # whether longer texts are embedded in pieces,
+    matryoshka_dims: Sequence[int] | bool = False  # which numbers of an embedding may stand for all; True: any
+    chunks_long_texts: bool = False  # whether longer texts are embedded in pieces,
     max_embed_len: int | None = None  # of so many tokens at most
-    ends: Sequence[int] = ()  # special tokens at the end of each text, which a cut leaves there
+    end_token_ids: Sequence[int] = ()  # special tokens at the end of each text, which a cut leaves there
     prompts: dict[str, str] = field(default_factory=dict)  # by name: put before a text
     default_prompt: str | None = None
-    lower: bool = False  # texts are brought to lower case first
-    separated: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
-    plain: SamplingParams = field(default_factory=_none)  # of requests that draw nothing
+    lowercase: bool = False  # texts are brought to lower case first
+    has_separator: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
+    sampling_params: SamplingParams = field(default_factory=_none)  # of requests that draw nothing
 
-    def ending(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
+    def with_end_tokens(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
         """Returns the limits with the tokens that a tokenizer puts at the end of each text."""
         if tokenizer is None:
             return self
         bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
         place = next((at for at in range(len(whole)) if whole[at : at + len(bare)] == bare), len(whole))
-        return replace(self, ends=whole[place + len(bare) :])
+        return replace(self, end_token_ids=whole[place + len(bare) :])
 
-    def params(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
+    def resolve_params(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
         """Returns the parameters with their task set. ParameterError if that fails."""
         params = PoolingParams() if params is None else params.clone()
         params.__post_init__()  # it may have been changed since it was made
@@ -72,16 +72,16 @@ class PoolingBounds:
             raise ParameterError("truncate_prompt_tokens", f"is {keep}, and max_model_len is {self.max_model_len}")
 
     def _check_dimensions(self, asked: int) -> None:
-        if self.matryoshka is False or self.matryoshka == ():
+        if self.matryoshka_dims is False or self.matryoshka_dims == ():
             raise ParameterError(
                 "dimensions", "cannot be chosen: this model's first numbers do not stand for all (config.json names "
                 'no matryoshka_dimensions; if it was made so, hf_overrides={"is_matryoshka": true})'
             )  # fmt: skip
-        if isinstance(self.matryoshka, bool):
+        if isinstance(self.matryoshka_dims, bool):
             if asked > self.width:
                 raise ParameterError("dimensions", f"must be at most {self.width}, not {asked}")
-        elif asked not in self.matryoshka:
-            listed = ", ".join(map(str, self.matryoshka))
+        elif asked not in self.matryoshka_dims:
+            listed = ", ".join(map(str, self.matryoshka_dims))
             raise ParameterError("dimensions", f"must be one of {listed}, which the model was made for, not {asked}")
 
     def admit(self, request_id: str, prompt: Prompt, params: PoolingParams, priority: int = 0) -> CoreRequest:
@@ -99,15 +99,15 @@ class PoolingBounds:
         return CoreRequest(
             request_id=request_id,
             prompt_ids=ids,
-            params=self.plain,
-            key=(0, 0),
+            params=self.sampling_params,
+            random_key=(0, 0),
             max_tokens=1,
             salt=(prompt.cache_salt or "").encode(),
             priority=priority,
-            scored=False,
+            returns_prompt_logprobs=False,
             pooling=params,
-            rows=_ROWS.get(kind, EACH),
-            types=prompt.types,
+            pooled_rows=_ROWS.get(kind, EACH),
+            token_types=prompt.types,
         )
 
     def _cut(self, prompt: Prompt, keep: int | None) -> Prompt:
@@ -116,7 +116,7 @@ class PoolingBounds:
         ids, types = prompt.token_ids, prompt.types
         if keep is None or len(ids) <= keep:
             return prompt
-        ends = list(self.ends)
+        ends = list(self.end_token_ids)
         tail = len(ends) if ends and ids[-len(ends) :] == ends and len(ends) < keep else 0
         kept = [*ids[: keep - tail], *ids[len(ids) - tail :]]
         return replace(prompt, token_ids=kept, types=types[: 4 * (keep - tail)] + types[4 * (len(ids) - tail) :])

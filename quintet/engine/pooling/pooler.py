@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quintet.engine.pooling.heads import Head, Numbers
+from quintet.engine.pooling.heads import FloatRows, Head
 from quintet.hub.pooling_task import Pooling
 from quintet.pooling_params import PoolingParams
 
@@ -16,37 +16,37 @@ SUMMED = ("MEAN", "MAX", "ROOT", "WEIGHTED")  # ways of pooling that need no tok
 
 
 @dataclass
-class Gathered:
+class PooledRows:
     """Results of the steps of one text so far."""
 
     count: int = 0  # tokens that have rows
-    total: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean, or the largest so far
-    rows: list[Numbers] = field(default_factory=list)  # where each counts, or one does
+    running_sum: "np.ndarray[tuple[int], np.dtype[np.float64]] | None" = None  # of a mean, or the largest so far
+    rows: list[FloatRows] = field(default_factory=list)  # where each counts, or one does
 
-    def take(self, rows: Numbers, first: int, kind: str) -> None:
+    def add(self, rows: FloatRows, first: int, kind: str) -> None:
         """Rows [n, H] of the tokens from `first` on. With the first token a text begins, perhaps anew (it was
         preempted); where one token counts, its latest row does."""
         if first == 0 or kind in ("CLS", "LAST"):
-            self.count, self.total, self.rows = 0, None, []
+            self.count, self.running_sum, self.rows = 0, None, []
         before, self.count = self.count, self.count + len(rows)
         if kind not in SUMMED:
             self.rows.append(rows)
         elif kind == "MAX":
             most = rows.max(0).astype(np.float64)
-            self.total = most if self.total is None else np.maximum(self.total, most)
+            self.running_sum = most if self.running_sum is None else np.maximum(self.running_sum, most)
         else:
             if kind == "WEIGHTED":
                 rows = rows * np.arange(before + 1.0, self.count + 1)[:, None]
             # doubles hold sums of floats exactly, or nearly so: whichever steps they come in, there are the same bits
             added = rows.sum(0, dtype=np.float64)
-            self.total = added if self.total is None else self.total + added
+            self.running_sum = added if self.running_sum is None else self.running_sum + added
 
-    def mean(self, kind: str) -> Numbers:
+    def pooled(self, kind: str) -> FloatRows:
         """[1, H]: what comes of one of SUMMED."""
-        assert self.total is not None
+        assert self.running_sum is not None
         count = self.count
         divisor = {"MEAN": count, "MAX": 1, "ROOT": count**0.5, "WEIGHTED": count * (count + 1) / 2}[kind]
-        return (self.total / divisor).astype(np.float32)[None]
+        return (self.running_sum / divisor).astype(np.float32)[None]
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,17 @@ class Pooler:
     regression: bool = False  # nothing does
     relu: bool = False  # what is below 0 becomes 0
     # by task: a first and a last token that have no row of their own in the answer, where a text has them there
-    left_out: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    excluded_tokens: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
 
-    def kind(self, params: PoolingParams) -> str:
+    def pooling_type(self, params: PoolingParams) -> str:
         """The way of pooling that a request asks for."""
         return self.pooling.token if params.of_tokens else self.pooling.sequence
 
-    def finish(self, gathered: Gathered, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
+    def finish(self, gathered: PooledRows, params: PoolingParams, token_ids: Sequence[int]) -> FloatRows:
         """[n] of a text, or [tokens, n] of each; ValueError where they are not finite."""
-        kind, pooling = self.kind(params), self.pooling
+        kind, pooling = self.pooling_type(params), self.pooling
         if kind in SUMMED:
-            x = gathered.mean(kind)
+            x = gathered.pooled(kind)
         else:
             x = gathered.rows[0] if len(gathered.rows) == 1 else np.concatenate(gathered.rows)
         tag = pooling.step_tag_id if params.step_tag_id is None else params.step_tag_id
@@ -89,13 +89,13 @@ class Pooler:
             x = x[0] if not params.of_tokens else x[:, 0]  # a number for each token, as vLLM gives it
         return np.ascontiguousarray(x, np.float32)
 
-    def _without_ends(self, x: Numbers, params: PoolingParams, token_ids: Sequence[int]) -> Numbers:
-        first, last = self.left_out.get(params.task or "", (None, None))
+    def _without_ends(self, x: FloatRows, params: PoolingParams, token_ids: Sequence[int]) -> FloatRows:
+        first, last = self.excluded_tokens.get(params.task or "", (None, None))
         if first is not None and len(x) and token_ids[0] == first:
             x = x[1:]
         return x[:-1] if last is not None and len(x) and token_ids[-1] == last else x
 
-    def _embedding(self, x: Numbers, params: PoolingParams) -> Numbers:
+    def _embedding(self, x: FloatRows, params: PoolingParams) -> FloatRows:
         dimensions = params.dimensions or self.pooling.dimensions
         x = x[:, :dimensions]
         asked = params.use_activation if params.normalize is None else params.normalize
@@ -104,7 +104,7 @@ class Pooler:
             x = (x / np.maximum(lengths, 1e-12)).astype(np.float32)
         return x
 
-    def _classes(self, x: Numbers, params: PoolingParams) -> Numbers:
+    def _classes(self, x: FloatRows, params: PoolingParams) -> FloatRows:
         if self.pooling.logit_bias is not None:
             x = x - np.float32(self.pooling.logit_bias)
         wanted = self.pooling.activate if params.use_activation is None else params.use_activation

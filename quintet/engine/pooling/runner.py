@@ -11,8 +11,8 @@ from quintet.engine.executor.model_runner import Agree, Forward, StepResult, Ste
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.spans import Spans
-from quintet.engine.pooling.heads import Numbers
-from quintet.engine.pooling.pooler import Gathered, Pooler
+from quintet.engine.pooling.heads import FloatRows
+from quintet.engine.pooling.pooler import PooledRows, Pooler
 from quintet.engine.request import Request
 from quintet.engine.scheduler import StepPlan
 
@@ -50,29 +50,29 @@ class PoolingRunner(StepRunner):
             self.spans.lap("start", plan)
         return Forward(rows, given)
 
-    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+    def sample(self, forward: Forward) -> Callable[[], StepResult]:
         """Starts the copy of what comes out; calling the result waits for it."""
-        rows, copied = forward.rows, self._device.to_host(forward.given)
+        rows, copied = forward.rows, self._device.to_host(forward.outputs)
 
         def wait() -> StepResult:
             return StepResult(OutputRows([]), [], None, {}, forward.failed, self._pooled(rows, copied()))
 
         return wait
 
-    def _pooled(self, rows: OutputRows, given: Tensor) -> dict[Request, Numbers | str]:
+    def _pooled(self, rows: OutputRows, given: Tensor) -> dict[Request, FloatRows | str]:
         """The numbers of each text that is whole now, or why there are none."""
-        hidden: Numbers = given.float().numpy()
-        found: dict[Request, Numbers | str] = {}
+        hidden: FloatRows = given.float().numpy()
+        found: dict[Request, FloatRows | str] = {}
         at = 0
         for request, first, count, last in rows.pool:
-            params = request.admitted.pooling
+            params = request.core_request.pooling
             assert params is not None, "a request of another runner"
-            gathered = request.gathered = request.gathered or Gathered()
+            gathered = request.pooled_rows = request.pooled_rows or PooledRows()
             if count:
-                gathered.take(hidden[at : at + count], first, self.pooler.kind(params))
+                gathered.add(hidden[at : at + count], first, self.pooler.pooling_type(params))
             at += count
             if last:
-                request.gathered = None
+                request.pooled_rows = None
                 try:
                     found[request] = self.pooler.finish(gathered, params, request.token_ids)
                 except ValueError as error:

@@ -54,7 +54,7 @@ def max_sim(a: "Numbers", b: "Numbers") -> float:
     return float((a @ b.T).max(1).sum(dtype="float64"))
 
 
-class Pair(NamedTuple):
+class PairPrompt(NamedTuple):
     """The prompt of a query and a document."""
 
     token_ids: list[int]
@@ -68,24 +68,24 @@ class PairTemplate:
 
     tokenizer: Tokenizer
     template: str | None = None  # Jinja
-    separated: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
-    lower: bool = False  # texts are brought to lower case first
+    has_separator: bool = True  # by the tokenizer's template of pairs; decoders that rerank have the texts side by side
+    lowercase: bool = False  # texts are brought to lower case first
 
-    def prompt(self, query: str, document: str, cuts: "Cuts | None" = None) -> Pair:
+    def prompt(self, query: str, document: str, cuts: "PairLimits | None" = None) -> PairPrompt:
         """ValueError where a text has lone surrogates, the template fails, or nothing comes of both."""
-        cuts = cuts or Cuts()
+        cuts = cuts or PairLimits()
         for text, name in ((query, "the query"), (document, "the document")):
             refuse_surrogates(text, name)
-        if self.lower:
+        if self.lowercase:
             query, document = query.lower(), document.lower()
-        first, second = self.cut(query, cuts.query), self.cut(document, cuts.document)
-        pair = self._joined(first, second) if self.template is not None or not self.separated else None
+        first, second = self.truncate(query, cuts.query), self.truncate(document, cuts.document)
+        pair = self._joined(first, second) if self.template is not None or not self.has_separator else None
         pair = pair or self._separated(first, second, cuts.pair)
         if not pair.token_ids:
             raise ValueError("the pair is empty: it has no tokens; give texts")
         return pair
 
-    def _joined(self, query: str, document: str) -> Pair:
+    def _joined(self, query: str, document: str) -> PairPrompt:
         """One text of both. It is cut as every other prompt is."""
         text = query + document
         if self.template is not None:
@@ -93,9 +93,9 @@ class PairTemplate:
             given = {**self.tokenizer.special_tokens, "messages": messages, "tools": None, "documents": None,
                      "add_generation_prompt": False}  # fmt: skip
             text = render_template(self.template, given)
-        return Pair(self.tokenizer.encode(text), b"")
+        return PairPrompt(self.tokenizer.encode(text), b"")
 
-    def _separated(self, query: str, document: str, most: int | None) -> Pair:
+    def _separated(self, query: str, document: str, most: int | None) -> PairPrompt:
         """As transformers makes a pair: of what is too long, the longer text loses its end first."""
         import numpy as np
 
@@ -108,9 +108,9 @@ class PairTemplate:
             second.truncate(keep[1])
         whole = backend.post_process(first, second, True)
         types = np.asarray(whole.type_ids, np.int32)
-        return Pair(list(whole.ids), types.tobytes() if types.any() else b"")
+        return PairPrompt(list(whole.ids), types.tobytes() if types.any() else b"")
 
-    def cut(self, text: str, most: int | None) -> str:
+    def truncate(self, text: str, most: int | None) -> str:
         """The text of its first tokens, where it has more."""
         if most is None:
             return text
@@ -121,7 +121,7 @@ class PairTemplate:
         return text[:end]
 
 
-class Cuts(NamedTuple):
+class PairLimits(NamedTuple):
     """Tokens that are kept at most; None: all."""
 
     query: int | None = None

@@ -49,7 +49,7 @@ class EngineClients:
         if isinstance(pulse, wire.Pulse) and pulse.made >= self._pulses[pulse.engine].made:
             self._pulses[pulse.engine] = pulse
             if self._router is not None and pulse.stats is not None:
-                self._router.hear(pulse.engine, pulse.stats)
+                self._router.update_load(pulse.engine, pulse.stats)
 
     def meet(self, hello: wire.Hello) -> ModelInfo | None:
         """Returns what all engines serve together, once each has sent Hello: a request may go to any of them."""
@@ -129,4 +129,4 @@ class EngineClients:
     def forget(self) -> None:
         """Notes that the prefix caches of the engines were emptied."""
         if self._router is not None:
-            self._router.forget()
+            self._router.clear_prefixes()

@@ -15,13 +15,13 @@ import msgspec
 import torch
 import zmq
 
-from quintet.common.logging_setup import install_for_server, speak_as
+from quintet.common.logging_setup import install_server_log, set_log_prefix
 from quintet.common.processes import REFUSED, follow_parent, read_orders
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.executor.worker_group import WorkerGroup
-from quintet.engine.parallel.commands import ResetPrefixCache
-from quintet.engine.parallel.follower import carried_out, grammars_of
+from quintet.engine.parallel.commands import ResetPrefixCacheCommand
+from quintet.engine.parallel.follower import grammars_of, run_collective
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.startup import EnginePlan, launch, prepare
@@ -73,9 +73,9 @@ def _log(orders: wire.EngineOrders) -> None:
     name = f"engine {orders.number}"
     if orders.log is None:
         return logging.basicConfig(level=logging.ERROR, format=f"{name}: %(name)s: %(message)s")
-    install_for_server(orders.log)
+    install_server_log(orders.log)
     if orders.engine["data_parallel_size"] > 1:
-        speak_as(name)
+        set_log_prefix(name)
 
 
 class Shutdown:
@@ -89,8 +89,8 @@ class Shutdown:
         """Called from a thread. A step that is under way is left."""
         self._said.set()
         try:
-            if self.ranks is not None and self.ranks.others is not None:
-                self.ranks.others.close()
+            if self.ranks is not None and self.ranks.remote_ranks is not None:
+                self.ranks.remote_ranks.close()
                 self.ranks.workers[0].comm.leave()
         finally:
             os._exit(0)
@@ -108,11 +108,11 @@ def served(prepared: EnginePlan) -> ModelInfo:
         model=config.model,
         tokenizer=None if config.skip_tokenizer_init else str(resolve_tokenizer(config, prepared.folder)),
         vocab_size=prepared.vocab_size,
-        max_model_len=prepared.plan.max_model_len,
+        max_model_len=prepared.memory_plan.max_model_len,
         max_logprobs=config.max_logprobs,
         eos_ids=sorted(generation.pop("eos_token_id", ())),
         seed=config.seed,
-        num_pages=prepared.plan.num_pages - 1,  # page 0 takes the writes of padding
+        num_pages=prepared.memory_plan.num_pages - 1,  # page 0 takes the writes of padding
         page_size=config.page_size,
         processors=list(config.logits_processors),
         defaults=generation,
@@ -122,11 +122,11 @@ def served(prepared: EnginePlan) -> ModelInfo:
         stream_interval=config.stream_interval,
         cache_dtype=config.kv_cache_dtype,
         prefix_caching=config.enable_prefix_caching,
-        kv_tokens=prepared.plan.num_tokens,
+        kv_tokens=prepared.memory_plan.kv_cache_tokens,
         family=str(prepared.hf_config.model_type),
         structured_outputs=config.structured_outputs_config,
         reasoning=config.reasoning_config,
-        pooling=prepared.bounds,
+        pooling=prepared.pooling_bounds,
         labels=_labels(prepared),
         transfers=config.kv_transfer_config.kv_role,
         step_tokens=config.max_num_batched_tokens,
@@ -136,7 +136,7 @@ def served(prepared: EnginePlan) -> ModelInfo:
 def _labels(prepared: EnginePlan) -> list[str]:
     """Names of the classes, by their number."""
     named = getattr(prepared.hf_config, "id2label", None)
-    if prepared.bounds is None or not isinstance(named, dict):
+    if prepared.pooling_bounds is None or not isinstance(named, dict):
         return []
     return [str(named.get(place, f"LABEL_{place}")) for place in range(len(named))]
 
@@ -221,12 +221,12 @@ class Core:
         try:
             if isinstance(order.work, wire.StartProfile | wire.StopProfile):
                 return self._trace(order)
-            freed = carried_out(self._engine, self._prepared, order.work)
+            freed = run_collective(self._engine, self._prepared, order.work)
         except tuple(wire.FIXABLE.values()) as error:
             logger.warning("refused: %s", error)
             failure = wire.Failure.of(error)
             return wire.Answer(order.number, failure.why, failure.kind)
-        if not isinstance(order.work, ResetPrefixCache):
+        if not isinstance(order.work, ResetPrefixCacheCommand):
             self._send_pulse()
         return wire.Answer(order.number, freed=freed)
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from quintet.chat.reasoning_tokens import Marks
+from quintet.chat.reasoning_tokens import ReasoningMarkerIds
 from quintet.engine.observability.stats import Stats
-from quintet.engine.parallel.commands import Reload, ResetPrefixCache, Sleep, WakeUp
+from quintet.engine.parallel.commands import ReloadCommand, ResetPrefixCacheCommand, SleepCommand, WakeUpCommand
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.request import CoreRequest
 from quintet.outputs import TokenDelta
@@ -105,7 +105,7 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
     bad_words_ids: tuple[tuple[int, ...], ...]
     priority: int
     grammar: str
-    marks: Marks | None
+    marks: ReasoningMarkerIds | None
     asked: list[Asked]
     pooling: PoolingParams | None = None
     rows: str = ""
@@ -117,16 +117,16 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         asked = [
             Asked(
                 each[0].prompt_ids, each[0].embeds, each[0].max_tokens, each[0].salt, each[0].arrival,
-                [(one.request_id, one.key) for one in each], each[0].thought, each[0].types,
-                each[0].scored,
+                [(one.request_id, one.random_key) for one in each], each[0].open_reasoning_tokens, each[0].token_types,
+                each[0].returns_prompt_logprobs,
             )
             for each in admitted
         ]  # fmt: skip
         params = copy.copy(shared.params)
         params.structured_outputs = None  # the grammar says it
         return cls(
-            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.marks, asked,
-            shared.pooling, shared.rows,
+            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.reasoning_marker_ids, asked,
+            shared.pooling, shared.pooled_rows,
         )  # fmt: skip
 
     def requests(self) -> list[CoreRequest]:
@@ -163,7 +163,7 @@ class StopProfile(msgspec.Struct, tag=True, array_like=True):
     pass
 
 
-Work = ResetPrefixCache | Sleep | WakeUp | Reload | StartProfile | StopProfile
+Work = ResetPrefixCacheCommand | SleepCommand | WakeUpCommand | ReloadCommand | StartProfile | StopProfile
 
 
 class Order(msgspec.Struct, tag=True, array_like=True):

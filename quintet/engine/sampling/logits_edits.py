@@ -18,7 +18,7 @@ from quintet.ops.registry import Ops
 from quintet.structured_output.grammar import fill_all
 
 PLACES = 1024  # of one call where shapes are fixed: as many as a batch of usual requests needs
-Places = tuple[Tensor, ...]  # columns [M] of a list: rows, ids and what else the op takes for each
+TokenPlaces = tuple[Tensor, ...]  # columns [M] of a list: rows, ids and what else the op takes for each
 
 
 class LogitEdit(ABC):
@@ -28,7 +28,7 @@ class LogitEdit(ABC):
         self.ops, self.device, self.vocab_size, self._static = ops, device, vocab_size, static
 
     @abstractmethod
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         """Sets the requests of the first of the `rows` of logits; True if any of them asks for this edit."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class LogitEdit(ABC):
         """logits [R, V] float32, which it may overwrite -> the edited ones. Each request's row draws the token at its
         position [R]; one that guesses has several rows, and what stands before a position are drafts, too."""
 
-    def upload(self, *columns: np.ndarray[Any, Any]) -> list[Places]:
+    def upload(self, *columns: np.ndarray[Any, Any]) -> list[TokenPlaces]:
         """A list of M places, given as columns [M], on the device: whole, or in pieces of one fixed size."""
         if not self._static:
             return [self.device.to_device(columns)]
@@ -44,10 +44,10 @@ class LogitEdit(ABC):
         return [self.device.to_device([_piece(column, start) for column in columns]) for start in starts]
 
 
-class Grammar(LogitEdit):
+class GrammarMask(LogitEdit):
     """structured_outputs: what the output may go on with."""
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         self._matchers = [(row, r, r.grammar) for row, r in enumerate(requests) if r.grammar is not None]
         self._size = rows, -(-self.vocab_size // 32)
         return bool(self._matchers)
@@ -57,7 +57,7 @@ class Grammar(LogitEdit):
         bits = np.full(self._size, -1, np.int32)
         open_to = []  # the library's states of those who may choose, and their rows
         for row, request, grammar in self._matchers:
-            grammar.follow(request)
+            grammar.advance(request)
             state = grammar.fill(bits[row], request.token_ids[request.num_known : positions[row]])
             if state is not None:
                 open_to.append((state, row))
@@ -71,7 +71,7 @@ class Grammar(LogitEdit):
 class AllowedTokens(LogitEdit):
     """allowed_token_ids: nothing else can be drawn."""
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         lists = [(row, r.params.allowed_token_ids) for row, r in enumerate(requests) if r.params.allowed_token_ids]
         if lists:
             words = -(-self.vocab_size // 32)
@@ -90,13 +90,13 @@ class AllowedTokens(LogitEdit):
 class BadWords(LogitEdit):
     """bad_words: the last token of a word is banned where the output ends with the tokens before it."""
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [(row, r) for row, r in enumerate(requests) if any(r.admitted.bad_words_ids)]
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if any(r.core_request.bad_words_ids)]
         return bool(self._rows)
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         lists = [
-            (row, [word[-1] for word in r.admitted.bad_words_ids if _completes(r, word, positions[row])])
+            (row, [word[-1] for word in r.core_request.bad_words_ids if _completes(r, word, positions[row])])
             for row, r in self._rows
         ]
         if not any(ids for _, ids in lists):
@@ -109,8 +109,8 @@ class BadWords(LogitEdit):
 class MinTokens(LogitEdit):
     """min_tokens: no token that would end the request before it has that many."""
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        asked = [(row, r) for row, r in enumerate(requests) if r.params.min_tokens and r.admitted.stop_ids]
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
+        asked = [(row, r) for row, r in enumerate(requests) if r.params.min_tokens and r.core_request.stop_ids]
         self._rows = [(row, r) for row, r in asked if r.num_known - r.num_prompt < r.params.min_tokens]
         self._short: list[int] | None = None  # the rows that are short of it, of which a list is on the device
         return bool(self._rows)
@@ -118,7 +118,7 @@ class MinTokens(LogitEdit):
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         short = [row for row, r in self._rows if positions[row] - r.num_prompt < r.params.min_tokens]
         if short != self._short:
-            self._short, stops = short, {row: sorted(r.admitted.stop_ids) for row, r in self._rows}
+            self._short, stops = short, {row: sorted(r.core_request.stop_ids) for row, r in self._rows}
             self._places = self.upload(*_places((row, stops[row]) for row in short)) if short else []
         for places in self._places:
             logits = self.ops.ban_tokens(logits, *places)
@@ -128,7 +128,7 @@ class MinTokens(LogitEdit):
 class LogitBias(LogitEdit):
     """logit_bias: added to the logits of some tokens."""
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         biases = [(row, r.params.logit_bias) for row, r in enumerate(requests) if r.params.logit_bias]
         if biases:
             values = np.fromiter((value for _, bias in biases for value in bias.values()), np.float32)
@@ -148,7 +148,7 @@ class Penalties(LogitEdit):
         super().__init__(ops, device, vocab_size, static)
         self._seen: dict[Request, _Seen] = {}
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if _penalized(r)]
         self._seen = {r: self._seen.get(r) or _Seen(r) for _, r in self._rows}
         if self._rows:
@@ -160,7 +160,7 @@ class Penalties(LogitEdit):
         return bool(self._rows)
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
-        said = [self._seen[r].upto(positions[row]) for row, r in self._rows]
+        said = [self._seen[r].before_position(positions[row]) for row, r in self._rows]
         ids, counts = (np.concatenate(columns) for columns in zip(*said, strict=True))
         rows = np.repeat(np.array([row for row, _ in self._rows], np.int32), [len(ids) for ids, _ in said])
         for places in self.upload(rows, ids, counts):
@@ -173,35 +173,35 @@ class _Seen:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        counted = request.params.repetition_penalty != 1 and not request.admitted.embeds
+        counted = request.params.repetition_penalty != 1 and not request.core_request.embeds
         prompt = request.token_ids[: request.num_prompt] if counted else []
         self.ids = np.unique(np.array(prompt, np.int32))  # room is doubled as needed
         self.counts = np.zeros(len(self.ids), np.int32)
         self.size = len(self.ids)
-        self.read = request.num_prompt  # of request.token_ids
-        self.places = dict(zip(self.ids.tolist(), range(self.size), strict=True))
+        self.num_read = request.num_prompt  # of request.token_ids
+        self.index_of = dict(zip(self.ids.tolist(), range(self.size), strict=True))
 
-    def upto(self, position: int) -> tuple[IntArray, IntArray]:
+    def before_position(self, position: int) -> tuple[IntArray, IntArray]:
         """Tokens and counts of what stands before the position. What is known is counted once and for all; drafts are
         counted anew each time, for they may go."""
         token_ids, known = self.request.token_ids, self.request.num_known
-        for i in range(self.read, known):
+        for i in range(self.num_read, known):
             place = self._place(token_ids[i])  # first: it may replace counts by a larger one
             self.counts[place] += 1
-        self.read = known
+        self.num_read = known
         ids, counts = self.ids[: self.size], self.counts[: self.size]
         return (ids, counts) if position <= known else self._with(token_ids[known:position], ids, counts)
 
     def _with(self, drafts: Sequence[int], ids: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self.places]
+        new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self.index_of]
         places = {token_id: self.size + i for i, token_id in enumerate(new)}
         ids, counts = np.append(ids, np.array(new, np.int32)), np.append(counts, np.zeros(len(new), np.int32))
         for token_id in drafts:
-            counts[places[token_id] if token_id in places else self.places[token_id]] += 1
+            counts[places[token_id] if token_id in places else self.index_of[token_id]] += 1
         return ids, counts
 
     def _place(self, token_id: int) -> int:
-        place = self.places.setdefault(token_id, self.size)
+        place = self.index_of.setdefault(token_id, self.size)
         if place == self.size:
             if place == len(self.ids):
                 self.ids = np.concatenate([self.ids, np.zeros(place + 64, np.int32)])
@@ -224,12 +224,12 @@ def _completes(request: Request, word: tuple[int, ...], position: int) -> bool:
     return start >= request.num_prompt and tuple(request.token_ids[start:position]) == word[:-1]
 
 
-def banned(request: Request) -> set[int]:
+def banned_tokens(request: Request) -> set[int]:
     """Tokens that bad_words and min_tokens forbid for the next one, after all that are known."""
     position = request.num_known
-    ids = {word[-1] for word in request.admitted.bad_words_ids if _completes(request, word, position)}
+    ids = {word[-1] for word in request.core_request.bad_words_ids if _completes(request, word, position)}
     short = position - request.num_prompt < request.params.min_tokens
-    return ids | request.admitted.stop_ids if short else ids
+    return ids | request.core_request.stop_ids if short else ids
 
 
 def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[IntArray, IntArray]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RowFunction = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedRequest:
     """A request that entered the batch. `token_ids` is the engine's own list and grows as tokens are drawn: read it."""
 
     row: int
@@ -45,7 +45,7 @@ class BatchUpdate:
     size: int  # rows of this step
     removed: tuple[int, ...]
     moved: tuple[tuple[int, int], ...]  # (old row, new row) of those that stay in another place
-    added: tuple[Added, ...]
+    added: tuple[AddedRequest, ...]
 
 
 class LogitsProcessor(ABC):
@@ -95,7 +95,7 @@ class RequestLogitsProcessor(LogitsProcessor):
 
     def __init__(self, vocab_size: int, device: "Device") -> None:
         super().__init__(vocab_size, device)
-        self._rows: dict[int, tuple[Added, RowFunction]] = {}
+        self._rows: dict[int, tuple[AddedRequest, RowFunction]] = {}
 
     @abstractmethod
     def for_request(self, params: SamplingParams) -> RowFunction | None:
@@ -106,7 +106,7 @@ class RequestLogitsProcessor(LogitsProcessor):
 
     def update(self, update: BatchUpdate | None) -> None:
         if update is not None:
-            self._rows = follow(self._rows, update, self._enter)
+            self._rows = apply_batch_update(self._rows, update, self._enter)
 
     def apply(self, logits: "Tensor") -> "Tensor":
         for row, (added, function) in self._rows.items():
@@ -117,7 +117,7 @@ class RequestLogitsProcessor(LogitsProcessor):
                 raise ProcessorFailed(row, type(self).__qualname__, repr(error)) from error
         return logits
 
-    def _enter(self, added: Added) -> tuple[Added, RowFunction] | None:
+    def _enter(self, added: AddedRequest) -> tuple[AddedRequest, RowFunction] | None:
         try:
             function = self.for_request(added.params)
         except Exception as error:
@@ -125,7 +125,9 @@ class RequestLogitsProcessor(LogitsProcessor):
         return None if function is None else (added, function)
 
 
-def follow(rows: dict[int, T], update: BatchUpdate, enter: Callable[[Added], T | None]) -> dict[int, T]:
+def apply_batch_update(
+    rows: dict[int, T], update: BatchUpdate, enter: Callable[[AddedRequest], T | None]
+) -> dict[int, T]:
     """Returns a processor's values per row after an update; `enter` makes a new request's, None if it needs none."""
     gone, moved = set(update.removed), dict(update.moved)
     kept = {moved.get(row, row): value for row, value in rows.items() if row not in gone}
@@ -136,14 +138,14 @@ def follow(rows: dict[int, T], update: BatchUpdate, enter: Callable[[Added], T |
     return kept
 
 
-def compare(before: Sequence["Request"], after: Sequence["Request"]) -> BatchUpdate:
+def batch_update_between(before: Sequence["Request"], after: Sequence["Request"]) -> BatchUpdate:
     """The update that leads from one step's rows to the next's; each request has one row at most."""
     old = {id(request): row for row, request in enumerate(before)}
     moved, added = [], []
     for row, request in enumerate(after):
         source = old.pop(id(request), None)
         if source is None:
-            added.append(Added(row, request.params, request.token_ids, request.num_prompt))
+            added.append(AddedRequest(row, request.params, request.token_ids, request.num_prompt))
         elif source != row:
             moved.append((source, row))
     return BatchUpdate(len(after), tuple(old.values()), tuple(moved), tuple(added))
@@ -161,7 +163,9 @@ def _load(spec: str | type[LogitsProcessor]) -> object:
     if ":" not in spec:
         points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
         if spec not in points:
-            raise ValueError(f"{unknown('logits processor', spec, points)}; a class is written package.module:Class")
+            raise ValueError(
+                f"{unknown_name_error('logits processor', spec, points)}; a class is written package.module:Class"
+            )
         return points[spec].load()
     module, _, name = spec.partition(":")
     try:
@@ -187,9 +191,9 @@ def _checked(found: object, spec: object) -> type[LogitsProcessor]:
 
 
 def _adapted(theirs: type) -> type[LogitsProcessor]:
-    from quintet.engine.sampling.vllm_compat import adapted
+    from quintet.engine.sampling.vllm_compat import adapt_processor
 
-    return adapted(theirs)
+    return adapt_processor(theirs)
 
 
 def _raising(error: Exception) -> RowFunction:

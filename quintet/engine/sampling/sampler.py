@@ -11,13 +11,13 @@ from quintet.engine.request import CoreRequest, Request
 from quintet.engine.sampling.logits_edits import (
     AllowedTokens,
     BadWords,
-    Grammar,
+    GrammarMask,
     LogitBias,
     LogitEdit,
     MinTokens,
     Penalties,
 )
-from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, compare
+from quintet.engine.sampling.logits_processors import LogitsProcessor, ProcessorFailed, batch_update_between
 from quintet.engine.sampling.thinking_budget import ThinkingBudget
 from quintet.interface.platform import Device, State
 from quintet.interface.types import IntArray, Layout, Memory
@@ -106,7 +106,7 @@ class Sampler:
         self._normalize = logprobs_mode.endswith("logprobs")
         self._requests: list[Request] = []  # of each row that draws
         self._asked: list[Request] = []  # that looks_back() was last computed for
-        self.begin_again()
+        self.start_over()
         self._rows = 0  # of the logits that are looked at
         self._edits: list[Callable[[Tensor, Sequence[int]], Tensor]] = []
         self._num_logprobs: int | None = None
@@ -114,18 +114,18 @@ class Sampler:
         self._plain = True  # whether the step is one argmax
 
     @property
-    def edited(self) -> bool:
+    def has_processors(self) -> bool:
         """True if user code (logits processors) takes part in every draw."""
         return bool(self._processors)
 
-    def looks_back(self, requests: Sequence[Request]) -> bool:
+    def needs_previous_tokens(self, requests: Sequence[Request]) -> bool:
         """True if the draws of these requests depend on the values of their tokens; the host must then know them.
 
         With penalties, bad words, grammars and thinking budgets they do. With processors they may.
         """
         if requests != self._asked:
             self._asked = list(requests)
-            self._looks_back = bool(self._processors and requests) or any(r.looks_back for r in requests)
+            self._looks_back = bool(self._processors and requests) or any(r.needs_previous_tokens for r in requests)
         return self._looks_back
 
     def __call__(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int] | None = None) -> Sampled:
@@ -190,7 +190,7 @@ class Sampler:
         num = self._size(self._vocab_size if num < 0 else num)
         return LogprobTensors(*self._ops.top_logprobs(wide, own, num, self._normalize, asked))
 
-    def settle(self, logits: Tensor) -> Tensor:
+    def completion_marker(self, logits: Tensor) -> Tensor:
         """Returns a small tensor that is ready when the logits are, for a step in which no row samples."""
         return self._ops.greedy(logits)
 
@@ -229,10 +229,10 @@ class Sampler:
         named = [self._ops.top_logprobs(raw, ids, 0, self._normalize, asked)[1] for ids, asked in self._named]
         return Sampled(token_ids, found._replace(named=tuple(named)))
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """Requests may have lost tokens, and a step may have broken off: what was settled or counted is so anew."""
         setting = self._ops, self.device, self._vocab_size, bool(self._sizes)
-        self._before: list[LogitEdit] = [Grammar(*setting), ThinkingBudget(*setting), AllowedTokens(*setting)]
+        self._before: list[LogitEdit] = [GrammarMask(*setting), ThinkingBudget(*setting), AllowedTokens(*setting)]
         self._before.append(BadWords(*setting))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._settled = False  # whether what _follow() makes was made for the requests
@@ -241,14 +241,14 @@ class Sampler:
     def _follow(self, requests: list[Request], rows: int) -> None:
         """Gives the processors the changes of the rows; if there are any, prepares what the next steps need."""
         changed = requests != self._requests
-        update = compare(self._requests, requests) if changed and self._processors else None
+        update = batch_update_between(self._requests, requests) if changed and self._processors else None
         for processor in self._processors:
             processor.update(update)
         if self._settled and not changed and rows == self._rows:
             return
         self._requests, self._rows, self._settled = requests, rows, False
-        before = [edit for edit in self._before if edit.enter(requests, rows)]
-        after = [edit for edit in self._after if edit.enter(requests, rows)]
+        before = [edit for edit in self._before if edit.set_requests(requests, rows)]
+        after = [edit for edit in self._after if edit.set_requests(requests, rows)]
         self._edits = [*before, *(_applied(p) for p in self._early), *after]
         self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
         self._enter_logprobs(requests)
@@ -257,7 +257,7 @@ class Sampler:
         self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
     def _enter_logprobs(self, requests: list[Request]) -> None:
-        wishes = [(row, likeliest(r.params)) for row, r in enumerate(requests)]
+        wishes = [(row, num_logprobs_of(r.params)) for row, r in enumerate(requests)]
         asked = [(row, num) for row, num in wishes if num is not None]
         self._num_logprobs, self._named = None, self._columns(requests)
         if asked:
@@ -297,11 +297,11 @@ class Sampler:
         temperature, top_k, top_p, min_p = zip(*cuts, strict=True) if cuts else ((), (), (), ())
         arrays = [np.array(temperature, np.float32), np.array(top_k, np.int32)]
         arrays += [np.array(top_p, np.float32), np.array(min_p, np.float32)]
-        keys = np.array([*(r.admitted.key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
+        keys = np.array([*(r.core_request.random_key for r in requests), *[(0, 0)] * padding], np.int32).reshape(-1, 2)
         self._draw = Draw(*self.device.to_device([*arrays, keys, np.zeros(self._rows, np.int32)]))
 
 
-def likeliest(params: SamplingParams) -> int | None:
+def num_logprobs_of(params: SamplingParams) -> int | None:
     """Number of likeliest tokens to compute log-probabilities of: 0 if tokens are named; None: no log-probabilities."""
     return 0 if params.logprob_token_ids else params.logprobs
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from quintet.chat.reasoning_tokens import Walk
+from quintet.chat.reasoning_tokens import ReasoningCounter
 from quintet.engine.request import Request
 from quintet.engine.sampling.logits_edits import LogitEdit
 from quintet.interface.platform import Device
@@ -19,8 +19,8 @@ class ThinkingBudget(LogitEdit):
         super().__init__(ops, device, vocab_size, static)
         self._walks: dict[Request, _Walked] = {}
 
-    def enter(self, requests: Sequence[Request], rows: int) -> bool:
-        self._rows = [(row, r) for row, r in enumerate(requests) if r.admitted.marks is not None]
+    def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
+        self._rows = [(row, r) for row, r in enumerate(requests) if r.core_request.reasoning_marker_ids is not None]
         self._walks = {r: self._walks.get(r) or _Walked(r) for _, r in self._rows}
         self._size = rows, -(-self.vocab_size // 32)
         return bool(self._rows)
@@ -51,15 +51,18 @@ class _Walked:
             return None
         if request.num_known < self._read:  # tokens were taken back
             self._begin()
-        self._walk.take(request.token_ids[self._read : request.num_known])
+        self._walk.advance(request.token_ids[self._read : request.num_known])
         self._read = request.num_known
         drafts = request.token_ids[request.num_known : position]
-        token_id = self._walk.after(drafts).forced(budget)
+        token_id = self._walk.after(drafts).forced_token(budget)
         if token_id is None or request.grammar is None or request.grammar.allows(request, [*drafts, token_id]):
             return token_id
         return None
 
     def _begin(self) -> None:
-        facts = self._request.admitted
-        assert facts.marks is not None
-        self._walk, self._read = Walk(facts.marks, facts.thought), self._request.num_prompt
+        facts = self._request.core_request
+        assert facts.reasoning_marker_ids is not None
+        self._walk, self._read = (
+            ReasoningCounter(facts.reasoning_marker_ids, facts.open_reasoning_tokens),
+            self._request.num_prompt,
+        )

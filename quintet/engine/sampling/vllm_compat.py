@@ -153,28 +153,28 @@ def vllm_config(config: EngineConfig, vocab_size: int) -> Any:
 class _Kept:
     """A request in a row."""
 
-    added: ours.Added
+    added: ours.AddedRequest
     output: list[int] = field(default_factory=list)  # the processor's: only ever changed in place
 
     def __post_init__(self) -> None:
-        self.follow()
+        self.sync()
 
-    def follow(self) -> None:
+    def sync(self) -> None:
         ids, start = self.added.token_ids, self.added.num_prompt
         if len(ids) - start < len(self.output):
             del self.output[len(ids) - start :]
         self.output += ids[start + len(self.output) :]
 
 
-class Adapted(ours.LogitsProcessor):
+class AdaptedProcessor(ours.LogitsProcessor):
     """Adapts a vLLM logits processor to LogitsProcessor. A subclass is made for each: see adapted()."""
 
-    theirs: type[Any]
+    vllm_class: type[Any]
 
     def __init__(self, vocab_size: int, device: "Device", config: EngineConfig) -> None:
         super().__init__(vocab_size, device)
         (somewhere,) = device.to_device([np.zeros(1, np.int32)])
-        self._processor = self.theirs(vllm_config(config, vocab_size), somewhere.device, False)
+        self._processor = self.vllm_class(vllm_config(config, vocab_size), somewhere.device, False)
         self._rows: dict[int, _Kept] = {}
         self._directions: Any = getattr(sys.modules.get(_INTERFACE), "MoveDirectionality", MoveDirectionality)
 
@@ -184,7 +184,7 @@ class Adapted(ours.LogitsProcessor):
 
     @classmethod
     def validate(cls, params: SamplingParams) -> None:
-        validate = getattr(cls.theirs, "validate_params", None)  # vLLM's before 0.11 have none
+        validate = getattr(cls.vllm_class, "validate_params", None)  # vLLM's before 0.11 have none
         if validate is not None:
             validate(params)
 
@@ -193,12 +193,12 @@ class Adapted(ours.LogitsProcessor):
 
     def update(self, update: ours.BatchUpdate | None) -> None:
         for kept in self._rows.values():
-            kept.follow()
+            kept.sync()
         if update is None:
             self._processor.update_state(None)
             return
         size = max(self._rows, default=-1) + 1
-        self._rows = ours.follow(self._rows, update, _Kept)
+        self._rows = ours.apply_batch_update(self._rows, update, _Kept)
         self._processor.update_state(self._translated(update, size))
 
     def apply(self, logits: "torch.Tensor") -> "torch.Tensor":
@@ -240,6 +240,6 @@ class Adapted(ours.LogitsProcessor):
         return moves
 
 
-def adapted(theirs: type[Any]) -> type[ours.LogitsProcessor]:
+def adapt_processor(theirs: type[Any]) -> type[ours.LogitsProcessor]:
     """Returns the class, adapted to LogitsProcessor."""
-    return type(theirs.__name__, (Adapted,), {"theirs": theirs, "__module__": theirs.__module__})
+    return type(theirs.__name__, (AdaptedProcessor,), {"theirs": theirs, "__module__": theirs.__module__})

@@ -17,9 +17,9 @@ class TokenHistory:
     def __init__(self) -> None:
         self._ids = np.empty(256, np.int32)
         self._size = 0
-        self.found: tuple[int, list[int]] = (0, [])  # what was proposed after so many tokens
+        self.last_match: tuple[int, list[int]] = (0, [])  # what was proposed after so many tokens
 
-    def of(self, request: Request) -> IntArray:
+    def token_ids_of(self, request: Request) -> IntArray:
         """[num_known]; a view that holds until the next call."""
         size = request.num_known
         if size > len(self._ids):
@@ -34,10 +34,10 @@ class NgramProposer:
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._most, self._least = config.prompt_lookup_max, config.prompt_lookup_min
-        self.count = config.num_speculative_tokens  # guessed at once, at most
+        self.num_drafts = config.num_speculative_tokens  # guessed at once, at most
         self._crowd = config.disable_by_batch_size
 
-    def serves(self, requests: int) -> bool:
+    def is_enabled_for(self, requests: int) -> bool:
         """True if it proposes drafts in steps of so many requests."""
         return self._crowd is None or requests <= self._crowd
 
@@ -45,14 +45,14 @@ class NgramProposer:
         """Returns draft tokens after the known ones; [] if the last tokens have not occurred before."""
         if request.history is None:
             request.history = TokenHistory()
-        size, drafts = request.history.found
+        size, drafts = request.history.last_match
         if size != request.num_known:
-            drafts = propose(request.history.of(request), self._least, self._most, self.count)
-            request.history.found = request.num_known, drafts
+            drafts = find_continuation(request.history.token_ids_of(request), self._least, self._most, self.num_drafts)
+            request.history.last_match = request.num_known, drafts
         return drafts
 
 
-def propose(ids: IntArray, least: int, most: int, count: int) -> list[int]:
+def find_continuation(ids: IntArray, least: int, most: int, count: int) -> list[int]:
     """Up to `count` tokens that followed the longest end of ids [T] that stood there before, of `least` to `most`
     tokens; where it stood several times, the first counts. The two may overlap, but are not the same."""
     size, found = len(ids), -1

@@ -11,7 +11,7 @@ from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.attention.kv_scales import KVScales
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import CheckpointLayout, columns, rows
+from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary, head_dim
 
@@ -30,7 +30,7 @@ class AttentionSizes:
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None  # a slope per head, instead of rotary positions
     causal: bool = True
-    keeps: bool = True  # K and V, for later steps
+    uses_kv_cache: bool = True  # K and V, for later steps
     bias: bool = False  # of q, k and v
     output_bias: bool = False
     names: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
@@ -40,7 +40,7 @@ class AttentionSizes:
     output_stored: CheckpointLayout = field(default_factory=CheckpointLayout)
 
     @classmethod
-    def of(cls, config: Any, **differences: Any) -> "AttentionSizes":
+    def from_config(cls, config: Any, **differences: Any) -> "AttentionSizes":
         """The sizes under the names that most configs have, and what a family does otherwise."""
         heads = config.num_attention_heads
         sizes = {"heads": heads, "kv_heads": getattr(config, "num_key_value_heads", None) or heads}
@@ -54,16 +54,16 @@ class SelfAttention(nn.Module):
         super().__init__()
         queries, keys = split_heads(shape.heads, shape.kv_heads, build.size)
         q, kv = queries.times(shape.head_dim), keys.times(shape.head_dim)
-        self.qkv = columns(
+        self.qkv = column_parallel(
             build, shape.hidden, dict(zip(shape.names, (q, kv, kv), strict=True)), shape.bias, shape.stored
         )
-        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias, shape.output_stored)
+        self.out = row_parallel(build, q, (shape.output, shape.hidden), shape.output_bias, shape.output_stored)
         self._heads, self._kv_heads = queries.local(build.rank), keys.local(build.rank)
         self._head_dim, self.rotary = shape.head_dim, rotary
         self.q_norm: nn.Module | None = None  # [T, H, D] -> [T, H, D]
         self.k_norm: nn.Module | None = None
         self.sinks = Sinks(build, queries) if shape.sinks else None
-        self.is_read = False  # by later layers, which attend to what this one keeps
+        self.shares_kv = False  # by later layers, which attend to what this one keeps
         self.kv_scales = KVScales(build, keys)
         self.spec = AttentionSpec(
             heads=self._heads,
@@ -79,48 +79,48 @@ class SelfAttention(nn.Module):
             alibi=None if shape.alibi is None else shape.alibi[slice(*queries.ranges[build.rank])],
             kv_dtype=build.kv_dtype,
             causal=shape.causal and build.causal,
-            source="self" if shape.keeps and build.causal else "none",
+            source="self" if shape.uses_kv_cache and build.causal else "none",
         )
-        self.mixing = build.mixing(self.spec)
+        self.mixing = build.make_mixer(self.spec)
         self.mixing.kv_heads = shape.kv_heads
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        out: Tensor = self.out(self._mixed(x, cache))
+        out: Tensor = self.out(self._project_and_mix(x, cache))
         return out
 
-    def _mixed(self, x: Tensor, cache: StepState) -> Tensor:
+    def _project_and_mix(self, x: Tensor, cache: StepState) -> Tensor:
         """Projects x and attends -> [T, H * D]."""
         return self.mix(*self.project(x), cache)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """Applies rotary to the q, k and v of project(), and attends -> [T, H * D]."""
-        if (turn := self._turn()) is not None:
+        if (turn := self._fused_rotary_args()) is not None:
             return self.mixing.with_rotary(q, k, v, turn, cache, self._sinks).reshape(q.shape[0], -1)
-        q, k = self._turned(q, k, cache.batch.positions)
-        if self.is_read:
-            cache.passed[self.mixing] = k, v
+        q, k = self._apply_rotary(q, k, cache.batch.positions)
+        if self.shares_kv:
+            cache.shared_kv[self.mixing] = k, v
         return self.attend(q, k, v, cache)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, cache: StepState) -> Tensor:
         """[T, heads, D] each -> [T, H * D]."""
         sinks = self._sinks
-        if not self.kv_scales.there:
+        if not self.kv_scales.enabled:
             return self.mixing(q, k, v, cache, sinks).reshape(q.shape[0], -1)
-        mixed = self.mixing(*self.kv_scales.before(q, k, v), cache, sinks)
-        return self.kv_scales.after(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
+        mixed = self.mixing(*self.kv_scales.scale_inputs(q, k, v), cache, sinks)
+        return self.kv_scales.scale_output(mixed.reshape(q.shape)).reshape(q.shape[0], -1)
 
     @property
     def _sinks(self) -> Tensor | None:
         return None if self.sinks is None else self.sinks.logits
 
-    def _turn(self) -> RotaryArgs | None:
+    def _fused_rotary_args(self) -> RotaryArgs | None:
         """Returns rotary arguments if the mixer itself does what _turned() does; None if it does not, or more is
         done."""
-        apart = self.rotary is None or self.is_read or self.kv_scales.there
-        if apart or not self.mixing.mixer.fuses_rotary or type(self)._turned is not SelfAttention._turned:
+        apart = self.rotary is None or self.shares_kv or self.kv_scales.enabled
+        if apart or not self.mixing.mixer.fuses_rotary or type(self)._apply_rotary is not SelfAttention._apply_rotary:
             return None
         assert self.rotary is not None
-        return self.rotary.turn(self.q_norm, self.k_norm)
+        return self.rotary.rotary_args(self.q_norm, self.k_norm)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, H, D], k and v [T, Hkv, D]."""
@@ -129,11 +129,11 @@ class SelfAttention(nn.Module):
         q, k, v = (each.reshape(x.shape[0], -1, self._head_dim) for each in self.qkv(x).split(sizes, dim=-1))
         return q, k, v
 
-    def _turned(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply_rotary(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q and k normalised and turned, as far as the family does so; both at once where an op does."""
         if self.q_norm is not None and self.k_norm is not None:
             if self.rotary is not None and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
-                return self.rotary.of_normed(q, k, (self.q_norm, self.k_norm), positions)
+                return self.rotary.norm_and_rotate(q, k, (self.q_norm, self.k_norm), positions)
             q, k = self.q_norm(q), self.k_norm(k)
         return (q, k) if self.rotary is None else self.rotary(q, k, positions)
 
@@ -152,12 +152,12 @@ class SharedKVAttention(nn.Module):
         super().__init__()
         queries, _ = split_heads(shape.heads, shape.kv_heads, build.size)
         q = queries.times(shape.head_dim)
-        self.q = columns(build, shape.hidden, {shape.names[0]: q}, shape.bias)
-        self.out = rows(build, q, (shape.output, shape.hidden), shape.output_bias)
+        self.q = column_parallel(build, shape.hidden, {shape.names[0]: q}, shape.bias)
+        self.out = row_parallel(build, q, (shape.output, shape.hidden), shape.output_bias)
         self.rotary, self.q_norm, self._head_dim = rotary, norm, shape.head_dim
         self._source = (source,)  # not a part of this module: it may be another stage's, and what is used of it is here
         self.mixing, self.kv_scales = source.mixing, source.kv_scales
-        source.is_read = True
+        source.shares_kv = True
 
     @property
     def source(self) -> SelfAttention:
@@ -166,20 +166,24 @@ class SharedKVAttention(nn.Module):
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         q = self.q(x).reshape(x.shape[0], -1, self._head_dim)
-        q, _ = self.rotary.of_normed(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
-        return self.out(self.source.attend(q, *cache.passed[self.mixing], cache))
+        q, _ = self.rotary.norm_and_rotate(q, q[:, :1], (self.q_norm, self.q_norm), cache.batch.positions)
+        return self.out(self.source.attend(q, *cache.shared_kv[self.mixing], cache))
 
 
 class ClippedAttention(SelfAttention):
     """q, k and v kept within `most` of 0, where the family sets it."""
 
-    most: float | None = None
+    clip_qkv: float | None = None
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().project(x)
-        if not self.most:
+        if not self.clip_qkv:
             return q, k, v
-        return q.clamp(-self.most, self.most), k.clamp(-self.most, self.most), v.clamp(-self.most, self.most)
+        return (
+            q.clamp(-self.clip_qkv, self.clip_qkv),
+            k.clamp(-self.clip_qkv, self.clip_qkv),
+            v.clamp(-self.clip_qkv, self.clip_qkv),
+        )
 
 
 class Sinks(Layer):

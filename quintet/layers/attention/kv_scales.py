@@ -27,7 +27,7 @@ SILENT = re.compile(r".*\.(q_scale|prob_scale|k_zero_point|v_zero_point)")  # of
 MARGIN = 2.0  # what computed scales leave above the largest number that they were computed from
 
 
-def named(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
+def kv_scale_names(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
     """An attention's path -> its scales of K and V, by the names of a checkpoint's tensors."""
     found: dict[str, dict[str, str]] = {}
     for name in tensors:
@@ -45,7 +45,7 @@ def _scale(name: str) -> re.Match[str] | None:
     return None if match is None or (match["name"] == "output_scale" and match["side"] is None) else match
 
 
-def passed(name: str) -> bool:
+def is_ignored_scale(name: str) -> bool:
     """True if a tensor is an attention scale or zero point that a cache without scales ignores."""
     return SILENT.fullmatch(name) is not None or _scale(name) is not None
 
@@ -92,13 +92,13 @@ class KVScales(Layer):
         if self.computed:
             self.ops.take("scale_heads")
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         self._names = self._build.kv_scales.names.get(path.rpartition(".")[0])
         if self._names is not None:
             self.ops.take("scale_heads")
 
     @property
-    def there(self) -> bool:
+    def enabled(self) -> bool:
         return self.computed or self._names is not None
 
     def weights(self, path: str) -> list[Weight]:
@@ -118,25 +118,25 @@ class KVScales(Layer):
         ones = torch.ones(self._heads.local(self._build.rank), 1)
         return {name: self._scales.get(name, ones).clone() for name in names}  # written to, one by one
 
-    def before(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def scale_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, and k and v as the cache holds them; all [T, heads, D]."""
         if self.peaks is not None:
-            self._look(k, v)
+            self._observe(k, v)
         scaled, held = self.ops.scale_heads, self._parameters
         return scaled(q, held["k"]), scaled(k, held["k_inverse"]), scaled(v, held["v_inverse"])
 
-    def after(self, out: Tensor) -> Tensor:
+    def scale_output(self, out: Tensor) -> Tensor:
         held: Mapping[str, Any] = self._parameters
         result: Tensor = self.ops.scale_heads(out, held["v"])
         return result
 
-    def _look(self, k: Tensor, v: Tensor) -> None:
+    def _observe(self, k: Tensor, v: Tensor) -> None:
         assert self.peaks is not None
         for side, x in zip(SIDES, (k, v), strict=True):
             peak = x.float().abs().amax((0, 2))
             self.peaks[side] = torch.maximum(self.peaks[side], peak) if side in self.peaks else peak
 
-    def found(self, largest: float) -> dict[str, Tensor]:
+    def compute_scales(self, largest: float) -> dict[str, Tensor]:
         """Scales that bring what was seen to a half of the largest number of the cache's type; looking ends."""
         assert self.peaks, "nothing was looked at"
         scales = {side: (peak * MARGIN / largest).clamp(min=1e-6)[:, None] for side, peak in self.peaks.items()}

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from quintet.interface.types import AttentionSpec
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, even, whole
+from quintet.layers.build import BuildContext, Layer, Shards, even_shards, replicated
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import columns, rows
+from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
@@ -27,21 +27,21 @@ EPS = 1e-6  # of the norms inside, whatever the config says of the others
 
 
 @dataclass(frozen=True)
-class Latent:
+class MLASizes:
     """The whole layer's sizes, before its heads are shared out over ranks."""
 
     hidden: int
     heads: int
-    plain: int  # features of a head's q and k that are not turned
-    turned: int  # that are; of k, all heads' are the same
-    value: int  # features of a head's v
-    rank: int  # of the latent that k and v are made of
-    q_rank: int | None  # of the latent that q is made of; None: there is none
+    qk_nope_head_dim: int  # features of a head's q and k that are not turned
+    qk_rope_head_dim: int  # that are; of k, all heads' are the same
+    v_head_dim: int  # features of a head's v
+    kv_lora_rank: int  # of the latent that k and v are made of
+    q_lora_rank: int | None  # of the latent that q is made of; None: there is none
     scale: float
     bias: bool = False
 
     @classmethod
-    def of(cls, config: Any) -> "Latent":
+    def from_config(cls, config: Any) -> "MLASizes":
         """Under the names of DeepSeek's configs; ValueError for what is not computed."""
         if config.attention_bias and config.q_lora_rank is None:
             raise ValueError(f"{config.model_type} with attention_bias and without q_lora_rank is not supported")
@@ -49,11 +49,11 @@ class Latent:
         return cls(
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
-            plain=plain,
-            turned=turned,
-            value=config.v_head_dim,
-            rank=config.kv_lora_rank,
-            q_rank=config.q_lora_rank,
+            qk_nope_head_dim=plain,
+            qk_rope_head_dim=turned,
+            v_head_dim=config.v_head_dim,
+            kv_lora_rank=config.kv_lora_rank,
+            q_lora_rank=config.q_lora_rank,
             scale=(plain + turned) ** -0.5 * temperature(config.rope_parameters),
             bias=config.attention_bias,
         )
@@ -70,58 +70,67 @@ def temperature(rope: Mapping[str, Any]) -> float:
 class LatentAttention(nn.Module):
     """x [T, hidden] -> [T, hidden]. Each rank keeps the whole latent, and some of the heads."""
 
-    def __init__(self, build: BuildContext, shape: Latent, rotary: Rotary) -> None:
+    def __init__(self, build: BuildContext, shape: MLASizes, rotary: Rotary) -> None:
         super().__init__()
         if shape.heads < build.size:
             raise ValueError(
                 f"{build.size} ranks cannot share {shape.heads} attention heads: a rank would have none; "
                 f"lower tensor_parallel_size to {shape.heads} or less"
             )
-        queries = even(shape.heads, build.size)
+        queries = even_shards(shape.heads, build.size)
         self._shape, self._heads, self.rotary = shape, queries.local(build.rank), rotary
-        each, latent = shape.plain + shape.turned, whole(shape.rank + shape.turned, build.size)
-        low = shape.q_rank is not None
-        first = {"q_a_proj": whole(shape.q_rank or 0, build.size)} if low else {"q_proj": queries.times(each)}
-        self.inputs = columns(build, shape.hidden, {**first, "kv_a_proj_with_mqa": latent}, shape.bias)
-        self.q_a_layernorm = RMSNorm(build, shape.q_rank, EPS) if shape.q_rank is not None else None
-        self.q = columns(build, shape.q_rank, {"q_b_proj": queries.times(each)}) if shape.q_rank is not None else None
-        self.kv_a_layernorm = RMSNorm(build, shape.rank, EPS)
-        self.absorbed = Absorbed(build, shape, queries)
-        self.out = rows(build, queries.times(shape.value), ("o_proj", shape.hidden), shape.bias)
+        each, latent = (
+            shape.qk_nope_head_dim + shape.qk_rope_head_dim,
+            replicated(shape.kv_lora_rank + shape.qk_rope_head_dim, build.size),
+        )
+        low = shape.q_lora_rank is not None
+        first = {"q_a_proj": replicated(shape.q_lora_rank or 0, build.size)} if low else {"q_proj": queries.times(each)}
+        self.inputs = column_parallel(build, shape.hidden, {**first, "kv_a_proj_with_mqa": latent}, shape.bias)
+        self.q_a_layernorm = RMSNorm(build, shape.q_lora_rank, EPS) if shape.q_lora_rank is not None else None
+        self.q = (
+            column_parallel(build, shape.q_lora_rank, {"q_b_proj": queries.times(each)})
+            if shape.q_lora_rank is not None
+            else None
+        )
+        self.kv_a_layernorm = RMSNorm(build, shape.kv_lora_rank, EPS)
+        self.absorbed = AbsorbedProjections(build, shape, queries)
+        self.out = row_parallel(build, queries.times(shape.v_head_dim), ("o_proj", shape.hidden), shape.bias)
         self._ops = build.ops.take("beside")
-        self.mixing = build.mixing(
+        self.mixing = build.make_mixer(
             AttentionSpec(
                 heads=self._heads,
                 kv_heads=1,
-                head_dim=shape.rank + shape.turned,
+                head_dim=shape.kv_lora_rank + shape.qk_rope_head_dim,
                 scale=shape.scale,
                 dtype=build.dtype,
                 page_size=build.page_size,
                 kv_dtype=build.kv_dtype,
-                shared=shape.rank,
+                shared=shape.kv_lora_rank,
             )
         )
         self.mixing.kv_heads = 1
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
         shape, tokens = self._shape, x.shape[0]
-        both, wide = self.inputs(x), shape.rank + shape.turned
-        first, latent, key = both.split([both.shape[1] - wide, shape.rank, shape.turned], dim=-1)
+        both, wide = self.inputs(x), shape.kv_lora_rank + shape.qk_rope_head_dim
+        first, latent, key = both.split([both.shape[1] - wide, shape.kv_lora_rank, shape.qk_rope_head_dim], dim=-1)
         if self.q is not None and self.q_a_layernorm is not None:
             first = self.q(self.q_a_layernorm(first))
-        plain, query = first.reshape(tokens, -1, shape.plain + shape.turned).split([shape.plain, shape.turned], dim=-1)
+        plain, query = first.reshape(tokens, -1, shape.qk_nope_head_dim + shape.qk_rope_head_dim).split(
+            [shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1
+        )
         query, key = self.rotary(query, key[:, None], cache.batch.positions)
-        inner = self.absorbed.into(plain)
-        q = self._ops.beside(inner.reshape(-1, shape.rank), query.reshape(-1, shape.turned))
+        inner = self.absorbed.project_queries(plain)
+        q = self._ops.beside(inner.reshape(-1, shape.kv_lora_rank), query.reshape(-1, shape.qk_rope_head_dim))
         k = self._ops.beside(self.kv_a_layernorm(latent), key.reshape(tokens, -1))
         out = self.mixing(q.reshape(tokens, -1, wide), k[:, None], None, cache)
-        return self.out(self.absorbed.values(out).reshape(tokens, -1))
+        return self.out(self.absorbed.project_values(out).reshape(tokens, -1))
 
 
-class Absorbed(Layer):
+class AbsorbedProjections(Layer):
     """The weights that make k and v of a latent (kv_b_proj), head by head: applied to q, and to attention's outputs."""
 
-    def __init__(self, build: BuildContext, shape: Latent, queries: Shards) -> None:
+    def __init__(self, build: BuildContext, shape: MLASizes, queries: Shards) -> None:
         super().__init__(build, "by_heads")
         self._build, self._shape, self._queries = build, shape, queries
         self.keys: Tensor
@@ -129,34 +138,34 @@ class Absorbed(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         build, shape = self._build, self._shape
-        module, each = path.rpartition(".")[0] + ".kv_b_proj", shape.plain + shape.value
+        module, each = path.rpartition(".")[0] + ".kv_b_proj", shape.qk_nope_head_dim + shape.v_head_dim
         ranges, total = self._queries.ranges[build.rank], shape.heads * each
 
         def stacked(name: str, use: str, first: int, size: int) -> Weight:
             parts = tuple(
                 CheckpointSlice(
                     f"{module}.weight",
-                    (size, shape.rank),
+                    (size, shape.kv_lora_rank),
                     ((0, size),) * build.size,
                     head * each + first,
                     total=total,
                 )
                 for head in range(*ranges)
             )
-            reader = build.forms.reader(module)
+            reader = build.quantization.reader(module)
             return Weight(name, parts, 0, build.rank, build.dtype, use, reader=reader, stack=len(parts))
 
         return [
-            stacked("keys", "transposed heads", 0, shape.plain),
-            stacked("of_values", "heads", shape.plain, shape.value),
+            stacked("keys", "transposed heads", 0, shape.qk_nope_head_dim),
+            stacked("of_values", "heads", shape.qk_nope_head_dim, shape.v_head_dim),
         ]
 
-    def into(self, q: Tensor) -> Tensor:
+    def project_queries(self, q: Tensor) -> Tensor:
         """[T, H, plain] -> [T, H, rank]: a product of that with a latent is one of q with the latent's k."""
-        inner: Tensor = self.ops.by_heads(q, self.keys, self._shape.rank, True)
+        inner: Tensor = self.ops.by_heads(q, self.keys, self._shape.kv_lora_rank, True)
         return inner
 
-    def values(self, mixed: Tensor) -> Tensor:
+    def project_values(self, mixed: Tensor) -> Tensor:
         """Latents that were weighted and added up, [T, H, rank] -> [T, H, value]."""
-        out: Tensor = self.ops.by_heads(mixed, self.of_values, self._shape.value, False)
+        out: Tensor = self.ops.by_heads(mixed, self.of_values, self._shape.v_head_dim, False)
         return out

@@ -30,7 +30,7 @@ class RelativeAttention(SelfAttention):
     """Attention without a KV cache that adds the learned `bias` to scores."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes, bias: RelativeBias) -> None:
-        assert not shape.keeps, "the op is one over a step's own K and V"
+        assert not shape.uses_kv_cache, "the op is one over a step's own K and V"
         super().__init__(build, shape, None)
         self._ops = build.ops.take("biased_attention")
         self._bias = (bias,)  # not a part of this module
@@ -41,7 +41,7 @@ class RelativeAttention(SelfAttention):
         return out.reshape(q.shape[0], -1)
 
 
-def by_distance(learned: Tensor) -> Tensor:
+def bias_by_distance(learned: Tensor) -> Tensor:
     """Spreads the learned bias of each bucket [buckets, H] over distances: [H, 2 * FURTHEST + 1] in float32."""
     distances = torch.arange(-FURTHEST, FURTHEST + 1)
     return nn.functional.embedding(_buckets(distances, learned.shape[0]), learned.float()).T.contiguous()

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
-from quintet.layers.build import BuildContext, Shards, even, split_heads, whole
+from quintet.layers.build import BuildContext, Shards, even_shards, replicated, split_heads
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import CheckpointLayout, columns, rows
+from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.layers.mlp import GatedMLP
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import Rotary
 
 
 @dataclass(frozen=True)
-class Use:
+class SharedBlockUse:
     """One layer's of a block: where its weights stand in the checkpoint, and which of their adapters are this one's."""
 
     path: str
@@ -25,12 +25,12 @@ class Use:
 class Adapter(nn.Module):
     """up(down(x)), beside a product: `splits` are of its outputs."""
 
-    def __init__(self, build: BuildContext, use: Use, inputs: int, name: str, splits: list[Shards]) -> None:
+    def __init__(self, build: BuildContext, use: SharedBlockUse, inputs: int, name: str, splits: list[Shards]) -> None:
         super().__init__()
         source = f"/{use.path}.{name}.{use.number}"
-        self.down = columns(build, inputs, {f"{source}.0": whole(use.rank, build.size)})
+        self.down = column_parallel(build, inputs, {f"{source}.0": replicated(use.rank, build.size)})
         outputs = {str(number): split for number, split in enumerate(splits)}
-        self.up = columns(build, use.rank, outputs, stored=CheckpointLayout(fused=f"{source}.1"))
+        self.up = column_parallel(build, use.rank, outputs, stored=CheckpointLayout(fused=f"{source}.1"))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.up(self.down(x))
@@ -41,11 +41,11 @@ class AdaptedAttention(SelfAttention):
     """Attention over inputs wider than its outputs; q, k and v have an adapter each, where there are some."""
 
     def __init__(
-        self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None, hidden: int, use: Use | None
+        self, build: BuildContext, shape: AttentionSizes, rotary: Rotary | None, hidden: int, use: SharedBlockUse | None
     ) -> None:
         super().__init__(build, shape, rotary)
         queries, keys = (each.times(shape.head_dim) for each in split_heads(shape.heads, shape.kv_heads, build.size))
-        self.out = rows(build, queries, (shape.output, hidden))
+        self.out = row_parallel(build, queries, (shape.output, hidden))
         self._ops, adapters = build.ops.take("add"), []
         if use is not None:
             splits = {"q": queries, "k": keys, "v": keys}
@@ -65,10 +65,10 @@ class AdaptedAttention(SelfAttention):
 class AdaptedMLP(GatedMLP):
     """A gated feed-forward with an adapter beside gate and up."""
 
-    def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, bias: bool, use: Use) -> None:
+    def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, bias: bool, use: SharedBlockUse) -> None:
         """sizes: of what comes in and out, and between."""
         super().__init__(build, *sizes, kind, bias, CheckpointLayout(fused="gate_up_proj"))
-        name, split = "feed_forward.gate_up_proj_adapter_list", even(sizes[1], build.size)
+        name, split = "feed_forward.gate_up_proj_adapter_list", even_shards(sizes[1], build.size)
         self.adapter = Adapter(build, use, sizes[0], name, [split, split])
         self.ops.take("add")
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Shards, whole
+from quintet.layers.build import BuildContext, Shards, replicated
 from quintet.layers.moe.moe import DOWN, Experts, MoE, MoESizes, router
 
 BOTH = "gate_up_proj"  # of each expert: gate's outputs and up's take turns
@@ -15,10 +15,10 @@ class BiasedExperts(Experts):
     Files that hold floats keep them [in, out].
     """
 
-    def __init__(self, build: BuildContext, mixture: MoESizes, clamp: tuple[float, float]) -> None:
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, clamp: tuple[float, float]) -> None:
         """clamp: see the op biased_experts."""
-        names = [f"experts.{expert}" for expert in range(mixture.experts)]
-        super().__init__(build, (mixture.hidden, mixture.width), mixture.kind, names)
+        names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
+        super().__init__(build, (moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
         self.ops.take("biased_experts")
         self._clamp = clamp
         self.gate_up_bias: Tensor
@@ -28,7 +28,7 @@ class BiasedExperts(Experts):
         parent, size = path[: path.rfind(".") + 1], self._build.size
         once = ((0, self._hidden),) + ((self._hidden, 2 * self._hidden),) * (size - 1)
         gate_up, down = self._inner.times(2), Shards(self._hidden, once)  # one rank adds the bias of the sum
-        down = down if self.dealt is None else whole(self._hidden, size)
+        down = down if self.rank_experts is None else replicated(self._hidden, size)
         floats = self._reads_floats(parent)
 
         def stacked(name: str, own: str, shape: tuple[int, int], axis: int, split: Shards) -> Weight:
@@ -50,7 +50,7 @@ class BiasedExperts(Experts):
         return [*found, biases("gate_up_bias", BOTH, gate_up), biases("down_bias", DOWN, down)]
 
     def _reads_floats(self, parent: str) -> bool:
-        return self._build.forms.reader(f"{parent}{self._names[0]}.{BOTH}") is None
+        return self._build.quantization.reader(f"{parent}{self._names[0]}.{BOTH}") is None
 
     def forward(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         ids = self._here(x, ids)
@@ -64,7 +64,7 @@ class BiasedExperts(Experts):
 class BiasedMoE(MoE):
     """A mixture of such experts; its router has a bias too."""
 
-    def __init__(self, build: BuildContext, mixture: MoESizes, clamp: tuple[float, float]) -> None:
-        super().__init__(build, mixture)
-        self.gate = router(build, mixture.hidden, "gate", mixture.experts, bias=True)
-        self.experts = BiasedExperts(build, mixture, clamp)
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, clamp: tuple[float, float]) -> None:
+        super().__init__(build, moe_sizes)
+        self.gate = router(build, moe_sizes.hidden, "gate", moe_sizes.experts, bias=True)
+        self.experts = BiasedExperts(build, moe_sizes, clamp)

@@ -15,12 +15,12 @@ class ExpertPlacement:
     """Settings of expert placement when a model is built."""
 
     strategy: str = "linear"  # or "round_robin"
-    copies: int = 0  # of experts, beside one of each
-    moving: bool = False  # loads are counted, and experts may go to other ranks
+    redundant_experts: int = 0  # of experts, beside one of each
+    eplb: bool = False  # loads are counted, and experts may go to other ranks
 
     @property
     def columns(self) -> int:
-        return COLUMNS if self.copies else 1
+        return COLUMNS if self.redundant_experts else 1
 
     def placement(self, experts: int, size: int) -> Placement:
         """Returns the initial experts of each rank. ValueError where a rank would have none."""
@@ -29,17 +29,17 @@ class ExpertPlacement:
                 f"{experts} experts cannot be dealt out to {size} ranks: some would have none; lower "
                 "tensor_parallel_size, or leave enable_expert_parallel out"
             )
-        if self.copies > experts * (size - 1):
+        if self.redundant_experts > experts * (size - 1):
             raise ValueError(
-                f"num_redundant_experts={self.copies}: {experts} experts on each of {size} ranks are "
+                f"num_redundant_experts={self.redundant_experts}: {experts} experts on each of {size} ranks are "
                 f"{experts * (size - 1)} copies at most; lower it"
             )
         apart = int(experts % size == 0)  # round robin, the copy of the first expert would come to its own rank
-        every = [*range(experts), *((copy + apart) % experts for copy in range(self.copies))]
+        every = [*range(experts), *((copy + apart) % experts for copy in range(self.redundant_experts))]
         if self.strategy == "round_robin":
             return tuple(tuple(every[rank::size]) for rank in range(size))
         bounds = [0]
-        for room in rooms(len(every), size):
+        for room in slots_per_rank(len(every), size):
             bounds.append(bounds[-1] + room)
         return tuple(tuple(every[start:stop]) for start, stop in zip(bounds[:-1], bounds[1:], strict=True))
 
@@ -47,39 +47,44 @@ class ExpertPlacement:
 class RankExperts:
     """Expert placement of one layer, as one rank sees it."""
 
-    def __init__(self, dealing: ExpertPlacement, experts: int, rank: int, size: int) -> None:
-        self.first = self.placement = dealing.placement(experts, size)
-        self.experts, self.rank, self.moving, self._columns = experts, rank, dealing.moving, dealing.columns
+    def __init__(self, expert_placement: ExpertPlacement, experts: int, rank: int, size: int) -> None:
+        self.initial_placement = self.placement = expert_placement.placement(experts, size)
+        self.experts, self.rank, self.eplb, self._columns = (
+            experts,
+            rank,
+            expert_placement.eplb,
+            expert_placement.columns,
+        )
 
     @property
-    def own(self) -> tuple[int, ...]:
+    def local_experts(self) -> tuple[int, ...]:
         """The expert in each of this rank's places."""
         return self.placement[self.rank]
 
     @property
-    def others(self) -> list[int]:
+    def remote_experts(self) -> list[int]:
         """Experts of which it keeps nothing."""
-        return sorted(set(range(self.experts)) - set(self.own))
+        return sorted(set(range(self.experts)) - set(self.local_experts))
 
     def table(self, placement: Placement | None = None) -> Tensor:
         """[E, columns] int32, as local_experts() takes it."""
         rows = []
-        for copies in holders(placement or self.placement, self.experts):
+        for copies in ranks_of(placement or self.placement, self.experts):
             taken = [copies[column % len(copies)] for column in range(self._columns)]
             rows.append([place if owner == self.rank else -1 for owner, place in taken])
         return torch.tensor(rows, dtype=torch.int32)
 
     def constants(self) -> dict[str, Tensor]:
-        counted = {"loads": torch.zeros(self.experts, dtype=torch.int32)} if self.moving else {}
+        counted = {"loads": torch.zeros(self.experts, dtype=torch.int32)} if self.eplb else {}
         return {"places": self.table(), **counted}
 
 
-def rooms(places: int, size: int) -> list[int]:
+def slots_per_rank(places: int, size: int) -> list[int]:
     """Places of each rank: as even as integers allow, the first ones have what is left."""
     return [places // size + (rank < places % size) for rank in range(size)]
 
 
-def holders(placement: Placement, experts: int) -> list[list[tuple[int, int]]]:
+def ranks_of(placement: Placement, experts: int) -> list[list[tuple[int, int]]]:
     """(rank, place) of each expert's copies: one on each rank that has any."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
     for rank, own in enumerate(placement):
@@ -89,7 +94,7 @@ def holders(placement: Placement, experts: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def spoken(own: Sequence[int]) -> str:
+def format_expert_ids(own: Sequence[int]) -> str:
     """A rank's experts for people: "0-3", "0, 2, 4"."""
     runs: list[list[int]] = []
     for expert in sorted(own):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, Weight, WeightFormat, WeightReader
-from quintet.layers.build import BuildContext, Layer, Shards, padded, whole
+from quintet.layers.build import BuildContext, Layer, Shards, padded_shards, replicated
 from quintet.layers.linear import ColumnParallelLinear
-from quintet.layers.mlp import GatedMLP, known
+from quintet.layers.mlp import GatedMLP, activation_name
 from quintet.layers.moe.expert_placement import RankExperts
 from quintet.layers.quantization import QuantizationPlan
 
@@ -25,15 +25,15 @@ class MoESizes:
     hidden: int
     width: int  # features inside one expert
     experts: int
-    chosen: int  # experts of a token (top-k)
-    kind: str  # activation
+    top_k: int  # experts of a token (top-k)
+    activation: str  # activation
     renormalize: bool  # a token's weights add up to 1 over the experts that it has
     scores: str = "softmax"  # of the router's logits; or "sigmoid"
     bias: str | None = None  # the tensor, relative to the layer, that is added to scores for the choice alone
     groups: int = 1  # of neighbouring experts
-    kept: int = 1  # of them, that a token chooses from
+    top_k_groups: int = 1  # of them, that a token chooses from
     scale: float = 1.0  # of what the experts add up to
-    wide: bool = False  # the router multiplies in float32, whatever the model's type is
+    fp32_router: bool = False  # the router multiplies in float32, whatever the model's type is
     margin: float | None = None  # experts are chosen one after the other, each by those so near it: route_sparse()
     shared: int = 0  # features of one more feed-forward, shared_experts, which serves every token; 0: there is none
 
@@ -58,14 +58,14 @@ class Experts(Layer):
         """sizes: (hidden, features inside one expert). `transposed`: files that hold floats keep them [in, out]."""
         super().__init__(build, "experts")
         self._build, self._names, self._transposed = build, tuple(names), transposed
-        (self._hidden, self._width), self.kind = sizes, known(kind)
+        (self._hidden, self._width), self.kind = sizes, activation_name(kind)
         self.comm = build.comm
-        self.dealt: RankExperts | None = None
-        self._inner = shares(self._width, build.size)
-        if build.dealing is not None and build.size > 1 and len(names) > 1:
-            self.dealt = RankExperts(build.dealing, len(names), build.rank, build.size)
-            self._inner = whole(self._width, build.size)
-            self.ops.take("local_experts", *["count_experts"] * build.dealing.moving)
+        self.rank_experts: RankExperts | None = None
+        self._inner = paired_shards(self._width, build.size)
+        if build.expert_placement is not None and build.size > 1 and len(names) > 1:
+            self.rank_experts = RankExperts(build.expert_placement, len(names), build.rank, build.size)
+            self._inner = replicated(self._width, build.size)
+            self.ops.take("local_experts", *["count_experts"] * build.expert_placement.eplb)
         self.places: Tensor
         self.loads: Tensor
         self._held: dict[str, tuple[WeightFormat, WeightReader | None]] = {}  # of each stack, once settled
@@ -73,7 +73,7 @@ class Experts(Layer):
         self.gate_up: Tensor
         self.down: Tensor
 
-    def settle(self, path: str) -> None:
+    def finalize(self, path: str) -> None:
         """The formats of both stacks, and the provider for them."""
         size, stacks = self._build.size, [each for each in self.weights(path) if each.use.endswith("experts")]
         found = {each.name: self._settled(path, each) for each in stacks}
@@ -90,10 +90,10 @@ class Experts(Layer):
 
     def _settled(self, path: str, weight: Weight) -> tuple[WeightFormat, WeightReader | None]:
         """Plain where the platform keeps no quantized experts."""
-        forms = self._build.forms
+        forms = self._build.quantization
         modules = [(part.source.removesuffix(".weight"), weight.shard(part)) for part in weight.slices]
-        kept = forms.kept is not None and "experts" in forms.kept and not weight.padded
-        held = {forms.of(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
+        kept = forms.supported_kinds is not None and "experts" in forms.supported_kinds and not weight.padded
+        held = {forms.format_for(module, cut) if kept else (PLAIN, forms.reader(module)) for module, cut in modules}
         if len(held) > 1:
             raise ValueError(
                 f"the experts' {weight.name} of {path} are held in {len(held)} ways, and are one stack here; use a "
@@ -104,7 +104,7 @@ class Experts(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         parent = path[: path.rfind(".") + 1]
-        turned = self._transposed and self._build.forms.reader(f"{parent}{self._names[0]}.{GATE}") is None
+        turned = self._transposed and self._build.quantization.reader(f"{parent}{self._names[0]}.{GATE}") is None
 
         def part(expert: str, projection: str, shape: tuple[int, int]) -> CheckpointSlice:
             return CheckpointSlice(
@@ -122,7 +122,11 @@ class Experts(Layer):
     ) -> Weight:
         """A matrix of each expert that is here; `parts` of one."""
         names, build = self._names, self._build
-        own, others = (range(len(names)), []) if self.dealt is None else (self.dealt.own, self.dealt.others)
+        own, others = (
+            (range(len(names)), [])
+            if self.rank_experts is None
+            else (self.rank_experts.local_experts, self.rank_experts.remote_experts)
+        )
         here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
         fmt, reader = self._form_of(name)
         return Weight(
@@ -130,13 +134,13 @@ class Experts(Layer):
         )
 
     def constants(self) -> Mapping[str, Tensor]:
-        return {} if self.dealt is None else self.dealt.constants()
+        return {} if self.rank_experts is None else self.rank_experts.constants()
 
     def _here(self, x: Tensor, ids: Tensor) -> Tensor:
         """Places in this rank's stacks; -1 for experts of others."""
-        if self.dealt is None:
+        if self.rank_experts is None:
             return ids
-        if self.dealt.moving:
+        if self.rank_experts.eplb:
             self.ops.count_experts(ids, self.loads)
         found: Tensor = self.ops.local_experts(x, ids, self.places)
         return found
@@ -166,17 +170,17 @@ class Experts(Layer):
 class MoE(Layer):
     """x [T, D] -> [T, D]. Every rank routes alike: the router is whole on each, and exact."""
 
-    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
         super().__init__(build)
-        self._comm, self._mixture = build.comm, mixture
-        self.gate = router(build, mixture.hidden, "gate", mixture.experts, wide=mixture.wide)
-        self.choice = ExpertRouter(build, mixture)
+        self._comm, self._mixture = build.comm, moe_sizes
+        self.gate = router(build, moe_sizes.hidden, "gate", moe_sizes.experts, fp32=moe_sizes.fp32_router)
+        self.choice = ExpertRouter(build, moe_sizes)
         self.shared_experts: nn.Module | None = None
-        if mixture.shared:
-            self.shared_experts = GatedMLP(build, mixture.hidden, mixture.shared, mixture.kind)
-        self._added = build.ops.take(*["add"] * bool(mixture.shared))
-        names = [f"experts.{expert}" for expert in range(mixture.experts)]
-        self.experts = Experts(build, (mixture.hidden, mixture.width), mixture.kind, names)
+        if moe_sizes.shared:
+            self.shared_experts = GatedMLP(build, moe_sizes.hidden, moe_sizes.shared, moe_sizes.activation)
+        self._added = build.ops.take(*["add"] * bool(moe_sizes.shared))
+        names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
+        self.experts = Experts(build, (moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self._comm.all_reduce(self.share(x))
@@ -192,12 +196,12 @@ class MoE(Layer):
 class ExpertRouter(Layer):
     """The router's logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
 
-    def __init__(self, build: BuildContext, mixture: MoESizes) -> None:
-        self._build, self._mixture = build, mixture
-        plain = mixture.bias is None and mixture.groups == 1
-        self._op = "route_grouped" if mixture.scores == "sigmoid" else "route" if plain else "route_limited"
-        self._op = self._op if mixture.margin is None else "route_sparse"
-        super().__init__(build, self._op, *["scale"] * (mixture.scale != 1))
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
+        self._build, self._mixture = build, moe_sizes
+        plain = moe_sizes.bias is None and moe_sizes.groups == 1
+        self._op = "route_grouped" if moe_sizes.scores == "sigmoid" else "route" if plain else "route_limited"
+        self._op = self._op if moe_sizes.margin is None else "route_sparse"
+        super().__init__(build, self._op, *["scale"] * (moe_sizes.scale != 1))
         self.bias: Tensor
         self.unbiased: Tensor
 
@@ -205,7 +209,7 @@ class ExpertRouter(Layer):
         name, size = self._mixture.bias, self._mixture.experts
         if name is None:
             return []
-        part = CheckpointSlice(f"{path.rpartition('.')[0]}.{name}", (size,), whole(size, self._build.size).ranges)
+        part = CheckpointSlice(f"{path.rpartition('.')[0]}.{name}", (size,), replicated(size, self._build.size).ranges)
         return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:
@@ -215,12 +219,12 @@ class ExpertRouter(Layer):
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         of, choose = self._mixture, getattr(self.ops, self._op)
         if self._op == "route":
-            weights, ids = choose(logits, of.chosen, of.renormalize)
+            weights, ids = choose(logits, of.top_k, of.renormalize)
         elif of.margin is not None:
-            weights, ids = choose(logits, of.chosen, of.margin)
+            weights, ids = choose(logits, of.top_k, of.margin)
         else:
             bias = self.unbiased if of.bias is None else self.bias
-            weights, ids = choose(logits, bias, of.chosen, of.groups, of.kept, of.renormalize)
+            weights, ids = choose(logits, bias, of.top_k, of.groups, of.top_k_groups, of.renormalize)
         return (weights if of.scale == 1 else self.ops.scale(weights, of.scale)), ids
 
 
@@ -230,11 +234,11 @@ class SharedMoE(MoE):
     A mixture of one: route_grouped() weighs by the sigmoid, and the rounding is that of all experts.
     """
 
-    def __init__(self, build: BuildContext, mixture: MoESizes, width: int) -> None:
-        super().__init__(build, mixture)
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, width: int) -> None:
+        super().__init__(build, moe_sizes)
         self._own = build.ops.take("route_grouped", "add")
-        self.shared_gate = router(build, mixture.hidden, "shared_expert_gate", 1)
-        self.shared = Experts(build, (mixture.hidden, width), mixture.kind, ["shared_expert"])
+        self.shared_gate = router(build, moe_sizes.hidden, "shared_expert_gate", 1)
+        self.shared = Experts(build, (moe_sizes.hidden, width), moe_sizes.activation, ["shared_expert"])
         self.unbiased: Tensor
 
     def constants(self) -> Mapping[str, Tensor]:
@@ -247,16 +251,16 @@ class SharedMoE(MoE):
 
 
 def router(
-    build: BuildContext, hidden: int, name: str, outputs: int, bias: bool = False, wide: bool = False
+    build: BuildContext, hidden: int, name: str, outputs: int, bias: bool = False, fp32: bool = False
 ) -> nn.Module:
     """x [T, hidden] -> logits [T, outputs] on every rank; in floats: a wrong logit chooses a wrong expert. With `wide`
     in float32, as the checkpoint has the weight."""
-    build = replace(build, forms=QuantizationPlan(), dtype=torch.float32 if wide else build.dtype)
-    kind = Wide if wide else ColumnParallelLinear
-    return kind(build, whole(hidden, build.size), {name: whole(outputs, build.size)}, bias)
+    build = replace(build, quantization=QuantizationPlan(), dtype=torch.float32 if fp32 else build.dtype)
+    kind = Float32Linear if fp32 else ColumnParallelLinear
+    return kind(build, replicated(hidden, build.size), {name: replicated(outputs, build.size)}, bias)
 
 
-class Wide(ColumnParallelLinear):
+class Float32Linear(ColumnParallelLinear):
     """A product in float32 of what has fewer bits."""
 
     def __init__(self, build: BuildContext, *args: Any, **settings: Any) -> None:
@@ -267,9 +271,9 @@ class Wide(ColumnParallelLinear):
         return super().forward(self._wide.widen(x, x.shape[0], False))
 
 
-def shares(width: int, size: int) -> Shards:
+def paired_shards(width: int, size: int) -> Shards:
     """Equal shares of whole pairs of features, zeros past the end: half precision is packed in pairs of inputs."""
-    return Shards(width, padded(-(-width // 2), size).times(2).ranges)
+    return Shards(width, padded_shards(-(-width // 2), size).times(2).ranges)
 
 
 def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, whole
-from quintet.layers.linear import columns
+from quintet.layers.build import BuildContext, replicated
+from quintet.layers.linear import column_parallel
 from quintet.layers.mlp import MLP
 from quintet.layers.moe.moe import DOWN, UP, Experts, MoE, MoESizes
 
@@ -16,7 +16,9 @@ class UngatedExperts(Experts):
     """Stacks [E, I, D] and [E, D, I], held in floats: those of quantized files become floats while they are loaded."""
 
     def __init__(self, build: BuildContext, sizes: tuple[int, int], kind: str, names: Sequence[str]) -> None:
-        super().__init__(replace(build, forms=replace(build.forms, kept=None)), sizes, kind, names)
+        super().__init__(
+            replace(build, quantization=replace(build.quantization, supported_kinds=None)), sizes, kind, names
+        )
         self.ops.take("ungated_experts")
         self.up: Tensor
 
@@ -46,17 +48,21 @@ class UngatedMoE(MoE):
     With `latent`, the experts' inputs and outputs have so many numbers, by products on the way in and out.
     """
 
-    def __init__(self, build: BuildContext, mixture: MoESizes, latent: int | None, bias: bool) -> None:
-        super().__init__(build, replace(mixture, shared=0))
-        names = [f"experts.{expert}" for expert in range(mixture.experts)]
-        self.experts = UngatedExperts(build, (latent or mixture.hidden, mixture.width), mixture.kind, names)
-        sizes = mixture.hidden, mixture.shared
-        self.shared_experts = MLP(build, sizes, mixture.kind, ("up_proj", "down_proj"), bias)
+    def __init__(self, build: BuildContext, moe_sizes: MoESizes, latent: int | None, bias: bool) -> None:
+        super().__init__(build, replace(moe_sizes, shared=0))
+        names = [f"experts.{expert}" for expert in range(moe_sizes.experts)]
+        self.experts = UngatedExperts(build, (latent or moe_sizes.hidden, moe_sizes.width), moe_sizes.activation, names)
+        sizes = moe_sizes.hidden, moe_sizes.shared
+        self.shared_experts = MLP(build, sizes, moe_sizes.activation, ("up_proj", "down_proj"), bias)
         self.into: nn.Module | None = None
         self.out: nn.Module | None = None
         if latent:
-            self.into = columns(build, mixture.hidden, {"fc1_latent_proj": whole(latent, build.size)}, bias)
-            self.out = columns(build, latent, {"fc2_latent_proj": whole(mixture.hidden, build.size)}, bias)
+            self.into = column_parallel(
+                build, moe_sizes.hidden, {"fc1_latent_proj": replicated(latent, build.size)}, bias
+            )
+            self.out = column_parallel(
+                build, latent, {"fc2_latent_proj": replicated(moe_sizes.hidden, build.size)}, bias
+            )
         self._own = build.ops.take("add")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ class TensorPlan:
         return self.readers.get(module)
 
 
-def modules(tensors: Mapping[str, StoredTensor], end: str) -> list[str]:
+def modules_with_tensor(tensors: Mapping[str, StoredTensor], end: str) -> list[str]:
     """Returns the modules that have a tensor with this ending."""
     return [name.removesuffix(end) for name in tensors if name.endswith(end)]
 

@@ -23,7 +23,7 @@ from quintet.layers.quantization.formats import (
 )
 from quintet.layers.quantization.formats import compressed_tensors as compressed
 from quintet.layers.quantization.formats import compressed_tensors_config as compressed_plan
-from quintet.layers.quantization.module_patterns import ListedPlan, Parts, parts, regular, wildcards
+from quintet.layers.quantization.module_patterns import ListedPlan, PathParts, path_parts, regex_names, wildcard_names
 from quintet.layers.quantization.packed_schemes import PackedPlan
 
 
@@ -35,34 +35,34 @@ class ModulePlan(Protocol):
 
 
 @dataclass(frozen=True)
-class Quantized:
+class CheckpointQuantization:
     """A checkpoint's quantization."""
 
     method: str
     plan: ModulePlan
     heads: bool = False  # the plan covers heads and embeddings too; False: they stayed in floats
-    silent: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
+    ignored_suffixes: tuple[str, ...] = ()  # ends of the names of tensors that say nothing to us
     notes: tuple[str, ...] = ()  # what is computed otherwise than the checkpoint means it, for users
     activations: int | None = None  # bits that its products take of them, if not those of its formats
 
 
 @dataclass(frozen=True)
-class Everywhere:
+class UniformPlan:
     """The same for every module but those that were left out."""
 
-    how: WeightReader
+    weight_reader: WeightReader
     ignored: tuple[str, ...] = ()  # names of modules, or their beginnings or ends; ".*" for anything between
 
     def reader(self, module: str) -> WeightReader | None:
-        return None if self._left.has(module) else self.how
+        return None if self._left.has(module) else self.weight_reader
 
     @functools.cached_property
-    def _left(self) -> Parts:
-        return parts(self.ignored)
+    def _left(self) -> PathParts:
+        return path_parts(self.ignored)
 
 
 @dataclass(frozen=True)
-class Left:
+class ExcludingPlan:
     """A plan, but for modules that were left out, as Everywhere has it."""
 
     plan: ModulePlan
@@ -72,80 +72,82 @@ class Left:
         return None if self._left.has(module) else self.plan.reader(module)
 
     @functools.cached_property
-    def _left(self) -> Parts:
-        return parts(self.ignored)
+    def _left(self) -> PathParts:
+        return path_parts(self.ignored)
 
 
-There = Callable[
+GetStoredTensors = Callable[
     [], Mapping[str, StoredTensor]
 ]  # the tensors of a checkpoint's files, by the modules' names; none if random
-Read = Callable[[Mapping[str, Any], There], Quantized]
+ConfigReader = Callable[[Mapping[str, Any], GetStoredTensors], CheckpointQuantization]
 
 
-def _everywhere(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) -> Read:
-    return lambda config, there: Quantized(method, Everywhere(read(config), ignored(config)))
+def _everywhere(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) -> ConfigReader:
+    return lambda config, there: CheckpointQuantization(method, UniformPlan(read(config), ignored_modules(config)))
 
 
-def _packed(method: str, read: Callable[[Mapping[str, Any], There], tuple[PackedPlan, bool]]) -> Read:
-    def quantized(config: Mapping[str, Any], there: There) -> Quantized:
+def _packed(
+    method: str, read: Callable[[Mapping[str, Any], GetStoredTensors], tuple[PackedPlan, bool]]
+) -> ConfigReader:
+    def quantized(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
         plan, heads = read(config, there)
-        return Quantized(method, Left(plan, ignored(config)), heads, (".g_idx",))
+        return CheckpointQuantization(method, ExcludingPlan(plan, ignored_modules(config)), heads, (".g_idx",))
 
     return quantized
 
 
-def _compressed(config: Mapping[str, Any], there: There) -> Quantized:
+def _compressed(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known, notes = compressed_plan.plan(config, there())
-    return Quantized(compressed.NAME, known, True, compressed.SILENT, notes)
+    return CheckpointQuantization(compressed.NAME, known, True, compressed.SILENT, notes)
 
 
-def _fp8(config: Mapping[str, Any], there: There) -> Quantized:
-    known = Left(fp8.read(config, there()), ignored(config))
-    return Quantized("fp8", known, silent=fp8.SILENT, notes=fp8.notes(config))
+def _fp8(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    known = ExcludingPlan(fp8.read(config, there()), ignored_modules(config))
+    return CheckpointQuantization("fp8", known, ignored_suffixes=fp8.SILENT, notes=fp8.notes(config))
 
 
-def _fbgemm(config: Mapping[str, Any], there: There) -> Quantized:
-    known = Left(fp8.Fp8(files=there()), ignored(config))
-    return Quantized("fbgemm_fp8", known, silent=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
+def _fbgemm(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    known = ExcludingPlan(fp8.Fp8Plan(files=there()), ignored_modules(config))
+    return CheckpointQuantization("fbgemm_fp8", known, ignored_suffixes=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
 
 
-def _modelopt(config: Mapping[str, Any], there: There) -> Quantized:
-    return Quantized("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+def _modelopt(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    return CheckpointQuantization("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
 
 
-def _quark(config: Mapping[str, Any], there: There) -> Quantized:
+def _quark(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known, notes = quark.plan(config, there())
-    return Quantized("quark", known, True, quark.SILENT, notes)
+    return CheckpointQuantization("quark", known, True, quark.SILENT, notes)
 
 
-def _mxfp4(config: Mapping[str, Any], there: There) -> Quantized:
+def _mxfp4(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     """gpt-oss: its experts alone."""
-    experts = regular([r"re:.*\.experts\..*"], "a list")
-    return Quantized(
-        "mxfp4", ListedPlan(((experts, minifloats.gpt_oss()),), None, wildcards(ignored(config), "a list"))
+    experts = regex_names([r"re:.*\.experts\..*"], "a list")
+    return CheckpointQuantization(
+        "mxfp4", ListedPlan(((experts, minifloats.gpt_oss()),), None, wildcard_names(ignored_modules(config), "a list"))
     )
 
 
-def _bitsandbytes(config: Mapping[str, Any], there: There) -> Quantized:
-    skipped = ignored(config, ("llm_int8_skip_modules",))
+def _bitsandbytes(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    skipped = ignored_modules(config, ("llm_int8_skip_modules",))
     tensors = there()
-    known = bitsandbytes.found(config, tensors) if tensors else Everywhere(bitsandbytes.said(config), skipped)
+    known = bitsandbytes.plan(config, tensors) if tensors else UniformPlan(bitsandbytes.reader(config), skipped)
     eights = any(name.endswith(".SCB") for name in tensors)
-    return Quantized("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
+    return CheckpointQuantization("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
 
 
-def _hqq(config: Mapping[str, Any], there: There) -> Quantized:
-    ignored(config, ("skip_modules",))
-    return Quantized("hqq", hqq.found(config, there(), matches), True, hqq.SILENT)
+def _hqq(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    ignored_modules(config, ("skip_modules",))
+    return CheckpointQuantization("hqq", hqq.plan(config, there(), matches_module), True, hqq.SILENT)
 
 
-def _torchao(config: Mapping[str, Any], there: There) -> Quantized:
-    ignored(config)
-    return Quantized("torchao", torchao.found(config, there()), True)
+def _torchao(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
+    ignored_modules(config)
+    return CheckpointQuantization("torchao", torchao.plan(config, there()), True)
 
 
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
-METHODS: Mapping[str, Read] = {
+METHODS: Mapping[str, ConfigReader] = {
     "auto-round": _packed("auto-round", auto_round.read),
     "awq": _everywhere("awq", awq_config.read),
     "bitsandbytes": _bitsandbytes,
@@ -165,7 +167,9 @@ METHODS: Mapping[str, Read] = {
 IGNORED = ("modules_to_not_convert", "ignored_layers")  # where a configuration lists what stayed in floats
 
 
-def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantized | None:
+def read_quantization_config(
+    config: Mapping[str, Any] | None, stored_tensors: GetStoredTensors = dict
+) -> CheckpointQuantization | None:
     """Reads a quantization_config; None where there is none. ValueError says what in it is not understood."""
     if not config:
         return None
@@ -178,36 +182,36 @@ def quantized(config: Mapping[str, Any] | None, there: There = dict) -> Quantize
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     try:
-        return METHODS[method](config, there)
+        return METHODS[method](config, stored_tensors)
     except ValueError as error:  # a value of the file's that it quotes may have any letters
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _gguf(types: gguf.Types) -> Quantized:
+def _gguf(types: gguf.GgufPlan) -> CheckpointQuantization:
     """Quantization of a GGUF file: llama.cpp multiplies all quantized types with activations in 8 bits."""
     notes = ("activations in 8 bits, as llama.cpp has them, where the platform can; activation_bits=16 keeps them",)
-    return Quantized(f"gguf ({types.counted})", types, heads=True, notes=notes, activations=8)
+    return CheckpointQuantization(f"gguf ({types.type_counts})", types, heads=True, notes=notes, activations=8)
 
 
-def ignored(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
+def ignored_modules(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) -> tuple[str, ...]:
     """The names of modules that a configuration leaves out; ValueError for what is none."""
     lists = [config.get(key) or [] for key in keys]
     names = [name for each in lists for name in (each if isinstance(each, list | tuple) else [each])]
     for name in names:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"quantization_config leaves out {reprlib.repr(name)}, which is no module's name")
-    parts(names)
+    path_parts(names)
     return tuple(names)
 
 
-def matches(name: str, module: str) -> bool:
+def matches_module(name: str, module: str) -> bool:
     """True if a configuration's module name or pattern means this module. For many names, use parts()."""
     return _alone(name).has(module)
 
 
 @functools.cache
-def _alone(name: str) -> Parts:
-    return parts([name])
+def _alone(name: str) -> PathParts:
+    return path_parts([name])
 
 
 def _method(config: Mapping[str, Any]) -> str:

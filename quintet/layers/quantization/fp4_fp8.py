@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.block_scales import POWERS, SMALL, Scales, beside, one, whole
-from quintet.layers.quantization.group_scales import fitted, floats
-from quintet.layers.quantization.integers import unpacked
+from quintet.layers.quantization.block_scales import POWERS, SMALL, BlockScales, full_shape, scalar_scale, sibling_name
+from quintet.layers.quantization.group_scales import dequantized_shard, shard_format
+from quintet.layers.quantization.integers import unpack_rows
 
 BLOCK, SMALL_BLOCK = 32, 16  # inputs that share a scale: of the MX formats, and of NVFP4
 
@@ -36,113 +36,117 @@ class Float8Weights:
     """A "weight" of float8 [N, K]. The scales are written out for every output, so that any share of the outputs, and
     products side by side, are one matrix."""
 
-    scales: Scales
+    scales: BlockScales
     dtype: torch.dtype = torch.float8_e4m3fn
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
-        shape = whole(part)
+        shape = full_shape(part)
         return {
             part.source: StoredTensor(shape, (self.dtype,)),
-            beside(part, self.scales.name): self.scales.on_file(shape),
+            sibling_name(part, self.scales.name): self.scales.stored_tensor(shape),
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("fp8", 8, 16, self.scales.columns, dtype=self.dtype), shard)
+        return shard_format(WeightFormat("fp8", 8, 16, self.scales.columns, dtype=self.dtype), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt = self.format(shard)
         values = tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
+        scales = self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt)
         return Matrix(values, scales, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.scales.columns, part, shard, tensors)
+        return dequantized_shard(self, self.scales.columns, part, shard, tensors)
 
 
 @dataclass(frozen=True)
-class Float4:
+class Float4Reader:
     """e2m1 in halves of bytes, the first input in the low one: uint8 [N, K / 2], or [N, K / 32, 16] by blocks.
 
     Scales of blocks of inputs, and where `tensor` names it one more for the whole, which multiplies or `divides`.
     """
 
-    scales: Scales
-    values: str = "weight_packed"
-    tensor: str | None = None
-    divides: bool = False
+    scales: BlockScales
+    values_name: str = "weight_packed"
+    global_scale_name: str | None = None
+    divides_by_global_scale: bool = False
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
-        (outputs, inputs), block = whole(part), self.scales.columns
+        (outputs, inputs), block = full_shape(part), self.scales.columns
         if inputs % block:
             raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {block} do not divide")
         blocks = (outputs, inputs // block, block // 2)
         found = {
-            beside(part, self.values): StoredTensor((outputs, inputs // 2), (torch.uint8,), (blocks,)),
-            beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
+            sibling_name(part, self.values_name): StoredTensor((outputs, inputs // 2), (torch.uint8,), (blocks,)),
+            sibling_name(part, self.scales.name): self.scales.stored_tensor((outputs, inputs)),
         }
-        if self.tensor is not None:
-            found[beside(part, self.tensor)] = Scales(0, 0).on_file((outputs, inputs))
+        if self.global_scale_name is not None:
+            found[sibling_name(part, self.global_scale_name)] = BlockScales(0, 0).stored_tensor((outputs, inputs))
         return found
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("table4", 4, 16, self.scales.columns, codebook=E2M1), shard)
+        return shard_format(WeightFormat("table4", 4, 16, self.scales.columns, codebook=E2M1), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, (first, last) = self.format(shard), shard.inputs
-        rows = tensors[beside(part, self.values)][slice(*shard.outputs)].flatten(1)
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
-        if self.tensor is not None:
-            known = one(tensors, beside(part, self.tensor))
-            scales = scales / known if self.divides else scales * known
+        rows = tensors[sibling_name(part, self.values_name)][slice(*shard.outputs)].flatten(1)
+        scales = self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt)
+        if self.global_scale_name is not None:
+            known = scalar_scale(tensors, sibling_name(part, self.global_scale_name))
+            scales = scales / known if self.divides_by_global_scale else scales * known
         return Matrix(rows[:, first // 2 : last // 2].contiguous(), scales, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.scales.columns, part, shard, tensors)
+        return dequantized_shard(self, self.scales.columns, part, shard, tensors)
 
 
 @dataclass(frozen=True)
-class Float6:
+class Float6Reader:
     """Six bits a number, one after the other from the lowest: "weight" uint8 [N, 3 K / 4], a power of 2 for 32."""
 
     table: tuple[float, ...]  # E2M3 or E3M2
-    scales: Scales = Scales(1, BLOCK, dtypes=POWERS)
+    scales: BlockScales = BlockScales(1, BLOCK, dtypes=POWERS)
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
-        outputs, inputs = whole(part)
+        outputs, inputs = full_shape(part)
         if inputs % BLOCK:
             raise ValueError(f"{part.source} has {inputs} inputs, which blocks of {BLOCK} do not divide")
         return {
             part.source: StoredTensor((outputs, inputs * 3 // 4), (torch.uint8,)),
-            beside(part, self.scales.name): self.scales.on_file((outputs, inputs)),
+            sibling_name(part, self.scales.name): self.scales.stored_tensor((outputs, inputs)),
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("table8", 8, 16, BLOCK, codebook=self.table), shard)
+        return shard_format(WeightFormat("table8", 8, 16, BLOCK, codebook=self.table), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt = self.format(shard)
-        values = unpacked(tensors[part.source][slice(*shard.outputs)], 6 * torch.arange(*shard.inputs), 6)
-        return Matrix(values, self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt), format=fmt)
+        values = unpack_rows(tensors[part.source][slice(*shard.outputs)], 6 * torch.arange(*shard.inputs), 6)
+        return Matrix(
+            values,
+            self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt),
+            format=fmt,
+        )
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, BLOCK, part, shard, tensors)
+        return dequantized_shard(self, BLOCK, part, shard, tensors)
 
 
 def mxfp8() -> Float8Weights:
     """float8 with a power of 2 for every 32 inputs."""
-    return Float8Weights(Scales(1, BLOCK, dtypes=POWERS))
+    return Float8Weights(BlockScales(1, BLOCK, dtypes=POWERS))
 
 
-def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4:
+def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4Reader:
     """e2m1 with a power of 2 for every 32 inputs."""
-    return Float4(Scales(1, BLOCK, scales, POWERS), values)
+    return Float4Reader(BlockScales(1, BLOCK, scales, POWERS), values)
 
 
-def nvfp4(values: str, tensor: str, divides: bool, block: int = SMALL_BLOCK) -> Float4:
+def nvfp4(values: str, tensor: str, divides: bool, block: int = SMALL_BLOCK) -> Float4Reader:
     """e2m1 with a float8 for every 16 inputs, and one float32 for all."""
-    return Float4(Scales(1, block, dtypes=SMALL), values, tensor, divides)
+    return Float4Reader(BlockScales(1, block, dtypes=SMALL), values, tensor, divides)
 
 
-def gpt_oss() -> Float4:
+def gpt_oss() -> Float4Reader:
     """MXFP4 as gpt-oss (OpenAI, 2025) has its experts: "_blocks" uint8 [N, K / 32, 16] and "_scales" [N, K / 32]."""
-    return Float4(Scales(1, BLOCK, "_scales", POWERS), "_blocks")
+    return Float4Reader(BlockScales(1, BLOCK, "_scales", POWERS), "_blocks")

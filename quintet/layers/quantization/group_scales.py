@@ -13,7 +13,7 @@ from quintet.ops.quantized import dequantized
 LEAST = 16  # inputs that a group is cut down to
 
 
-def fitted(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
+def shard_format(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
     """The format of the cut: with smaller groups where it begins or ends within one, plain if they get too small."""
     start, stop = shard.inputs
     if not fmt.group:
@@ -25,7 +25,7 @@ def fitted(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
     return PLAIN if group < LEAST else replace(fmt, group=group)
 
 
-def floats(
+def dequantized_shard(
     reader: WeightReader, group: int, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]
 ) -> Tensor:
     """Returns the share of a part, dequantized from the whole groups of so many inputs that it lies in."""
@@ -35,7 +35,7 @@ def floats(
     return known[:, start - wide[0] : stop - wide[0]]
 
 
-def spread(x: Tensor, stored: int, wanted: int, inputs: tuple[int, int]) -> Tensor:
+def regroup(x: Tensor, stored: int, wanted: int, inputs: tuple[int, int]) -> Tensor:
     """[N, G], for groups of so many stored inputs -> for groups of so many wanted ones, within a range of them."""
     if not wanted:
         return x.contiguous()

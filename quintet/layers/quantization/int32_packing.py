@@ -9,12 +9,12 @@ PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}  # widths that add up t
 ONES = {bits: sum(1 << at for at in range(0, WORD, bits)) for bits in (2, 4, 8)}  # a 1 in each value of a word
 
 
-def words(count: int, bits: int) -> int:
+def word_count(count: int, bits: int) -> int:
     """Returns the number of words that so many values take."""
     return -(-count * bits // WORD)
 
 
-def unpacked(packed: Tensor, bits: int, inputs: tuple[int, int], planar: bool = False) -> Tensor:
+def unpack_columns(packed: Tensor, bits: int, inputs: tuple[int, int], planar: bool = False) -> Tensor:
     """int32 [W, N] -> uint8 [first..last, N]: a column's values one after the other, each from its lowest bit.
 
     `planar`: 32 values are in planes that divide a word, one after the other: GPTQModel's gptq_p.
@@ -48,11 +48,11 @@ def _by_planes(there: Tensor, bits: int) -> Tensor:
     return known
 
 
-def one_more(packed: Tensor, bits: int) -> Tensor:
+def add_one(packed: Tensor, bits: int) -> Tensor:
     """Adds 1 to all values that were written less one. No value leaves its word: a 0 took from its neighbour."""
     return packed + (ONES[bits] - (1 << WORD) if ONES[bits] >> WORD - 1 else ONES[bits])
 
 
-def nibbles(values: Tensor) -> Tensor:
+def pack_nibbles(values: Tensor) -> Tensor:
     """uint8 [N, K] of 0..15 -> [N, K / 2], as Matrix has them."""
     return values[:, ::2] | values[:, 1::2] << 4

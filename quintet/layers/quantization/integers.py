@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.block_scales import Scales, beside, whole
-from quintet.layers.quantization.group_scales import fitted, floats
+from quintet.layers.quantization.block_scales import BlockScales, full_shape, sibling_name
+from quintet.layers.quantization.group_scales import dequantized_shard, shard_format
 from quintet.ops.quantized import MIDDLE, dequantized
 
 WORD = 32  # bits
@@ -24,30 +24,32 @@ class IntWeights:
     """
 
     bits: int
-    scales: Scales
+    scales: BlockScales
     zeros: bool = False
     activations: int = 16  # bits
     packed: bool = False
-    ordered: int = 0  # inputs of a matrix with groups that are not of inputs in a row; 0: they are
+    act_order_inputs: int = 0  # inputs of a matrix with groups that are not of inputs in a row; 0: they are
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
-        outputs, inputs = shape = whole(part)
+        outputs, inputs = shape = full_shape(part)
         down, across = self.scales.blocks(shape)
-        found = {beside(part, self.scales.name): self.scales.on_file(shape)}
+        found = {sibling_name(part, self.scales.name): self.scales.stored_tensor(shape)}
         if self.packed:
             also = (
                 outputs,
                 -(-inputs // (WORD // self.bits)),
             )  # no number crossed words before compressed-tensors 0.13
-            found[beside(part, "weight_packed")] = StoredTensor((outputs, self._words(inputs)), (torch.int32,), (also,))
+            found[sibling_name(part, "weight_packed")] = StoredTensor(
+                (outputs, self._words(inputs)), (torch.int32,), (also,)
+            )
         else:
             found[part.source] = StoredTensor(shape, (torch.int8,))
         if self.zeros:
             points = StoredTensor((self._words(down), across), (torch.int32,))
-            loose = self.scales.on_file(shape)._replace(dtypes=(torch.int8,))
-            found[beside(part, "weight_zero_point")] = points if self._zeros_packed else loose
-        if self.ordered:
-            found[beside(part, "weight_g_idx")] = StoredTensor((inputs,), (torch.int32,))
+            loose = self.scales.stored_tensor(shape)._replace(dtypes=(torch.int8,))
+            found[sibling_name(part, "weight_zero_point")] = points if self._zeros_packed else loose
+        if self.act_order_inputs:
+            found[sibling_name(part, "weight_g_idx")] = StoredTensor((inputs,), (torch.int32,))
         return found
 
     @property
@@ -63,13 +65,13 @@ class IntWeights:
         fmt = WeightFormat(kind, 4 if nibbles else 8, self.activations, group)
         if self.zeros:  # 5 to 7 bits less their zero point have 8
             fmt = WeightFormat(kind, fmt.bits, self.activations, group, zeros=nibbles, mins=self.bits == 8)
-        if not self.ordered:
-            return fitted(fmt, shard)
-        return replace(fmt, act_order=True) if shard.inputs == (0, self.ordered) else PLAIN
+        if not self.act_order_inputs:
+            return shard_format(fmt, shard)
+        return replace(fmt, act_order=True) if shard.inputs == (0, self.act_order_inputs) else PLAIN
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, order = self.format(shard), self._order(part, tensors)
-        scales = self.scales.of(tensors[beside(part, self.scales.name)], part, shard, fmt)
+        scales = self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt)
         zeros = self._points(part, shard, tensors, fmt)
         if self.packed and self.bits == fmt.bits == 4 and order is None and shard.inputs[0] % 2 == 0:
             known = self._bytes(part, shard, tensors)  # as Matrix has them
@@ -89,10 +91,10 @@ class IntWeights:
         return Matrix(values - wide, scales, input_order=order, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        if self.ordered:
-            known = dequantized(self.matrix(part, ShardRange(shard.outputs, (0, self.ordered)), tensors))
+        if self.act_order_inputs:
+            known = dequantized(self.matrix(part, ShardRange(shard.outputs, (0, self.act_order_inputs)), tensors))
             return known[:, slice(*shard.inputs)]
-        return floats(self, self.scales.columns, part, shard, tensors)
+        return dequantized_shard(self, self.scales.columns, part, shard, tensors)
 
     def _values(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """int8 [n, k]."""
@@ -100,16 +102,16 @@ class IntWeights:
             return tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
         if self.bits == 8:
             return _signed(self._bytes(part, shard, tensors), 8)
-        words = tensors[beside(part, "weight_packed")][slice(*shard.outputs)]
+        words = tensors[sibling_name(part, "weight_packed")][slice(*shard.outputs)]
         places = torch.arange(*shard.inputs)
         each = WORD // self.bits
         dense = words.shape[1] == self._words(part.shape[1])
         starts = places * self.bits if dense else places // each * WORD + places % each * self.bits
-        return _signed(unpacked(words, starts, self.bits), self.bits)
+        return _signed(unpack_rows(words, starts, self.bits), self.bits)
 
     def _bytes(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [n, bytes of k], of numbers that none crosses."""
-        words = tensors[beside(part, "weight_packed")][slice(*shard.outputs)].contiguous()
+        words = tensors[sibling_name(part, "weight_packed")][slice(*shard.outputs)].contiguous()
         return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in shard.inputs))].contiguous()
 
     def _points(
@@ -118,24 +120,26 @@ class IntWeights:
         """int8 [n, G]."""
         if not self.zeros:
             return None
-        points = tensors[beside(part, "weight_zero_point")]
+        points = tensors[sibling_name(part, "weight_zero_point")]
         if self._zeros_packed:
-            starts = torch.arange(whole(part)[0]) * self.bits
-            points = _signed(unpacked(points.t(), starts, self.bits), self.bits).t()
-        return self.scales.spread(points, part, shard, fmt)
+            starts = torch.arange(full_shape(part)[0]) * self.bits
+            points = _signed(unpack_rows(points.t(), starts, self.bits), self.bits).t()
+        return self.scales.expand(points, part, shard, fmt)
 
     def _order(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """int32 [K]: inputs by their groups. ValueError where these are not of equal size."""
-        if not self.ordered:
+        if not self.act_order_inputs:
             return None
-        name = beside(part, "weight_g_idx")
-        groups, count = tensors[name].long(), self.scales.blocks(whole(part))[1]
+        name = sibling_name(part, "weight_g_idx")
+        groups, count = tensors[name].long(), self.scales.blocks(full_shape(part))[1]
         if groups.min() < 0 or groups.max() >= count or (groups.bincount() != self.scales.columns).any():
-            raise ValueError(f"{name} does not deal {self.ordered} inputs into {count} groups of {self.scales.columns}")
+            raise ValueError(
+                f"{name} does not deal {self.act_order_inputs} inputs into {count} groups of {self.scales.columns}"
+            )
         return groups.argsort(stable=True).to(torch.int32)
 
 
-def unpacked(words: Tensor, starts: Tensor, bits: int) -> Tensor:
+def unpack_rows(words: Tensor, starts: Tensor, bits: int) -> Tensor:
     """int32 or uint8 [M, W] -> uint8 [M, K], the numbers that begin at these bits of a row [K], from its lowest."""
     held = words.contiguous().view(torch.uint8)
     first, shifts = starts // 8, (starts % 8).to(torch.int16)

@@ -30,27 +30,27 @@ class ModuleNames:
         """True if one of a module's names is meant."""
         return any(name in self.exact or any(each.match(name) for each in self.patterns) for name in names)
 
-    def cover(self, names: Iterable[str]) -> bool:
+    def has_or_contains(self, names: Iterable[str]) -> bool:
         """The same where an exact name means all that is inside it too."""
         known = list(names)
         inside = (name[: found.start()] for name in known for found in re.finditer(r"\.", name))
         return self.has(known) or any(each in self.exact for each in inside)
 
 
-def regular(names: Iterable[object], where: str) -> ModuleNames:
+def regex_names(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list in which "re:" begins an expression, matched from a name's beginning. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
         if not isinstance(name, str) or not name or len(name) > LONGEST:
             raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
         if name.startswith("re:"):
-            patterns.append(expression(name.removeprefix("re:"), where))
+            patterns.append(compile_pattern(name.removeprefix("re:"), where))
         else:
             exact.add(name)
     return ModuleNames(frozenset(exact), tuple(dict.fromkeys(patterns)))
 
 
-def wildcards(names: Iterable[object], where: str) -> ModuleNames:
+def wildcard_names(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list with "*" for any characters, "?" for one and "[ab]" for one of these. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
@@ -60,7 +60,7 @@ def wildcards(names: Iterable[object], where: str) -> ModuleNames:
         if len(pieces) == 1:
             exact.add(name)
         else:
-            patterns.append(expression("".join(map(_meant, pieces)) + r"\Z", where))
+            patterns.append(compile_pattern("".join(map(_meant, pieces)) + r"\Z", where))
     return ModuleNames(frozenset(exact), tuple(dict.fromkeys(patterns)))
 
 
@@ -75,7 +75,7 @@ def _meant(piece: str) -> str:
 
 
 @dataclass(frozen=True)
-class Parts:
+class PathParts:
     """Whole parts of paths: "mlp.gate" is in "layers.3.mlp.gate", and not in "layers.3.mlp.gate_proj".
 
     A model of many experts has tens of thousands of modules: parts are looked up, and patterns alone are tried.
@@ -92,20 +92,20 @@ class Parts:
         )
 
 
-def parts(names: Iterable[str]) -> Parts:
+def path_parts(names: Iterable[str]) -> PathParts:
     """Reads names in which ".*" stands for anything between. ValueError for one that could take long to match."""
     plain = [name.removeprefix("re:").strip("^$").replace("\\.", ".") for name in names]
     patterned = [name for name in plain if ".*" in name or len(name) > LONGEST]
-    return Parts(frozenset(plain) - {*patterned}, tuple(dict.fromkeys(map(_between, patterned))))
+    return PathParts(frozenset(plain) - {*patterned}, tuple(dict.fromkeys(map(_between, patterned))))
 
 
 def _between(name: str) -> re.Pattern[str]:
     pieces = ".*".join(re.escape(piece) for piece in name.split(".*"))
-    return expression(rf"(^|\.){pieces}(\.|$)", "quantization_config")
+    return compile_pattern(rf"(^|\.){pieces}(\.|$)", "quantization_config")
 
 
 @functools.lru_cache(4096)
-def expression(pattern: str, where: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
     """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many choices."""
     wrong = f"{where} has the pattern {reprlib.repr(pattern)}, "
     if len(pattern) > LONGEST or _ways(pattern) > MOST_WAYS:
@@ -148,14 +148,14 @@ _HIDING = re.compile(r"\(\?(#|[aiLmsu]*x)")
 
 
 @dataclass(frozen=True, eq=False)
-class Modules:
+class CheckpointModules:
     """The modules of a checkpoint, as its files have them."""
 
     files: Mapping[str, StoredTensor] = field(default_factory=dict)  # its tensors, by the modules' names
 
     def names(self, module: str) -> tuple[str, ...]:
         """Returns the names that a configuration may have for a module."""
-        return spellings(module, self._filed.get(module))
+        return module_aliases(module, self._filed.get(module))
 
     def is_inside(self, module: str) -> bool:
         """True if it is in the blocks, or held quantized though it is not (a head)."""
@@ -172,22 +172,22 @@ class Modules:
 class ListedPlan:
     """A plan by lists of names: what is ignored is in floats, the first that names a module decides, then `rest`."""
 
-    chosen: tuple[tuple[ModuleNames, WeightReader | None], ...]
-    rest: WeightReader | None
+    rules: tuple[tuple[ModuleNames, WeightReader | None], ...]
+    default: WeightReader | None
     ignored: ModuleNames
-    modules: Modules = Modules()
+    modules: CheckpointModules = CheckpointModules()
 
     def reader(self, module: str) -> WeightReader | None:
         names = self.modules.names(module)
-        if self.ignored.cover(names):
+        if self.ignored.has_or_contains(names):
             return None
-        for each, how in self.chosen:
+        for each, how in self.rules:
             if each.has(names):
                 return how
-        return self.rest if self.modules.is_inside(module) else None
+        return self.default if self.modules.is_inside(module) else None
 
 
-def spellings(module: str, filed: str | None = None) -> tuple[str, ...]:
+def module_aliases(module: str, filed: str | None = None) -> tuple[str, ...]:
     """The names that a configuration may have for a module: ours, its file's, and those of a model with towers."""
     towered = [f"{TEXT_TOWER}.{module}"]
     if module.startswith("model."):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quintet.config import SCHEMES
 from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.checkpoint_config import ignored, matches
+from quintet.layers.quantization.checkpoint_config import ignored_modules, matches_module
 from quintet.layers.quantization.formats import bitsandbytes, torchao
 from quintet.ops.quantize import quantize
 from quintet.ops.quantized import dequantized
@@ -42,20 +42,20 @@ class OnlineQuantization:
     name: str  # that the user gave
     format: WeightFormat | None
     head: WeightFormat | None = None
-    named: tuple[tuple[str, WeightFormat | None], ...] = ()  # modules, or "re:" and a pattern of them
+    by_module: tuple[tuple[str, WeightFormat | None], ...] = ()  # modules, or "re:" and a pattern of them
     ignored: tuple[str, ...] = ()
 
-    def of(self, module: str) -> WeightFormat | None:
+    def format_for(self, module: str) -> WeightFormat | None:
         """Returns the format for this module of the checkpoint."""
-        if any(matches(each, module) for each in self.ignored):
+        if any(matches_module(each, module) for each in self.ignored):
             return None
-        said = [fmt for name, fmt in self.named if torchao.fits(name, module)]
+        said = [fmt for name, fmt in self.by_module if torchao.matches_entry(name, module)]
         return said[0] if said else self.format
 
-    def without_activations(self) -> "OnlineQuantization":
+    def without_activation_quantization(self) -> "OnlineQuantization":
         """For a device that multiplies no floats of 8 bits."""
         return replace(
-            self, format=_exact(self.format), named=tuple((name, _exact(fmt)) for name, fmt in self.named)
+            self, format=_exact(self.format), by_module=tuple((name, _exact(fmt)) for name, fmt in self.by_module)
         )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class OnlineQuantization:
 class RoundedWeights:
     """Reads floats as what a format that the platform does not keep makes of them."""
 
-    of: WeightFormat
+    weight_format: WeightFormat
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         return {part.source: StoredTensor(part.stored_shape, FLOATS)}
@@ -77,11 +77,11 @@ class RoundedWeights:
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         tensor = tensors[part.source].t() if part.transposed else tensors[part.source]
         held = tensor[slice(*shard.outputs), slice(*shard.inputs)]
-        fmt = fitting(self.of, held.shape[1])
+        fmt = format_for_inputs(self.weight_format, held.shape[1])
         return held.float() if fmt.plain else dequantized(quantize(held, fmt))
 
 
-def fitting(wanted: WeightFormat | None, inputs: int) -> WeightFormat:
+def format_for_inputs(wanted: WeightFormat | None, inputs: int) -> WeightFormat:
     """For a product of so many inputs: with a smaller group where that divides them, plain where none does."""
     if wanted is None:
         return PLAIN
@@ -91,7 +91,9 @@ def fitting(wanted: WeightFormat | None, inputs: int) -> WeightFormat:
     return PLAIN if group is None else replace(wanted, group=group)
 
 
-def wish(name: str, group: int | None = None, options: Mapping[str, Any] | None = None) -> OnlineQuantization:
+def online_quantization(
+    name: str, group: int | None = None, options: Mapping[str, Any] | None = None
+) -> OnlineQuantization:
     """Returns the wish for a name and the group that a user gives; `options` are the quantization_config for
     bitsandbytes and torchao. ValueError for what cannot be made."""
     if name == "bitsandbytes":
@@ -113,7 +115,7 @@ def _exact(fmt: WeightFormat | None) -> WeightFormat | None:
 
 def _bitsandbytes(options: Mapping[str, Any]) -> OnlineQuantization:
     """nf4 in blocks of 64 by default, as in vLLM. Scales stay in float32: there is no double quantization."""
-    skipped = ignored(options, ("llm_int8_skip_modules",))
+    skipped = ignored_modules(options, ("llm_int8_skip_modules",))
     if options.get("load_in_8bit"):
         return OnlineQuantization("bitsandbytes", WeightFormat("int8", 8, 16, 128), ignored=skipped)
     table = str(options.get("bnb_4bit_quant_type", "nf4"))
@@ -133,12 +135,12 @@ def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
     named = [(name, None if said is None else _form(*said)) for name, said in torchao.entries(options)]
     rest = dict(named).get("_default")
     others = tuple(each for each in named if each[0] != "_default")
-    return OnlineQuantization("torchao", rest, named=others, ignored=ignored(options))
+    return OnlineQuantization("torchao", rest, by_module=others, ignored=ignored_modules(options))
 
 
 def _form(kind: str, data: Mapping[str, Any]) -> WeightFormat:
     """Returns the format for one of torchao's types; ValueError for those that are not made here."""
-    width = torchao.enumerated(data.get("weight_dtype"))
+    width = torchao.enum_name(data.get("weight_dtype"))
     if kind not in TORCHAO or (kind == "IntxWeightOnlyConfig" and width not in ("int4", "int8")):
         raise ValueError(
             f"torchao's {kind} {width} is not made while loading; quintet makes {', '.join(TORCHAO)} (Intx: int4, int8)"
@@ -154,7 +156,7 @@ def _form(kind: str, data: Mapping[str, Any]) -> WeightFormat:
     return replace(fmt, group=group)
 
 
-def options_of(overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def online_options(overrides: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns settings for online quantization in hf_overrides, as in vLLM; None without any. ValueError if invalid."""
     text, whole = overrides.get("quantization_config_dict_json"), overrides.get("quantization_config")
     if text is None:

@@ -12,8 +12,8 @@ from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization.formats.awq import Awq
 from quintet.layers.quantization.formats.gptq import Gptq
 from quintet.layers.quantization.formats.marlin import Marlin
-from quintet.layers.quantization.int32_packing import words
-from quintet.layers.quantization.module_patterns import expression, spellings
+from quintet.layers.quantization.int32_packing import word_count
+from quintet.layers.quantization.module_patterns import compile_pattern, module_aliases
 
 BITS = range(2, 9)
 WHERE = "quantization_config"  # patterns come from
@@ -27,7 +27,7 @@ class PackingScheme:
     bits: int
     group: int  # inputs; 0: all of an output's
     symmetric: bool
-    sorted: bool = False  # by activations: groups are not of neighbours, if the files do not say otherwise
+    act_order: bool = False  # by activations: groups are not of neighbours, if the files do not say otherwise
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class PackingRule:
 
     def __post_init__(self) -> None:
         if not self.exact:
-            expression(self.pattern, WHERE)
+            compile_pattern(self.pattern, WHERE)
 
     def fits(self, names: Iterable[str]) -> bool:
         if self.exact:
             return self.pattern in names
-        known = expression(self.pattern, WHERE)
+        known = compile_pattern(self.pattern, WHERE)
         return any((known.search if self.anywhere else known.match)(name) for name in names)
 
 
@@ -58,61 +58,67 @@ class PackedPlan:
     rules: tuple[PackingRule, ...] = ()
     blocks: tuple[str, ...] = ()  # how names begin of what is packed at all, unless a rule speaks of it; (): of all
     layout: str = "gptq"  # or awq, marlin
-    first: bool = True  # as in Gptq
+    zeros_minus_one: bool = True  # as in Gptq
     planar: bool = False
-    planes: tuple[int, ...] = ()  # bits that are planar in any case
-    floats: frozenset[str] = frozenset()  # modules with weights that the files hold in floats
-    orders: Mapping[str, int] = field(default_factory=dict, hash=False)  # module -> Gptq.ordered, if it has one
-    filed: Mapping[str, str] = field(default_factory=dict, hash=False)  # module -> its name in the files
+    planar_bits: tuple[int, ...] = ()  # bits that are planar in any case
+    float_modules: frozenset[str] = frozenset()  # modules with weights that the files hold in floats
+    act_orders: Mapping[str, int] = field(default_factory=dict, hash=False)  # module -> Gptq.ordered, if it has one
+    file_names: Mapping[str, str] = field(default_factory=dict, hash=False)  # module -> its name in the files
 
     def reader(self, module: str) -> WeightReader | None:
-        scheme = None if module in self.floats else self.of(module)
+        scheme = None if module in self.float_modules else self.scheme_for(module)
         if scheme is None:
             return None
         if self.layout != "gptq":
             return Marlin(scheme.group) if self.layout == "marlin" else Awq(scheme.group)
-        read = Gptq(scheme.bits, scheme.group, scheme.symmetric, self.first, self.planar or scheme.bits in self.planes)
-        known = self.orders.get(module)
-        return read if known is None else replace(read, indexed=True, ordered=known)
+        read = Gptq(
+            scheme.bits,
+            scheme.group,
+            scheme.symmetric,
+            self.zeros_minus_one,
+            self.planar or scheme.bits in self.planar_bits,
+        )
+        known = self.act_orders.get(module)
+        return read if known is None else replace(read, has_act_order=True, act_order_inputs=known)
 
-    def of(self, module: str) -> PackingScheme | None:
+    def scheme_for(self, module: str) -> PackingScheme | None:
         """Returns the scheme that the configuration has for a module; None: floats."""
-        names = spellings(module, self.filed.get(module))
+        names = module_aliases(module, self.file_names.get(module))
         for rule in self.rules:
             if rule.fits(names):
                 return rule.scheme
         return self.scheme if not self.blocks or any(name.startswith(self.blocks) for name in names) else None
 
-    def speaks_of(self, module: str) -> bool:
+    def has_rule_for(self, module: str) -> bool:
         """True if a rule has a scheme for this module."""
         return any(rule.scheme is not None and rule.fits([module]) for rule in self.rules)
 
-    def beside(self, files: Mapping[str, StoredTensor]) -> "PackedPlan":
+    def with_files(self, files: Mapping[str, StoredTensor]) -> "PackedPlan":
         """With what the files say: which modules they hold in floats, and which groups are not of neighbours."""
         end = ".B" if self.layout == "marlin" else ".qweight"
         packed = {name.removesuffix(end): on.name.removesuffix(end) for name, on in files.items() if name.endswith(end)}
         plain = {name.removesuffix(".weight") for name in files if name.endswith(".weight")} - set(packed)
-        named = replace(self, filed={module: name for module, name in packed.items() if name not in ("", module)})
+        named = replace(self, file_names={module: name for module, name in packed.items() if name not in ("", module)})
         ordered = packed if self.layout == "gptq" else ()
         orders = {module: known for module in ordered if (known := named._order(module, files)) is not None}
-        return replace(named, floats=frozenset(plain if packed else ()), orders=orders)
+        return replace(named, float_modules=frozenset(plain if packed else ()), act_orders=orders)
 
     def _order(self, module: str, files: Mapping[str, StoredTensor]) -> int | None:
         """As in `orders`; None where groups are of neighbours."""
-        scheme, entry = self.of(module), files.get(f"{module}.g_idx")
+        scheme, entry = self.scheme_for(module), files.get(f"{module}.g_idx")
         if scheme is None:
             return None
         if entry is None or entry.read is None:
-            return 0 if scheme.sorted else None
+            return 0 if scheme.act_order else None
         if entry.shape is None or len(entry.shape) != 1 or entry.dtypes != (torch.int32,):
             return 0  # the loader says so
         rows = files[f"{module}.qweight"].shape
-        if rows is None or entry.shape[0] and rows[:1] != (words(entry.shape[0], scheme.bits),):
+        if rows is None or entry.shape[0] and rows[:1] != (word_count(entry.shape[0], scheme.bits),):
             return 0
-        return order_of(f"{module}.g_idx", entry.read(), scheme.group)
+        return act_order_inputs(f"{module}.g_idx", entry.read(), scheme.group)
 
 
-def order_of(name: str, groups: Tensor, size: int) -> int | None:
+def act_order_inputs(name: str, groups: Tensor, size: int) -> int | None:
     """Checks g_idx -> its inputs, where as many are in each group; 0 where they are not; None where groups are of
     neighbours. ValueError for groups that do not exist."""
     inputs = len(groups)
@@ -143,7 +149,7 @@ def scheme_of(config: Mapping[str, Any], method: str, otherwise: PackingScheme |
     symmetric, ordered = config.get("sym"), config.get("desc_act")
     if otherwise is not None:
         symmetric = otherwise.symmetric if symmetric is None else symmetric
-        ordered = otherwise.sorted if ordered is None else ordered
+        ordered = otherwise.act_order if ordered is None else ordered
     return PackingScheme(bits, max(group, 0), symmetric is True, bool(ordered) and not config.get("static_groups"))
 
 

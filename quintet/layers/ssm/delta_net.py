@@ -11,11 +11,11 @@ from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, Shards, split_heads
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import Section, Sections, rows
+from quintet.layers.linear import SectionedLinear, TensorSection, row_parallel
 from quintet.layers.rope import Rotary
 from quintet.layers.ssm.mamba import GatedNorm
 from quintet.layers.ssm.short_conv import ShortConv
-from quintet.ops.states import Scan, Turns
+from quintet.ops.states import DeltaRuleInputs, ScanWeights
 
 SCANNED = ("A_log", "dt_bias")  # of each head
 
@@ -29,7 +29,7 @@ class DeltaNetSizes:
     heads: int  # of values
     key_dim: int  # of a head of queries or keys
     value_dim: int
-    taps: int  # of the convolution
+    conv_kernel: int  # of the convolution
     eps: float
 
 
@@ -40,7 +40,7 @@ class DeltaNet(Layer):
     a key head's stand together.
     """
 
-    def __init__(self, build: BuildContext, shape: DeltaNetSizes, apart: bool) -> None:
+    def __init__(self, build: BuildContext, shape: DeltaNetSizes, separate_tensors: bool) -> None:
         super().__init__(build)
         if shape.key_heads % build.size:
             raise ValueError(
@@ -51,14 +51,14 @@ class DeltaNet(Layer):
         heads, keys = split_heads(shape.heads, shape.key_heads, build.size)
         self._heads, self._keys = heads, keys
         kept, inner = keys.times(shape.key_dim), heads.times(shape.value_dim)
-        laid = _apart(shape, kept, inner, heads) if apart else _together(shape, build.size)
-        self.in_proj = Sections(build, shape.hidden, laid[0])
-        self.rates = Sections(build, shape.hidden, laid[1])
-        self.conv1d = ShortConv(build, [kept, kept, inner], shape.taps, bias=False, silu=True)
+        laid = _apart(shape, kept, inner, heads) if separate_tensors else _together(shape, build.size)
+        self.in_proj = SectionedLinear(build, shape.hidden, laid[0])
+        self.rates = SectionedLinear(build, shape.hidden, laid[1])
+        self.conv1d = ShortConv(build, [kept, kept, inner], shape.conv_kernel, bias=False, silu=True)
         self.norm = GatedNorm(build, Shards(shape.value_dim, ((0, shape.value_dim),) * build.size), shape.eps, GATE)
-        self.out_proj = rows(build, inner, ("out_proj", shape.hidden))
+        self.out_proj = row_parallel(build, inner, ("out_proj", shape.hidden))
         size = (heads.local(build.rank), shape.value_dim, shape.key_dim)
-        self.mixing = build.mixing(StateSpec("delta_rule", size))
+        self.mixing = build.make_mixer(StateSpec("delta_rule", size))
         self.A_log: Tensor  # [H] float32, as the next
         self.dt_bias: Tensor
 
@@ -74,7 +74,9 @@ class DeltaNet(Layer):
         learn, forget = self.rates(x).split([heads, heads], dim=-1)
         q, k, v = self.conv1d(mixed, cache).split([kept, kept, inner], dim=-1)
         q, k, v = q.reshape(tokens, keys, -1), k.reshape(tokens, keys, -1), v.reshape(tokens, heads, -1)
-        out = self.mixing.advance(cache, Turns(q, k, v, forget, learn), Scan(self.A_log, self.dt_bias))
+        out = self.mixing.run_state_op(
+            cache, DeltaRuleInputs(q, k, v, forget, learn), ScanWeights(self.A_log, self.dt_bias)
+        )
         made: Tensor = self.out_proj(self.norm(out.reshape(tokens, inner), gate, shape.value_dim))
         return made
 
@@ -82,25 +84,27 @@ class DeltaNet(Layer):
 GATE = "before the gate"
 
 
-def _apart(shape: DeltaNetSizes, kept: Shards, inner: Shards, heads: Shards) -> tuple[list[Section], list[Section]]:
+def _apart(
+    shape: DeltaNetSizes, kept: Shards, inner: Shards, heads: Shards
+) -> tuple[list[TensorSection], list[TensorSection]]:
     total = 2 * kept.total + inner.total
     mixed = [("in_proj_qkv", 0, kept), ("in_proj_qkv", kept.total, kept), ("in_proj_qkv", 2 * kept.total, inner)]
-    sections = [Section(source, first, split, total) for source, first, split in mixed]
-    rates = [Section(name, 0, heads, heads.total) for name in ("in_proj_b", "in_proj_a")]
-    return [*sections, Section("in_proj_z", 0, inner, inner.total)], rates
+    sections = [TensorSection(source, first, split, total) for source, first, split in mixed]
+    rates = [TensorSection(name, 0, heads, heads.total) for name in ("in_proj_b", "in_proj_a")]
+    return [*sections, TensorSection("in_proj_z", 0, inner, inner.total)], rates
 
 
-def _together(shape: DeltaNetSizes, size: int) -> tuple[list[Section], list[Section]]:
+def _together(shape: DeltaNetSizes, size: int) -> tuple[list[TensorSection], list[TensorSection]]:
     """A key head's q, k, values and gates stand side by side, and so do both rates of its heads."""
     each = shape.heads // shape.key_heads
     wide = [shape.key_dim, shape.key_dim, each * shape.value_dim, each * shape.value_dim]
     return (
-        dealt("in_proj_qkvz", shape.key_heads, wide, size),
-        dealt("in_proj_ba", shape.key_heads, [each, each], size),
+        sections_by_head("in_proj_qkvz", shape.key_heads, wide, size),
+        sections_by_head("in_proj_ba", shape.key_heads, [each, each], size),
     )
 
 
-def dealt(source: str, heads: int, widths: Sequence[int], size: int) -> list[Section]:
+def sections_by_head(source: str, heads: int, widths: Sequence[int], size: int) -> list[TensorSection]:
     """Sections of a tensor in which each head has all of its pieces side by side: the first pieces of all heads, then
     the second ones. Each head is one rank's."""
     row, sections, first = sum(widths), [], 0
@@ -108,7 +112,7 @@ def dealt(source: str, heads: int, widths: Sequence[int], size: int) -> list[Sec
         for head in range(heads):
             owner = head * size // heads
             ranges = tuple((0, width) if rank == owner else (0, 0) for rank in range(size))
-            sections.append(Section(source, head * row + first, Shards(width, ranges), heads * row))
+            sections.append(TensorSection(source, head * row + first, Shards(width, ranges), heads * row))
         first += width
     return sections
 
@@ -126,9 +130,11 @@ class GatedAttention(SelfAttention):
             )
         q, *rest = shape.names
         kept = keys.times(shape.head_dim)
-        both = dealt(q, shape.heads, [shape.head_dim, shape.head_dim], build.size)
-        others = [Section(name, 0, kept, kept.total) for name in rest]
-        self.qkv = Sections(build, shape.hidden, [*both[: shape.heads], *others, *both[shape.heads :]], shape.bias)
+        both = sections_by_head(q, shape.heads, [shape.head_dim, shape.head_dim], build.size)
+        others = [TensorSection(name, 0, kept, kept.total) for name in rest]
+        self.qkv = SectionedLinear(
+            build, shape.hidden, [*both[: shape.heads], *others, *both[shape.heads :]], shape.bias
+        )
         self._ops = build.ops.take("sigmoid_gate")
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:

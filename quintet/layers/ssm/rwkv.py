@@ -11,11 +11,11 @@ from torch import Tensor
 
 from quintet.interface.types import StateSpec
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, split_heads, whole
+from quintet.layers.build import BuildContext, Layer, Shards, replicated, split_heads
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import columns, rows
+from quintet.layers.linear import column_parallel, row_parallel
 from quintet.layers.mlp import MLP
-from quintet.ops.states import Conv, Finish, Replaced, Rule
+from quintet.ops.states import ConvWeights, WKV7Inputs, WKV7OutputWeights, WKV7Weights
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class TokenShift(Layer):
         """`names`: of the factors, relative to the parent, a tensor of this shape each."""
         super().__init__(build, "between")
         self._build, self._names, self._shape, self._hidden = build, tuple(names), shape, hidden
-        self.mixing = build.mixing(StateSpec("short_conv", (hidden, 1), build.dtype))
+        self.mixing = build.make_mixer(StateSpec("short_conv", (hidden, 1), build.dtype))
         self.factors: Tensor
         self.taps: Tensor  # [hidden, 2]
 
     def weights(self, path: str) -> list[Weight]:
         parent, build = path.rpartition(".")[0], self._build
-        every = whole(self._shape[0], build.size).ranges
+        every = replicated(self._shape[0], build.size).ranges
         parts = tuple(CheckpointSlice(f"{parent}.{name}", self._shape, every) for name in self._names)
         return [Weight("factors", parts, 0, build.rank, build.dtype, "vector")]
 
@@ -53,7 +53,7 @@ class TokenShift(Layer):
         return {"taps": torch.tensor([1.0, 0.0], dtype=self._build.dtype).repeat(self._hidden, 1)}
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
-        before = self.mixing.advance(cache, x, None, Conv(self.taps), settings=(False,))
+        before = self.mixing.run_state_op(cache, x, None, ConvWeights(self.taps), settings=(False,))
         out: Tensor = self.ops.between(x, before, self.factors.reshape(len(self._names), -1))
         return out
 
@@ -66,8 +66,8 @@ class LowRank(Layer):
     ) -> None:
         super().__init__(build, *["squash"] * bool(kind))
         hidden, rank = sizes
-        self.down = columns(build, hidden, {"lora.0": whole(rank, build.size)})
-        self.up = columns(build, rank, {"lora.2": outputs}, bias)
+        self.down = column_parallel(build, hidden, {"lora.0": replicated(rank, build.size)})
+        self.up = column_parallel(build, rank, {"lora.2": outputs}, bias)
         self._kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class LowRank(Layer):
         return self.up(self.ops.squash(low, self._kind) if self._kind else low)
 
 
-class TimeMix(Layer):
+class RWKV7TimeMix(Layer):
     """x [T, hidden] -> [T, hidden]. Ranks share the heads. Values of later layers are blended with the first one's."""
 
     def __init__(self, build: BuildContext, shape: RWKV7Sizes, first: bool) -> None:
@@ -85,14 +85,14 @@ class TimeMix(Layer):
         inner, hidden = heads.times(shape.head_dim), shape.hidden
         self._heads, self._inner = heads, inner
         self.shift = TokenShift(build, hidden, [f"x_{name}" for name in "rwkvag"], (1, 1, hidden))
-        self.r, self.k, self.v = (columns(build, hidden, {f"{name}_proj": inner}) for name in "rkv")
-        self.o = rows(build, inner, ("o_proj", hidden))
+        self.r, self.k, self.v = (column_parallel(build, hidden, {f"{name}_proj": inner}) for name in "rkv")
+        self.o = row_parallel(build, inner, ("o_proj", hidden))
         self.w_lora = LowRank(build, (hidden, shape.ranks["w"]), inner, "tanh")
         self.a_lora = LowRank(build, (hidden, shape.ranks["a"]), inner)
         self.g_lora = LowRank(build, (hidden, shape.ranks["g"]), inner, "sigmoid", bias=False)
         self.v_lora = None if first else LowRank(build, (hidden, shape.ranks["v"]), inner)
         size = (heads.local(build.rank), shape.head_dim, shape.head_dim)
-        self.mixing = build.mixing(StateSpec("wkv7", size))
+        self.mixing = build.make_mixer(StateSpec("wkv7", size))
         self.k_k: Tensor  # [H D] float32, as the others
         self.k_a: Tensor
         self.r_k: Tensor  # [H, D]
@@ -115,10 +115,10 @@ class TimeMix(Layer):
         else:
             value = self.ops.blend(value, values[0], self.v_lora(v))
         given = (self.r(r), self.w_lora(w), self.k(k), value, self.a_lora(a))
-        moves = Replaced(*(self._by_head(each) for each in given))
-        rule = Rule(self._of_heads(self.k_k), self._of_heads(self.k_a))
-        o = self.mixing.advance(cache, moves, rule)
-        finish = Finish(self.r_k, self._of_heads(self.norm), self._of_heads(self.norm_bias))
+        moves = WKV7Inputs(*(self._by_head(each) for each in given))
+        rule = WKV7Weights(self._of_heads(self.k_k), self._of_heads(self.k_a))
+        o = self.mixing.run_state_op(cache, moves, rule)
+        finish = WKV7OutputWeights(self.r_k, self._of_heads(self.norm), self._of_heads(self.norm_bias))
         return self.o(self.ops.wkv7_out(o, moves, rule, finish, self.g_lora(g), self._shape.eps))
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class TimeMix(Layer):
         return weight.reshape(-1, self._shape.head_dim)
 
 
-class ChannelMix(MLP):
+class RWKV7ChannelMix(MLP):
     """x [T, hidden] -> [T, hidden]: a feed-forward of what stands between a token and the one before."""
 
     def __init__(self, build: BuildContext, hidden: int, width: int, kind: str) -> None:

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from quintet.interface.types import StateSpec
 from quintet.interface.weights import CheckpointSlice, Weight
-from quintet.layers.build import BuildContext, Layer, Shards, even
+from quintet.layers.build import BuildContext, Layer, Shards, even_shards
 from quintet.layers.layer_state import StepState
-from quintet.layers.linear import CheckpointLayout, columns, rows
-from quintet.ops.states import Conv
+from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
+from quintet.ops.states import ConvWeights
 
 
 def check_silu(config: Any, entry: str = "hidden_act") -> None:
@@ -26,12 +26,12 @@ class ShortConv(Layer):
     """
 
     def __init__(
-        self, build: BuildContext, splits: Sequence[Shards], taps: int, bias: bool, silu: bool = False
+        self, build: BuildContext, splits: Sequence[Shards], conv_kernel: int, bias: bool, silu: bool = False
     ) -> None:
         super().__init__(build)
-        self._build, self._splits, self._taps, self._has_bias, self._silu = build, splits, taps, bias, silu
+        self._build, self._splits, self._taps, self._has_bias, self._silu = build, splits, conv_kernel, bias, silu
         channels = sum(split.local(build.rank) for split in splits)
-        self.mixing = build.mixing(StateSpec("short_conv", (channels, taps - 1), build.dtype))
+        self.mixing = build.make_mixer(StateSpec("short_conv", (channels, conv_kernel - 1), build.dtype))
         self.weight: Tensor  # [C, 1, K]
         self.bias: Tensor | None = None
 
@@ -50,8 +50,8 @@ class ShortConv(Layer):
 
     def forward(self, x: Tensor, cache: StepState, gates: Tensor | None = None) -> Tensor:
         """`gates` [T, 2 C]: factors before and after."""
-        conv = Conv(self.weight[:, 0], self.bias)
-        return self.mixing.advance(cache, x, gates, conv, settings=(self._silu,))
+        conv = ConvWeights(self.weight[:, 0], self.bias)
+        return self.mixing.run_state_op(cache, x, gates, conv, settings=(self._silu,))
 
 
 class GatedConv(nn.Module):
@@ -60,11 +60,11 @@ class GatedConv(nn.Module):
     def __init__(self, build: BuildContext, config: Any) -> None:
         super().__init__()
         hidden, bias = config.hidden_size, config.conv_bias
-        share = even(hidden, build.size)
+        share = even_shards(hidden, build.size)
         parts = dict.fromkeys(("before", "after", "taken"), share)
-        self.in_proj = columns(build, hidden, parts, bias, CheckpointLayout(fused="in_proj"))
+        self.in_proj = column_parallel(build, hidden, parts, bias, CheckpointLayout(fused="in_proj"))
         self.conv = ShortConv(build, [share], config.conv_L_cache, bias)
-        self.out_proj = rows(build, share, ("out_proj", hidden), bias)
+        self.out_proj = row_parallel(build, share, ("out_proj", hidden), bias)
         self._width = share.local(build.rank)
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.layers.build import BuildContext, Layer, whole
+from quintet.layers.build import BuildContext, Layer, replicated
 from quintet.layers.decoder import rounded
 from quintet.layers.linear import CheckpointLayout, ColumnParallelLinear
 from quintet.layers.quantization import QuantizationPlan
@@ -121,16 +121,16 @@ class Replacing:
         return own and weight.dtype == self._build.dtype
 
     def _exact(self, path: str) -> BuildContext:
-        return replace(self._build, forms=QuantizationPlan()) if ROUTERS.fullmatch(path) else self._build
+        return replace(self._build, quantization=QuantizationPlan()) if ROUTERS.fullmatch(path) else self._build
 
     def _turned(self, module: Any, path: str) -> ColumnParallelLinear | None:
         inputs, outputs = module.weight.shape
         if self._build.size > 1:
             return None
         name = path.rpartition(".")[2]
-        split = whole(outputs, 1)
+        split = replicated(outputs, 1)
         return HFColumnParallelLinear(
-            self._build, whole(inputs, 1), {name: split}, True, CheckpointLayout(transposed=True)
+            self._build, replicated(inputs, 1), {name: split}, True, CheckpointLayout(transposed=True)
         )
 
     def _in_float32(self, path: str) -> bool:

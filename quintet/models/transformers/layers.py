@@ -101,7 +101,7 @@ class HFEmbedding(VocabParallelEmbedding):
     def forward(self, ids: Tensor) -> Tensor:
         if ids.dim() == 1:  # as of() asks
             return super().forward(ids)
-        return self.of(self._running.step.batch, self._scale)[None]
+        return self.embed(self._running.step.batch, self._scale)[None]
 
 
 class HFLMHead(Layer):

@@ -46,7 +46,7 @@ class TransformersForCausalLM(ModelBase):
         for call in trace.calls:
             held = call.module.__dict__.setdefault("attended", Attended(self._running))
             spec = plan.shared(_spec(call, build))
-            mixing = build.mixing(spec)
+            mixing = build.make_mixer(spec)
             mixing.kv_heads = call.kv_heads
             held.add(mixing, spec.head_dim, call.value_dim)
 

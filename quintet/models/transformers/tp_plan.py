@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from quintet.interface.types import AttentionSpec
-from quintet.layers.build import BuildContext, even, whole
+from quintet.layers.build import BuildContext, even_shards, replicated
 from quintet.models.transformers.construct import Unsupported
 from quintet.models.transformers.layers import HFColumnParallelLinear, HFRowParallelLinear
 
@@ -38,10 +38,10 @@ class TensorParallelPlan:
         (inputs, outputs), name, size = sizes, path.rpartition(".")[2], build.size
         style = self._style(path)
         if size == 1 or style not in SHARED:
-            return HFColumnParallelLinear(build, whole(inputs, size), {name: whole(outputs, size)}, bias)
+            return HFColumnParallelLinear(build, replicated(inputs, size), {name: replicated(outputs, size)}, bias)
         if style == "rowwise":
-            return HFRowParallelLinear(build, even(inputs, size), {name: whole(outputs, size)}, bias)
-        return HFColumnParallelLinear(build, whole(inputs, size), {name: even(outputs, size)}, bias)
+            return HFRowParallelLinear(build, even_shards(inputs, size), {name: replicated(outputs, size)}, bias)
+        return HFColumnParallelLinear(build, replicated(inputs, size), {name: even_shards(outputs, size)}, bias)
 
     def _style(self, path: str) -> str | None:
         for pattern, style in self._styles.items():

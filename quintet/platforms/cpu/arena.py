@@ -80,7 +80,7 @@ _of_thread = threading.local()
 
 
 @contextmanager
-def lending(arena: Arena) -> Iterator[None]:
+def use_arena(arena: Arena) -> Iterator[None]:
     """Within, empty() takes from the arena, in this thread."""
     _of_thread.arena = arena
     try:
@@ -95,7 +95,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(*shape, dtype=dtype) if arena is None else arena.empty(shape, dtype)
 
 
-def lasting(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Uninitialized memory for a weight. A large one begins where a huge page does; memory before is not touched."""
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE:

@@ -28,7 +28,7 @@ def default_activation_bits(config: EngineConfig) -> tuple[EngineConfig, list[st
 
 def describe_ranks(config: EngineConfig) -> list[str]:
     """Describes how ranks and engines run here. ValueError if they cannot."""
-    stages, engines, all_of_them = config.pipeline_parallel_size, config.engines_of_machine, num_ranks(config)
+    stages, engines, all_of_them = config.pipeline_parallel_size, config.num_local_engines, num_ranks(config)
     ranks = config.tensor_parallel_size * stages
     if ranks * engines == 1:
         return []
@@ -53,7 +53,7 @@ def describe_ranks(config: EngineConfig) -> list[str]:
         reasons.append(
             f"{ranks} ranks{staged}: a process each, {share}; communicator: shared memory, sums in rank order"
         )
-    reasons[-1] += seats.seats_said(config)
+    reasons[-1] += seats.describe_binding(config)
     short = f"; there are fewer cores ({threads()}) than ranks, which wait for one"
     return [*reasons[:-1], reasons[-1] + (short if threads() < all_of_them else "")]
 

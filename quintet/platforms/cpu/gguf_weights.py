@@ -7,16 +7,18 @@ from torch import Tensor
 
 from quintet.interface.weights import BlockRows, Matrix, Weight, WeightFormat
 from quintet.ops.quantize import canonicals as by_reader
-from quintet.ops.quantize import joined
-from quintet.platforms.cpu.arena import lasting
+from quintet.ops.quantize import concat_outputs
+from quintet.platforms.cpu.arena import empty_weight
 from quintet.platforms.cpu.ops.extension import extension, missing
-from quintet.platforms.cpu.weight_layout import leveled, shapes
+from quintet.platforms.cpu.weight_layout import has_two_level_scales, shapes
 
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
     """This rank's matrix, in the weight's format: what the reader would give, bit for bit."""
     rows = _known(weight, parts)
-    return joined(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.format)
+    return (
+        concat_outputs(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.format)
+    )
 
 
 def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
@@ -50,12 +52,12 @@ def _unpacked(rows: Sequence[BlockRows], inputs: int, fmt: WeightFormat) -> Matr
     return Matrix(values if fmt.bits == 4 else values.view(torch.int8), scales, zeros, format=fmt, mins=mins)
 
 
-def lays(weight: Weight) -> bool:
+def can_pack(weight: Weight) -> bool:
     """True if laid() makes what products with the weight's format want."""
-    return leveled(weight.format) and not missing("lay_blocks")
+    return has_two_level_scales(weight.format) and not missing("lay_blocks")
 
 
-def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """K-quants as tiles.shapes() says, of a stack one matrix after the other: "weight", "scales" and "mins".
 
     ValueError for scales that are not finite.
@@ -64,7 +66,7 @@ def laid(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     assert rows is not None, "a format of blocks is of whole ones"
     count, (outputs, inputs) = weight.stack or 1, weight.shape[-2:]
     (blocks, *packed), (_, *levels) = shapes(outputs, inputs, weight.format)
-    found = {"weight": lasting((count * blocks, *packed), torch.uint8)}
+    found = {"weight": empty_weight((count * blocks, *packed), torch.uint8)}
     found["scales"] = torch.empty(count * blocks, *levels, dtype=torch.int8)
     if weight.format.mins:
         found["mins"] = torch.empty_like(found["scales"])

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from quintet.interface.platform import State
 from quintet.interface.types import PAGE_AXES, Batch, Outputs, leaves, map_leaves
-from quintet.platforms.cpu.arena import Arena, lending
+from quintet.platforms.cpu.arena import Arena, use_arena
 
 logger = logging.getLogger(__name__)
 
@@ -33,33 +33,33 @@ MOST_SCRATCH = 256 << 20  # of so many bytes at most
 LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
-Size = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
+StepSize = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
 
 
 @dataclass
-class Graph:
+class RecordedStep:
     """One recorded step, and where it reads and writes."""
 
     calls: Any  # quintet._cpu.Graph
     inputs: tuple[np.ndarray[Any, Any], ...]  # the batch's arrays, in the order of its leaves
     outputs: Outputs  # views of memory that other steps write to as well: they hold until the next step
-    kept: list[Tensor]  # what torch made on the way, and kernels may read
+    tensors: list[Tensor]  # what torch made on the way, and kernels may read
     proven: bool = False
-    turns: int = 0  # how often it served
+    replays: int = 0  # how often it served
 
 
 class Replay:
     """A step like the model, which records itself. Its outputs hold until its next call."""
 
-    def __init__(self, model: Model, extension: Any, agreed: Callable[[bool], bool] = bool) -> None:
+    def __init__(self, model: Model, extension: Any, all_agree: Callable[[bool], bool] = bool) -> None:
         """`agreed`: whether something holds on all ranks, which ask at the same time."""
-        self._model, self._extension, self._agreed = model, extension, agreed
+        self._model, self._extension, self._agreed = model, extension, all_agree
         self._arena = Arena()
         self._scratch = Arena()  # of steps that are not recorded
-        self._graphs: OrderedDict[Size, Graph] = OrderedDict()
-        self._seen: dict[Size, int] = {}  # how often each size came
+        self._graphs: OrderedDict[StepSize, RecordedStep] = OrderedDict()
+        self._seen: dict[StepSize, int] = {}  # how often each size came
         self._state: State = ()
-        self.refused: dict[Size, str] = {}  # sizes that stay eager, and why
+        self.refused: dict[StepSize, str] = {}  # sizes that stay eager, and why
 
     def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         if state is not self._state:
@@ -77,7 +77,7 @@ class Replay:
             return self._prove(size, graph, state, batch), state
         _fill(graph.inputs, batch)
         graph.calls.run()
-        graph.turns += 1
+        graph.replays += 1
         return graph.outputs, state
 
     def _eager(self, state: State, batch: Batch) -> tuple[Outputs, State]:
@@ -85,7 +85,7 @@ class Replay:
         step, and have to find pages for the next."""
         if batch.token_ids.shape[0] < MANY_TOKENS:
             return self._model(state, batch)
-        with lending(self._scratch):
+        with use_arena(self._scratch):
             result = self._model(state, batch)
         if self._scratch.nbytes > MOST_SCRATCH:
             self._scratch = Arena()
@@ -97,7 +97,7 @@ class Replay:
             self._graphs.clear()
         self._state = state
 
-    def _worth(self, size: Size, batch: Batch) -> bool:
+    def _worth(self, size: StepSize, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
         rest = batch.inputs._replace(token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
@@ -109,19 +109,19 @@ class Replay:
         self._seen[size] = times + 1
         return tokens == batch.query_start_loc.shape[0] - 1 or times >= max(1, tokens // DEAR)
 
-    def _record(self, size: Size, state: State, batch: Batch) -> Outputs:
+    def _record(self, size: StepSize, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""
         mine = _own(batch)
         inputs = tuple(leaf.numpy() for leaf in leaves(mine))
         calls, kept = self._extension.Graph(), _Kept()
-        with lending(self._arena), _recording(calls), kept:
+        with use_arena(self._arena), _recording(calls), kept:
             outputs, _ = self._model(state, mine)
         while len(self._graphs) >= KEPT:
             self._graphs.popitem(last=False)
-        self._graphs[size] = Graph(calls, inputs, map_leaves(outputs, self._arena.view), kept.tensors)
+        self._graphs[size] = RecordedStep(calls, inputs, map_leaves(outputs, self._arena.view), kept.tensors)
         return outputs
 
-    def _prove(self, size: Size, graph: Graph, state: State, batch: Batch) -> Outputs:
+    def _prove(self, size: StepSize, graph: RecordedStep, state: State, batch: Batch) -> Outputs:
         """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
         written = [_places(each, batch) for each in state]
         _fill(graph.inputs, batch)
@@ -140,14 +140,14 @@ class Replay:
             graph.proven = True
         return outputs
 
-    def _refuse(self, size: Size, batch: Batch, why: str) -> None:
+    def _refuse(self, size: StepSize, batch: Batch, why: str) -> None:
         if why not in self.refused.values():
             logger.info("steps of %d tokens stay eager: %s", batch.token_ids.shape[0], why)
         self.refused[size] = why
         del self._graphs[size]
 
 
-def _size(batch: Batch) -> Size:
+def _size(batch: Batch) -> StepSize:
     tables = {id(group.block_table) for group in batch.groups}
     return tuple((x.shape[0], _width(x.shape[1])) if id(x) in tables else tuple(x.shape) for x in leaves(batch))
 

@@ -16,7 +16,7 @@ NOTES, GOODS = 0, 1  # shelves
 
 
 @contextmanager
-def naming_the_lost() -> Iterator[None]:
+def rank_lost_as_device_lost() -> Iterator[None]:
     """Turns the extension's RankLost into DeviceLost: nothing runs on these ranks any more."""
     try:
         yield
@@ -71,7 +71,7 @@ class StageBuffers(StageChannel):
         return notes, self._bytes(first, GOODS)
 
     def restart(self) -> None:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             self._team.exchange(b"")
         self._heard = self._begun
 
@@ -80,7 +80,7 @@ class StageBuffers(StageChannel):
         return ctypes.string_at(address, count)
 
     def _take(self, rank: int, shelf: int, step: int) -> tuple[int, int]:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             found: tuple[int, int] = self._team.take(rank, shelf, step)
         return found
 
@@ -93,6 +93,6 @@ class StageBuffers(StageChannel):
             )
 
 
-def pipe_of(team: Any) -> StageBuffers | None:
+def stage_buffers_of(team: Any) -> StageBuffers | None:
     """None where there is one stage."""
     return StageBuffers(team) if team.stages > 1 else None

@@ -64,12 +64,12 @@ from quintet.platforms.cpu.ops import quantized, quantized_moe
 from quintet.platforms.cpu.ops import quantized_embedding as quantized_rows
 from quintet.platforms.cpu.ops.quantized_moe import packer_of
 from quintet.platforms.cpu.ops.torch_attention import SPLIT
-from quintet.platforms.cpu.pipeline import naming_the_lost
+from quintet.platforms.cpu.pipeline import rank_lost_as_device_lost
 from quintet.platforms.cpu.profiling import HOW, TorchCalls
-from quintet.platforms.cpu.shared_memory import INPROC, Groups, SharedMemory, joined
-from quintet.platforms.cpu.tcp_comm import TCP, Terms, networked
+from quintet.platforms.cpu.shared_memory import INPROC, SharedFiles, SharedMemory, connect_ranks
+from quintet.platforms.cpu.tcp_comm import TCP, RendezvousTerms, connect_over_network
 from quintet.platforms.host import host_memory, threads
-from quintet.platforms.numa import sit
+from quintet.platforms.numa import bind_to_node
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
@@ -129,7 +129,7 @@ class CPU(Platform):
         # checkpoint tensors that two layers want -> what was packed of them, by the format and the share
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._tell: RecordEvent | None = None  # of calls, while a trace runs
-        self._rooms = Groups()
+        self._rooms = SharedFiles()
         self._comm: SharedMemory | None = None  # of the rank that this process is, if it is one of several
         self._threads = 0  # of this rank, once it is open
         self._threaded = False  # whether the ranks are threads: the conformance kit's are
@@ -153,7 +153,7 @@ class CPU(Platform):
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         config, reasons = default_activation_bits(config)
-        config, chosen = seats.settled(config, 1 if load_extension() is None else MOST_RANKS)
+        config, chosen = seats.resolve_tensor_parallel_size(config, 1 if load_extension() is None else MOST_RANKS)
         reasons += [*chosen, *describe_ranks(config)]
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
@@ -168,13 +168,13 @@ class CPU(Platform):
     def open(self, rank: int) -> Device:
         granted_threads()  # before any step changes it
         ranks = num_ranks(self._config)
-        first = ranks // self._config.engines_of_machine * seats.number_of(self._config)
+        first = ranks // self._config.num_local_engines * seats.engine_index(self._config)
         if load_extension() is not None:
             load_extension().choose_isa(read_environment().cpu_isa or load_extension().isa())
-            bind, where = read_environment().cpu_bind, seats.seat_of(self._config, (first + rank) % ranks)
+            bind, where = read_environment().cpu_bind, seats.numa_share_of(self._config, (first + rank) % ranks)
             self._threads, place = threads_per_rank(ranks), ((first + rank) % ranks, ranks)
             if where is not None:
-                sit(where)  # before the workers are there, whom it takes along
+                bind_to_node(where)  # before the workers are there, whom it takes along
                 self._threads, place = seats.threads_at(where, self._config, granted_threads()), where[1:]
             load_extension().set_threads(self._threads, bind, *place)  # weights are packed by all
         return CPUDevice(ranks)
@@ -186,8 +186,10 @@ class CPU(Platform):
             raise ValueError(f"{rank_info.size} ranks asked for, and {NO_RANKS}")
         seconds = self._config.distributed_timeout_seconds
         over_network = rank_info.endpoint.startswith(TCP)
-        terms = Terms(seconds, self._config.join_timeout_seconds, self._config.nnodes)
-        made = networked(rank_info, terms) if over_network else joined(rank_info, self._rooms, seconds)
+        terms = RendezvousTerms(seconds, self._config.join_timeout_seconds, self._config.nnodes)
+        made = (
+            connect_over_network(rank_info, terms) if over_network else connect_ranks(rank_info, self._rooms, seconds)
+        )
         if isinstance(made, SharedMemory):
             self._comm, self._threaded = made, rank_info.endpoint.startswith(INPROC)
         return made
@@ -202,9 +204,9 @@ class CPU(Platform):
         return placed if into is None else copied_into(placed, into)
 
     def _plain(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if weight.use.endswith("experts") and native_moe.packs(weight):
+        if weight.use.endswith("experts") and native_moe.can_pack(weight):
             return {weight.name: native_moe.pack(weight, parts)}
-        if native_heads.packs(weight):
+        if native_heads.can_pack(weight):
             return {weight.name: native_heads.pack(weight, parts)}
         if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
@@ -216,7 +218,7 @@ class CPU(Platform):
 
     def _quantized(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if weight.stack:
-            return quantized_moe.placed(weight, parts)
+            return quantized_moe.pack(weight, parts)
         if weight.shared and len(weight.slices) == 1:
             return self._once(weight, parts, lambda: self._laid(weight, parts))
         return self._laid(weight, parts)
@@ -234,10 +236,10 @@ class CPU(Platform):
         if not _lays(weight):
             return attributes(blocks.canonical(weight, parts))
         try:
-            if quantized_moe.quantizes(weight):
+            if quantized_moe.quantizes_floats(weight):
                 return quantized.pack(weight.local(parts), weight.format)
-            if blocks.lays(weight):
-                return blocks.laid(weight, parts)
+            if blocks.can_pack(weight):
+                return blocks.pack(weight, parts)
             return packer_of(weight.format).laid(blocks.canonical(weight, parts))
         except ValueError as error:
             done = "quantized" if weight.reader is None else "packed"
@@ -251,11 +253,11 @@ class CPU(Platform):
     def _placed_bytes(self, weight: Weight) -> int:
         if not weight.format.plain:
             if weight.stack:
-                return quantized_moe.placed_bytes(weight)
-            return quantized_moe.packed_bytes(weight) if _lays(weight) else weight.nbytes
-        if weight.use.endswith("experts") and native_moe.packs(weight):
+                return quantized_moe.stack_packed_bytes(weight)
+            return quantized_moe.matrix_packed_bytes(weight) if _lays(weight) else weight.nbytes
+        if weight.use.endswith("experts") and native_moe.can_pack(weight):
             return native_moe.packed_bytes(weight)
-        if native_heads.packs(weight):
+        if native_heads.can_pack(weight):
             return native_heads.packed_bytes(weight)
         if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
@@ -288,7 +290,7 @@ class CPU(Platform):
             result: tuple[Outputs, State] = run(state, batch)
             return result
 
-        return step if comm is None else naming_the_lost()(step)
+        return step if comm is None else rank_lost_as_device_lost()(step)
 
     def profile(self, record: RecordEvent) -> Recording:
         self._tell = record
@@ -345,4 +347,4 @@ def _looks_up() -> bool:
 
 
 def _lays(weight: Weight) -> bool:
-    return quantized_moe.lays(weight.format, weight.shape[1])
+    return quantized_moe.can_pack_format(weight.format, weight.shape[1])

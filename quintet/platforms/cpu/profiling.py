@@ -17,9 +17,9 @@ _NO_WORK = ("__get__", "empty")  # an attribute, memory
 class TorchCalls(TorchFunctionMode):
     """Tells of torch's own functions that make tensors, in one step of one thread; of our kernels the engine does."""
 
-    def __init__(self, tell: RecordEvent) -> None:
+    def __init__(self, record_event: RecordEvent) -> None:
         super().__init__()
-        self._tell, self._thread = tell, threading.get_ident()
+        self._tell, self._thread = record_event, threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         began = time.time_ns()

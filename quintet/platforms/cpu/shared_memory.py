@@ -15,7 +15,7 @@ from quintet.interface.platform import Channel, Communicator, SingleRank
 from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, kind_of
-from quintet.platforms.cpu.pipeline import naming_the_lost, pipe_of
+from quintet.platforms.cpu.pipeline import rank_lost_as_device_lost, stage_buffers_of
 from quintet.platforms.host import nameless_file
 
 SHARED, INPROC = "shared://", "inproc://"  # and the number of an open file, or a name
@@ -27,7 +27,9 @@ class SharedMemory(Communicator):
     def __init__(self, team: Any, channel: Channel | None = None) -> None:
         """`channel`: where it is not the team's own."""
         self.rank, self.size, self._team = team.rank, team.size, team
-        self.channel, self.stage_channel = (Messages(team), pipe_of(team)) if channel is None else (channel, None)
+        self.channel, self.stage_channel = (
+            (SharedMemoryChannel(team), stage_buffers_of(team)) if channel is None else (channel, None)
+        )
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x, out = x.contiguous(), empty(x.shape, x.dtype)
@@ -68,23 +70,23 @@ class SharedMemory(Communicator):
             raise ValueError(f"{x.shape[dim]} cannot be cut into {self.size} equal pieces")
 
 
-class Messages(Channel):
+class SharedMemoryChannel(Channel):
     """Channel for messages between these ranks."""
 
     def __init__(self, team: Any) -> None:
         self._team = team
 
     def broadcast(self, message: bytes) -> None:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             self._team.tell(message)
 
     def receive(self) -> bytes:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             heard: bytes = self._team.hear()
         return heard
 
     def exchange(self, message: bytes) -> list[bytes]:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             notes: list[bytes] = self._team.exchange(message)
         return notes
 
@@ -101,10 +103,10 @@ class StageCommunicator(SingleRank):
     """The only rank of its stage."""
 
     def __init__(self, team: Any) -> None:
-        self.channel, self.stage_channel = Messages(team), pipe_of(team)
+        self.channel, self.stage_channel = SharedMemoryChannel(team), stage_buffers_of(team)
 
 
-class Unmet(Communicator):
+class UnconnectedCommunicator(Communicator):
     """A rank that never meets the others: what it builds can be looked at, and not run."""
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -123,7 +125,7 @@ class Unmet(Communicator):
         return self.all_reduce(x)
 
 
-class Groups:
+class SharedFiles:
     """The files that threads of this process share, by the name of their endpoint."""
 
     def __init__(self) -> None:
@@ -143,16 +145,16 @@ class Groups:
         return number
 
 
-def joined(rank_info: RankInfo, rooms: Groups, seconds: float) -> Communicator:
+def connect_ranks(rank_info: RankInfo, shared_files: SharedFiles, seconds: float) -> Communicator:
     """The communicator of one of several ranks. They wait for each other when they first compute together."""
     if not 0 <= rank_info.rank < rank_info.size:
         raise ValueError(f"rank {rank_info.rank} of {rank_info.size} at {rank_info.endpoint!r}: ranks count from 0")
     if not rank_info.endpoint:
-        return Unmet(rank_info)
+        return UnconnectedCommunicator(rank_info)
     if rank_info.endpoint.startswith(SHARED):
         descriptor = int(rank_info.endpoint.removeprefix(SHARED))
     elif rank_info.endpoint.startswith(INPROC):
-        descriptor = rooms.descriptor(rank_info)
+        descriptor = shared_files.descriptor(rank_info)
     else:
         raise ValueError(f"endpoint {rank_info.endpoint!r} is neither {SHARED}FILE nor {INPROC}NAME")
     team = extension().Team(descriptor, rank_info.rank, rank_info.size, seconds, rank_info.stage_size)

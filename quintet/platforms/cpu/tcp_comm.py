@@ -10,22 +10,22 @@ import torch
 
 from quintet import __version__
 from quintet.distributed.messages import RankMessages
-from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
+from quintet.distributed.rendezvous import TCP, RendezvousTerms, join, key_of
 from quintet.interface.types import RankInfo
 from quintet.platforms.cpu.ops.extension import extension
 from quintet.platforms.cpu.shared_memory import SharedMemory
 
-__all__ = ["TCP", "Terms", "networked"]
+__all__ = ["TCP", "RendezvousTerms", "connect_over_network"]
 
 
-def networked(rank_info: RankInfo, terms: Terms) -> SharedMemory:
+def connect_over_network(rank_info: RankInfo, terms: RendezvousTerms) -> SharedMemory:
     """Blocks until all ranks have come; ValueError names a missing rank, or settings that differ."""
     key = key_of(rank_info.endpoint)
     alike = {"quintet": __version__, "torch": str(torch.__version__), "instruction set": extension().isa()}
-    met, seconds = meet(rank_info, key, alike, terms), terms.seconds
+    met, seconds = join(rank_info, key, alike, terms), terms.seconds
     mesh, seal = (
         extension().Mesh(met.sockets, rank_info.rank, seconds),
         hmac.digest(key, b"notes" + met.session, "sha256"),
     )
-    letters = RankMessages(mesh, rank_info, met.wires, seal, seconds, extension().RankLost)
+    letters = RankMessages(mesh, rank_info, met.connections, seal, seconds, extension().RankLost)
     return SharedMemory(mesh, letters)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet.interface.weights import Matrix, WeightFormat
-from quintet.platforms.cpu.arena import lasting
+from quintet.platforms.cpu.arena import empty_weight
 from quintet.platforms.cpu.ops.extension import extension
 
 # as csrc/cpu/kernels/quantized.h numbers them
@@ -27,7 +27,7 @@ LARGEST = 127  # of a table's numbers, once they are whole
 NOT_FINITE = 2  # lay_scales() says of them
 
 
-def laid(matrix: Matrix) -> dict[str, Tensor]:
+def pack(matrix: Matrix) -> dict[str, Tensor]:
     """A canonical matrix as pack() lays it, its whole numbers exactly. ValueError for scales that are not finite.
 
     Beside weight and scales: "zeros" uint8 and "mins" float16 [blocks, G, 64], "order" int32 [K]. Scales and minima are
@@ -37,44 +37,44 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     matrix = _centred(matrix)
     assert matrix.scales is not None, "what is quantized has scales"
     outputs, inputs = len(matrix.values), matrix.values.shape[1] * 8 // matrix.format.bits
-    fmt = held(matrix.format, inputs)
+    fmt = packed_format(matrix.format, inputs)
     packed_shape, scales_shape = shapes(outputs, inputs, fmt)
-    packed, values = lasting(packed_shape, torch.uint8), matrix.values.contiguous()
+    packed, values = empty_weight(packed_shape, torch.uint8), matrix.values.contiguous()
     bytes_of = _bytes_of(matrix.format)
     places = packed.data_ptr(), values.data_ptr(), bytes_of.data_ptr()
     extension().lay_quantized(*places, outputs, inputs, fmt.bits == 4)
     found, scales = {"weight": packed}, matrix.scales.float()
     if fmt.codebook:
-        scales = scales * whole_table(fmt.codebook)[1]
+        scales = scales * integer_table(fmt.codebook)[1]
     zeros, mins = _added(matrix)
     if zeros is not None:
         found["zeros"] = _blocks(zeros, scales_shape)
-    if number_of(fmt) == W8A8:
+    if kernel_number(fmt) == W8A8:
         found["scales"] = _blocks(_finite(scales), scales_shape)
     else:
         found |= _scales(scales, mins, scales_shape)
     return found if matrix.input_order is None else {**found, "order": matrix.input_order.int().contiguous()}
 
 
-def leveled(fmt: WeightFormat) -> bool:
+def has_two_level_scales(fmt: WeightFormat) -> bool:
     """True if its products read scales of two levels: rows of int8, then of float16 for each LEVEL_INPUTS."""
     return fmt.block_type in LEVELS
 
 
-def held(fmt: WeightFormat, inputs: int) -> WeightFormat:
+def packed_format(fmt: WeightFormat, inputs: int) -> WeightFormat:
     """Returns the format that laid() gives a canonical matrix: groups that its products can add up."""
-    if number_of(fmt) == W8A8 or 0 < fmt.group <= MOST_GROUP:
+    if kernel_number(fmt) == W8A8 or 0 < fmt.group <= MOST_GROUP:
         return fmt
     return replace(fmt, group=next((size for size in GROUPS if (fmt.group or inputs) % size == 0), inputs))
 
 
-def holds(fmt: WeightFormat, inputs: int) -> bool:
+def can_pack(fmt: WeightFormat, inputs: int) -> bool:
     """True if laid() takes a matrix of the format: its groups are of whole vectors."""
-    if number_of(fmt) == W8A8:
+    if kernel_number(fmt) == W8A8:
         return inputs <= MOST_INPUTS
-    if leveled(fmt):
+    if has_two_level_scales(fmt):
         return inputs % LEVEL_INPUTS == 0
-    group = held(fmt, inputs).group
+    group = packed_format(fmt, inputs).group
     if fmt.group and inputs % fmt.group:  # its last group is short, and pieces of the others would not fit it
         return False
     return inputs % group == 0 and group % LEAST_GROUP == 0 and group <= MOST_GROUP
@@ -83,19 +83,19 @@ def holds(fmt: WeightFormat, inputs: int) -> bool:
 def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True) -> int:
     """Returns the bytes of laid()'s results for a weight [N, K] of this shape; without powers of two, of pack()'s."""
     outputs, inputs = shape
-    fmt = held(fmt, inputs)
+    fmt = packed_format(fmt, inputs)
     packed, scales = (math.prod(each) for each in shapes(outputs, inputs, fmt))
-    if leveled(fmt):
+    if has_two_level_scales(fmt):
         return packed + scales * (1 + fmt.mins)
-    each = scale_type(number_of(fmt)).itemsize + fmt.zeros + 2 * fmt.mins
-    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and number_of(fmt) != W8A8 else 0
+    each = scale_type(kernel_number(fmt)).itemsize + fmt.zeros + 2 * fmt.mins
+    beside = -(-outputs // COLUMNS) * COLUMNS * 4 if powers and kernel_number(fmt) != W8A8 else 0
     return packed + scales * each + beside + 4 * inputs * fmt.act_order
 
 
-def number_of(fmt: WeightFormat) -> int:
+def kernel_number(fmt: WeightFormat) -> int:
     """Returns the number of the products that take a matrix of the format."""
     few = fmt.activations == 8
-    if leveled(fmt):
+    if has_two_level_scales(fmt):
         numbers = (INT4_LEVELS, W4A8_LEVELS) if LEVELS[fmt.block_type] == 4 else (INT6_LEVELS, W6A8_LEVELS)
         return numbers[few]
     if fmt.bits == 4:
@@ -106,7 +106,7 @@ def number_of(fmt: WeightFormat) -> int:
 
 
 @functools.cache
-def whole_table(table: tuple[float, ...]) -> tuple[Tensor, float]:
+def integer_table(table: tuple[float, ...]) -> tuple[Tensor, float]:
     """int8 [C], and what stands for 1 in them. Exact where all are whole multiples of a step (e2m1, e2m3, IQ4_NL),
     otherwise to less than a 127th of the largest: nf4 is off by 0.4% of it at most, 0.17% in the mean."""
     numbers = torch.tensor(table, dtype=torch.float64)
@@ -130,7 +130,7 @@ def _bytes_of(fmt: WeightFormat) -> Tensor:
 
 def stored_table(fmt: WeightFormat) -> Tensor:
     """uint8 [C]: the form's table as products look it up."""
-    return (whole_table(fmt.codebook)[0].to(torch.int16) + 128).to(torch.uint8)
+    return (integer_table(fmt.codebook)[0].to(torch.int16) + 128).to(torch.uint8)
 
 
 def _centred(matrix: Matrix) -> Matrix:
@@ -190,15 +190,18 @@ def _blocks(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def unpack(packed: Mapping[str, Tensor], outputs: int, inputs: int, fmt: WeightFormat) -> Tensor:
     """pack()'s or laid()'s results -> [outputs, inputs] in float32: what they stand for, and the format."""
-    if leveled(fmt):
+    if has_two_level_scales(fmt):
         return _unpack_levels(packed, outputs, inputs, fmt)
-    whole, groups = integers(packed["weight"], outputs, inputs), shapes(outputs, inputs, held(fmt, inputs))[1][1]
+    whole, groups = (
+        integers(packed["weight"], outputs, inputs),
+        shapes(outputs, inputs, packed_format(fmt, inputs))[1][1],
+    )
 
     def wide(x: Tensor) -> Tensor:
         return columns(x, outputs).repeat_interleave(inputs // groups, 1)
 
     if fmt.codebook and fmt.bits == 4:
-        whole = whole_table(fmt.codebook)[0][whole.int() + 8]
+        whole = integer_table(fmt.codebook)[0][whole.int() + 8]
     numbers, powers = whole.float(), _powers(packed["scales"], groups)
     if "zeros" in packed:
         numbers = numbers + 8 - wide(packed["zeros"])
@@ -263,10 +266,10 @@ def shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...
     """Returns the shapes of pack()'s weight and scales."""
     bits = LEVELS.get(fmt.block_type, fmt.bits)
     blocks, width = -(-outputs // COLUMNS), COLUMNS * QUAD * bits // 8
-    if leveled(fmt):
+    if has_two_level_scales(fmt):
         rows = inputs // fmt.group + inputs // LEVEL_INPUTS * 2
         return (blocks, inputs // QUAD, width), (blocks, rows, COLUMNS)
-    if number_of(fmt) == W8A8:
+    if kernel_number(fmt) == W8A8:
         if inputs > MOST_INPUTS:
             raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
         groups = 1

@@ -100,7 +100,7 @@ def trial(spec: AttentionSpec, device: torch.device, size: int) -> str | None:
     specification. Says what was wrong."""
     try:
         tokens, pages = size - 5, -(-size // spec.page_size)
-        kv = trials.drawn(device, pages + 1, *page_shape(spec)).to(spec.dtype)
+        kv = trials.test_numbers(device, pages + 1, *page_shape(spec)).to(spec.dtype)
         table = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
         context = step(0, tokens, spec.page_size, device, table)
         last = -tokens % spec.page_size

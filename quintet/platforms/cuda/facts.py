@@ -10,7 +10,15 @@ from typing import Any
 import torch
 
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, together, without_launcher
+from quintet.platforms.gpu.facts import (
+    ELSEWHERE,
+    GPUFacts,
+    combine_unavailable,
+    compiler,
+    header,
+    missing_launcher,
+    on_the_bus,
+)
 
 GIB = 2**30
 LEAST = (7, 5)  # compute capability: tensor cores that Triton and torch's builds for CUDA 12.8 and later serve
@@ -21,7 +29,7 @@ INDEX = "--index-url https://download.pytorch.org/whl/cu"
 
 
 @dataclass(frozen=True)
-class Card:
+class CudaCard:
     """One GPU as the driver describes it."""
 
     name: str
@@ -30,12 +38,12 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Machine:
+class CudaMachine:
     """Sources of the facts. The fields' defaults are this machine; a test gives others."""
 
     torch_cuda: str | None = field(default_factory=lambda: torch.version.cuda)
     torch_version: str = torch.__version__
-    there: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
     nvml: Callable[[], Any] = lambda: importlib.import_module("pynvml")
     visible: Callable[[int], list[int]] = lambda count: visible(count)
     driver: Path = DRIVER
@@ -45,26 +53,26 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Driver:
+class CudaDriver:
     """Driver and GPUs as the management library reports them."""
 
     version: str
     cuda: tuple[int, int]  # the newest that it serves
-    cards: tuple[Card, ...]
+    cards: tuple[CudaCard, ...]
 
 
-def facts(machine: Machine | None = None) -> Facts | Unavailable:
+def facts(machine: CudaMachine | None = None) -> GPUFacts | Unavailable:
     """The devices that torch would open, or every reason why it would not, each with what helps."""
-    machine = machine or Machine()
+    machine = machine or CudaMachine()
     reasons: list[Unavailable] = []
     driver = _driver(machine)
     if isinstance(driver, Unavailable):
         reasons.append(driver)
     reasons += _of_torch(machine, None if isinstance(driver, Unavailable) else driver)
-    if not machine.there("triton"):
+    if not machine.is_installed("triton"):
         reasons.append(Unavailable("triton is not installed", "pip install triton"))
     if reasons or isinstance(driver, Unavailable):
-        return together(reasons)
+        return combine_unavailable(reasons)
     ours = machine.visible(len(driver.cards))
     cards = [driver.cards[index] for index in ours if index < len(driver.cards)]
     if not cards:
@@ -76,7 +84,7 @@ def facts(machine: Machine | None = None) -> Facts | Unavailable:
     return _facts(cards, driver, machine)
 
 
-def _facts(cards: Sequence[Card], driver: Driver, machine: Machine) -> Facts | Unavailable:
+def _facts(cards: Sequence[CudaCard], driver: CudaDriver, machine: CudaMachine) -> GPUFacts | Unavailable:
     least = min(card.capability for card in cards)
     if least < LEAST:
         old = next(card for card in cards if card.capability == least)
@@ -94,10 +102,10 @@ def _facts(cards: Sequence[Card], driver: Driver, machine: Machine) -> Facts | U
     )
     names = tuple(card.name for card in cards)
     fp8 = torch.float8_e4m3fn if least >= FP8 else None
-    return Facts(names, dtypes, fp8, memory, detail, without_launcher(machine.compiler(), machine.header()))
+    return GPUFacts(names, dtypes, fp8, memory, detail, missing_launcher(machine.compiler(), machine.header()))
 
 
-def _of_torch(machine: Machine, driver: Driver | None) -> list[Unavailable]:
+def _of_torch(machine: CudaMachine, driver: CudaDriver | None) -> list[Unavailable]:
     """Returns what torch's build lacks, or that the driver is too old for it."""
     if machine.torch_cuda is None:
         index = "https://download.pytorch.org/whl/cu" + ("130" if driver is None else _build(driver.cuda))
@@ -123,9 +131,9 @@ def _build(cuda: tuple[int, int]) -> str:
     return "130" if cuda >= (13, 0) else "128" if cuda >= (12, 8) else "126"
 
 
-def _driver(machine: Machine) -> Driver | Unavailable:
+def _driver(machine: CudaMachine) -> CudaDriver | Unavailable:
     """By nvidia-ml-py; without it, what the file system says of a driver."""
-    if not machine.there("pynvml"):
+    if not machine.is_installed("pynvml"):
         if machine.driver.exists():
             return Unavailable("nvidia-ml-py is not installed, so the GPUs cannot be asked", "pip install nvidia-ml-py")
         return _no_driver(machine, "nvidia-ml-py is not installed", "pip install nvidia-ml-py")
@@ -140,20 +148,20 @@ def _driver(machine: Machine) -> Driver | Unavailable:
         cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
         count = nvml.nvmlDeviceGetCount()
         cards = tuple(_card(nvml, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count))
-        return Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), cards)
+        return CudaDriver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), cards)
     except nvml.NVMLError as error:
         return Unavailable(f"the NVIDIA driver does not say what GPUs there are: {error}", "look at nvidia-smi")
     finally:
         nvml.nvmlShutdown()
 
 
-def _card(nvml: Any, handle: Any) -> Card:
+def _card(nvml: Any, handle: Any) -> CudaCard:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Card(_text(nvml.nvmlDeviceGetName(handle)), (int(major), int(minor)), memory)
+    return CudaCard(_text(nvml.nvmlDeviceGetName(handle)), (int(major), int(minor)), memory)
 
 
-def _no_driver(machine: Machine, also: str = "", remedy: str = "") -> Unavailable:
+def _no_driver(machine: CudaMachine, also: str = "", remedy: str = "") -> Unavailable:
     """There is none; whether there is a card to drive decides what helps."""
     if not on_the_bus(machine.pci, NVIDIA):
         return Unavailable("; ".join(filter(None, ("no NVIDIA driver and no NVIDIA GPU here", also))), ELSEWHERE)

@@ -73,7 +73,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     return reasons
 
 
-def mixer(spec: AttentionSpec, ops: Ops, planner: "Planner") -> Mixer:
+def mixer(spec: AttentionSpec, ops: Ops, planner: "FlashInferPlanner") -> Mixer:
     """Returns a mixer that writes by the bound ops; FlashInfer then attends to the pages that the planner listed."""
 
     def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
@@ -87,7 +87,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Means:
+class DeviceFunctions:
     """Memory and stream functions of a rank that FlashInfer works with."""
 
     empty: Empty
@@ -97,11 +97,13 @@ class Means:
     copy: Callable[[Tensor, Tensor], Any] = Tensor.copy_
 
 
-class Planner:
+class FlashInferPlanner:
     """Planner that equal layers share: a plan for each group that has some of them, known by a number."""
 
-    def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
-        self._made = lambda: GroupPlanner(spec, module, means, sizes)
+    def __init__(
+        self, spec: AttentionSpec, module: Any, device_functions: DeviceFunctions, sizes: Sequence[int]
+    ) -> None:
+        self._made = lambda: GroupPlanner(spec, module, device_functions, sizes)
         self._groups: dict[int, GroupPlanner] = {}
 
     def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
@@ -117,7 +119,7 @@ class Planner:
 class GroupPlanner:
     """One plan per step, of the layers of one group that are alike."""
 
-    def __init__(self, spec: AttentionSpec, module: Any, means: Means, sizes: Sequence[int]) -> None:
+    def __init__(self, spec: AttentionSpec, module: Any, means: DeviceFunctions, sizes: Sequence[int]) -> None:
         self._means, self._uploaded = means, _nothing
         self._spec, self._module, self._sizes = spec, module, frozenset(sizes)
         self._most = max(sizes, default=0)
@@ -156,7 +158,7 @@ class GroupPlanner:
     def _sent(self, batch: HostBatch, group: HostGroup, into: Tensor | None) -> tuple[list[Tensor], Tensor]:
         """Pinned: where tokens begin and where pages do, what is on last pages, and in all that are listed. On the
         device, or into the beginning of `into`: the pages."""
-        indptr, pages, last = listed(batch, group, self._spec)
+        indptr, pages, last = page_indices(batch, group, self._spec)
         kept = ((np.diff(indptr) - 1) * self._spec.page_size + last).astype(np.int32)
         arrays = batch.query_start_loc, indptr, last, kept, pages
         here = self._means.pinned(4 * sum(map(len, arrays))).view(torch.int32)
@@ -212,7 +214,7 @@ def planned_bytes(buckets: Sequence[ShapeBucket], groups: int) -> int:
     return groups * (PLANS + sum(4 * (most * width + 2 * most + 1) for width in widths))
 
 
-def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[IntArray, IntArray, IntArray]:
+def page_indices(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[IntArray, IntArray, IntArray]:
     """(where each request's pages begin [R + 1], pages, tokens on each request's last page [R]).
 
     Pages that lie whole behind the window are left out: their place in the block table may hold page 0, and weights of
@@ -229,7 +231,7 @@ def listed(batch: HostBatch, group: HostGroup, spec: AttentionSpec) -> tuple[Int
     return indptr, pages, ((lengths - 1) % size + 1).astype(np.int32)
 
 
-def trial(spec: AttentionSpec, module: Any, means: Means) -> str | None:
+def trial(spec: AttentionSpec, module: Any, means: DeviceFunctions) -> str | None:
     """Runs both kinds of step on a page with values of 1, as all results must be; returns what was wrong."""
     try:
         kv = means.empty((2, *page_shape(spec)), torch.uint8 if spec.cache_dtype.itemsize == 1 else spec.cache_dtype)

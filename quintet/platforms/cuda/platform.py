@@ -12,9 +12,9 @@ from quintet.interface.platform import Mixer, Unavailable
 from quintet.interface.types import AttentionSpec, MaxShape, RankInfo, ShapeBucket
 from quintet.platforms.cuda import cudnn_attention, facts, flashinfer
 from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
-from quintet.platforms.gpu.attention import Planning
-from quintet.platforms.gpu.comm import SmallSum
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.attention import PlannerRegistry
+from quintet.platforms.gpu.comm import SmallAllReduce
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
 
@@ -29,7 +29,7 @@ class CUDA(GPU):
     _unverified = "unverified but on one H100, without FlashInfer; please report what you see"
 
     @classmethod
-    def _facts(cls) -> Facts | Unavailable:
+    def _facts(cls) -> GPUFacts | Unavailable:
         return facts.facts()
 
     @classmethod
@@ -49,15 +49,15 @@ class CUDA(GPU):
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
-        self._planners: dict[tuple[int, AttentionSpec], flashinfer.Planner | str] = {}
+        self._planners: dict[tuple[int, AttentionSpec], flashinfer.FlashInferPlanner | str] = {}
         self._prompts: dict[AttentionSpec, str | None] = {}  # None: whole prompts run on cuDNN; else why not
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
-    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallSum | str:
+    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
         library = symmetric_sum.load(torch.device("cuda", rank_info.rank))
         return symmetric_sum.join(library, store, rank_info.rank, rank_info.size, f"quintet {rank_info.endpoint}")
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         if (rank, spec) not in self._planners:
             self._planners[rank, spec] = self._planner(spec, rank)
         planner = self._planners[rank, spec]
@@ -73,7 +73,7 @@ class CUDA(GPU):
             return None
         if self._why_not_cudnn(spec, rank, (sizes[0], sizes[-1])) is not None:
             return None
-        self._planning[rank].wholes = lambda tokens: cudnn_attention.size_for(tokens, sizes) is not None
+        self._planning[rank].serves_whole_prompt = lambda tokens: cudnn_attention.size_for(tokens, sizes) is not None
         return cudnn_attention.mixer(spec, ops, sizes)
 
     def _why_not_cudnn(self, spec: AttentionSpec, rank: int, sizes: Sequence[int]) -> str | None:
@@ -88,7 +88,7 @@ class CUDA(GPU):
                 logger.info("whole prompts by cuDNN: %s", wrong or f"yes, for {spec}")
             return self._prompts[spec]
 
-    def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.Planner | str":
+    def _planner(self, spec: AttentionSpec, rank: int) -> "flashinfer.FlashInferPlanner | str":
         """Returns FlashInfer's planner for such layers, or every reason why not."""
         module = self._flashinfer()
         if isinstance(module, str):
@@ -107,9 +107,9 @@ class CUDA(GPU):
         self._runtime.use(rank)
         if rank not in self._spaces:
             self._spaces[rank] = empty((flashinfer.WORKSPACE,), torch.uint8).zero_()  # its counters begin at 0
-        means = flashinfer.Means(empty, self._spaces[rank], mark, self._runtime.pinned, self._runtime.copy)
+        means = flashinfer.DeviceFunctions(empty, self._spaces[rank], mark, self._runtime.pinned, self._runtime.copy)
         wrong = flashinfer.trial(spec, module, means)
-        return wrong or flashinfer.Planner(spec, module, means, self._sizes)
+        return wrong or flashinfer.FlashInferPlanner(spec, module, means, self._sizes)
 
     def _other_bytes(self, buckets: Sequence[ShapeBucket], max_shape: MaxShape) -> int:
         planners = [each for each in self._planners.values() if not isinstance(each, str)]

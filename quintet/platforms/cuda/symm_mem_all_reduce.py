@@ -19,22 +19,24 @@ DTYPES = (torch.float32, torch.bfloat16)  # that it adds
 
 
 @dataclass(frozen=True)
-class Library:
+class SymmetricMemory:
     """Functions of torch that are used here; a test gives others."""
 
     empty: Callable[[int], Tensor]  # bytes that other ranks may read, uint8
-    meet: Callable[[Tensor, str, Any, int, int], None]  # (bytes, name, store, rank, size): opens all ranks' to each
+    rendezvous: Callable[
+        [Tensor, str, Any, int, int], None
+    ]  # (bytes, name, store, rank, size): opens all ranks' to each
     add: Callable[[Tensor, Tensor, str, str], Tensor]  # (space, x, "sum", name) -> the sum, like x
 
 
-class SymmetricSum:
+class SymmetricAllReduce:
     """One rank's part. Every rank makes the same calls in the same order."""
 
-    def __init__(self, library: Library, space: Tensor, name: str) -> None:
+    def __init__(self, library: SymmetricMemory, space: Tensor, name: str) -> None:
         self._add, self._space, self._name = library.add, space, name
         self.device = space.device
 
-    def takes(self, x: Tensor) -> bool:
+    def supports(self, x: Tensor) -> bool:
         nbytes = x.numel() * x.element_size()
         plain = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.dtype in DTYPES
         return plain and 0 < nbytes <= MOST_BYTES and nbytes % 16 == 0
@@ -44,7 +46,7 @@ class SymmetricSum:
         return self._add(space, x, "sum", self._name)
 
 
-def load(device: torch.device) -> Library | str:
+def load(device: torch.device) -> SymmetricMemory | str:
     """torch's, or the reason why it does not serve here."""
     if not hasattr(torch.ops.symm_mem, "one_shot_all_reduce_copy"):
         return f"torch {torch.__version__} has no sums over symmetric memory"
@@ -62,34 +64,34 @@ def load(device: torch.device) -> Library | str:
         made: Tensor = c10d._SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device)
         return made
 
-    return Library(empty, meet, torch.ops.symm_mem.one_shot_all_reduce_copy)
+    return SymmetricMemory(empty, meet, torch.ops.symm_mem.one_shot_all_reduce_copy)
 
 
-def join(library: Library | str, store: Any, rank: int, size: int, name: str) -> SymmetricSum | str:
+def join(library: SymmetricMemory | str, store: Any, rank: int, size: int, name: str) -> SymmetricAllReduce | str:
     """Meets the other ranks and adds once; or the reason why sums are left to NCCL, on every rank alike."""
     lacking = library if isinstance(library, str) else ""
     if size > MOST_RANKS:
         lacking = f"{size} ranks, and it serves up to {MOST_RANKS}"
     if wrong := _agreed(store, "begin", rank, size, lacking):
         return wrong
-    assert isinstance(library, Library)
+    assert isinstance(library, SymmetricMemory)
     made = _met(library, store, rank, size, name)
     if wrong := _agreed(store, "met", rank, size, made if isinstance(made, str) else ""):
         return wrong
-    assert isinstance(made, SymmetricSum)
+    assert isinstance(made, SymmetricAllReduce)
     return _agreed(store, "tried", rank, size, _tried(made, rank, size)) or made
 
 
-def _met(library: Library, store: Any, rank: int, size: int, name: str) -> SymmetricSum | str:
+def _met(library: SymmetricMemory, store: Any, rank: int, size: int, name: str) -> SymmetricAllReduce | str:
     try:
         space = library.empty(MOST_BYTES)
-        library.meet(space, name, store, rank, size)
+        library.rendezvous(space, name, store, rank, size)
     except Exception as error:  # of drivers, of devices that do not reach each other, of a torch with other names
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-    return SymmetricSum(library, space, name)
+    return SymmetricAllReduce(library, space, name)
 
 
-def _tried(made: SymmetricSum, rank: int, size: int) -> str:
+def _tried(made: SymmetricAllReduce, rank: int, size: int) -> str:
     """Returns what was wrong with a sum of the ranks' numbers, counted from 1; empty if nothing was."""
     want = size * (size + 1) // 2
     try:

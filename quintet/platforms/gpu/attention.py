@@ -23,12 +23,12 @@ from quintet.ops.states import StateMixer
 
 logger = logging.getLogger(__name__)
 
-Kept = tuple[int | None, int | None]  # a layer's window, and its chunk
+WindowAndChunk = tuple[int | None, int | None]  # a layer's window, and its chunk
 # Of a plan: single tokens; others; others, and no planner was asked; all of one request, nothing of which is cached.
 SINGLE, MIXED, WITHOUT, WHOLE = 1, 2, 3, 4
 
 
-class Planner(Protocol):
+class StepPlanner(Protocol):
     """Planner that equal layers share: it plans for each group that has some of them.
 
     Steps in which a request has more than one token cannot be captured with it: captured ones run without it.
@@ -38,37 +38,45 @@ class Planner(Protocol):
         """Plans every step, outside any graph; `number` finds the plan again."""
 
 
-class Planning:
+class PlannerRegistry:
     """The planners of one rank's model, by what their layers keep: that is what makes a group."""
 
     def __init__(self) -> None:
-        self._planners: dict[Kept, dict[AttentionSpec, Planner]] = {}
+        self._planners: dict[WindowAndChunk, dict[AttentionSpec, StepPlanner]] = {}
         self._count = 0
-        self.mixed = True  # whether every layer can do without its planner, and without the longest request's tokens
-        self.longest = False  # whether a state is advanced by the specification, token by token up to these
-        self.sizes: frozenset[tuple[int, int]] = frozenset()  # (tokens, requests) of the captured steps with prompts
-        self.wholes: Callable[[int], bool] | None = None  # whether some layer has a mixer for whole prompts of so many
+        self.planners_optional = (
+            True  # whether every layer can do without its planner, and without the longest request's tokens
+        )
+        self.needs_max_query_len = False  # whether a state is advanced by the specification, token by token up to these
+        self.captured_sizes: frozenset[tuple[int, int]] = (
+            frozenset()
+        )  # (tokens, requests) of the captured steps with prompts
+        self.serves_whole_prompt: Callable[[int], bool] | None = (
+            None  # whether some layer has a mixer for whole prompts of so many
+        )
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """Returns a new number for each layer."""
         self._count += 1
         return self._count
 
     @property
-    def plans(self) -> bool:
+    def has_planners(self) -> bool:
         """True if some layer has a planner."""
         return bool(self._planners)
 
-    def add(self, spec: AttentionSpec, planner: Planner) -> None:
+    def add(self, spec: AttentionSpec, planner: StepPlanner) -> None:
         self._planners.setdefault((spec.window, spec.chunk), {})[spec] = planner
 
-    def plan(self, number: int, kept: Kept, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
+    def plan(
+        self, number: int, window_and_chunk: WindowAndChunk, batch: HostBatch, group: HostGroup
+    ) -> tuple[IntArray, ...]:
         """Plans the step for a group; `number` is that of the layer that plans for it. Returns the group's plan."""
         size = len(batch.token_ids), len(batch.query_start_loc) - 1
-        whole = self.wholes is not None and _whole(batch, group) and self.wholes(size[0])
-        if size in self.sizes and self.mixed:
+        whole = self.serves_whole_prompt is not None and _whole(batch, group) and self.serves_whole_prompt(size[0])
+        if size in self.captured_sizes and self.planners_optional:
             return (np.zeros((0, WHOLE if whole else WITHOUT, number), np.int32),)
-        for planner in self._planners.get(kept, {}).values():
+        for planner in self._planners.get(window_and_chunk, {}).values():
             planner.plan(number, batch, group)
         single = size[0] == size[1] and bool(np.diff(batch.query_start_loc).max(initial=0) <= 1)
         return (np.zeros((0, WHOLE if whole else SINGLE if single else MIXED, number), np.int32),)
@@ -85,17 +93,17 @@ class GraphAttention(Mixer):
         self,
         inner: Mixer,
         spec: AttentionSpec,
-        planning: Planning,
+        planning: PlannerRegistry,
         unplanned: Mixer | None = None,
-        whole: Mixer | None = None,
+        whole_prompt: Mixer | None = None,
     ) -> None:
         """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE, captured ones
         among them, over the same pages; None: `inner` does, and `unplanned`."""
         self.layouts = inner.layouts
-        self._inner, self._unplanned, self._whole = inner, unplanned or inner, whole or unplanned or inner
+        self._inner, self._unplanned, self._whole = inner, unplanned or inner, whole_prompt or unplanned or inner
         assert self._unplanned.layouts == self._whole.layouts == inner.layouts, "all read the same pages"
-        self._planning, self._number = planning, planning.number()
-        self._kept: Kept = spec.window, spec.chunk
+        self._planning, self._number = planning, planning.next_number()
+        self._kept: WindowAndChunk = spec.window, spec.chunk
         self.fuses_rotary = inner.fuses_rotary and self._unplanned.fuses_rotary and self._whole.fuses_rotary
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
@@ -133,16 +141,16 @@ class GraphStates(StateMixer):
     """Plans how many tokens the longest request has only where the specification advances some layer's state: a plan's
     shape is part of what a graph is captured for, and our kernels read none."""
 
-    def __init__(self, spec: StateSpec, ops: Ops, planning: Planning) -> None:
+    def __init__(self, spec: StateSpec, ops: Ops, planning: PlannerRegistry) -> None:
         super().__init__(spec, ops)
         self._planning = planning
         if ops.choice(spec.op).provider == "reference":
-            if not planning.longest:
+            if not planning.needs_max_query_len:
                 logger.info("steps with prompts are not captured: %s by the specification goes by tokens", spec.op)
-            planning.longest, planning.mixed = True, False
+            planning.needs_max_query_len, planning.planners_optional = True, False
 
     def plan(self, batch: HostBatch, group: HostGroup) -> tuple[IntArray, ...]:
-        return super().plan(batch, group) if self._planning.longest else ()
+        return super().plan(batch, group) if self._planning.needs_max_query_len else ()
 
 
 def single(group: Group) -> bool:

@@ -51,20 +51,20 @@ def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
     return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST_MIXED))
 
 
-def beside_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ...]:
+def sizes_with_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ...]:
     """Those of steps with prompts where a planner's kernels have the others, which run eagerly: unless sizes were asked
     for, these are expected to be the faster ones for many tokens."""
     asked = config.capture_sizes or config.max_capture_size
     return tuple(size for size in sizes if asked or size <= MOST)
 
 
-def not_ahead(config: EngineConfig, buckets: Sequence[ShapeBucket]) -> frozenset[int]:
+def sizes_captured_late(config: EngineConfig, buckets: Sequence[ShapeBucket]) -> frozenset[int]:
     """Tokens of the steps that are not captured ahead. Sizes that a user names are few; of our own there are hundreds,
     and capturing a large one when it first comes is no longer than the step."""
     return frozenset(each.tokens for each in buckets if each.tokens > MOST and not config.capture_sizes)
 
 
-def late(config: EngineConfig) -> list[str]:
+def capture_size_warnings(config: EngineConfig) -> list[str]:
     """Returns warnings about configured sizes that serve no step, or only steps with prompts."""
     if config.enforce_eager:
         return []

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from quintet.interface.platform import Communicator
-from quintet.platforms.gpu.processes import Met
+from quintet.platforms.gpu.processes import ProcessRendezvous
 
 PATIENCE = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
 
 
-class SmallSum(Protocol):
+class SmallAllReduce(Protocol):
     """A sum of few bytes over the ranks."""
 
-    def takes(self, x: Tensor) -> bool: ...
+    def supports(self, x: Tensor) -> bool: ...
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -29,13 +29,20 @@ class SmallSum(Protocol):
 class GroupCommunicator(Communicator):
     """Collectives of a process group. Nothing of torch.distributed's global state: two engines do not meet."""
 
-    def __init__(self, group: Any, rank: int, size: int, small: SmallSum | None = None, met: Met | None = None) -> None:
+    def __init__(
+        self,
+        group: Any,
+        rank: int,
+        size: int,
+        small_all_reduce: SmallAllReduce | None = None,
+        rendezvous: ProcessRendezvous | None = None,
+    ) -> None:
         """`met`: how the ranks have met, where they are processes."""
-        self.rank, self.size, self._group, self._small = rank, size, group, small
-        if met is not None:
-            self.channel = met.channel
-            met.abort_when_stopped(group)
-            weakref.finalize(self, met.close)
+        self.rank, self.size, self._group, self._small = rank, size, group, small_all_reduce
+        if rendezvous is not None:
+            self.channel = rendezvous.channel
+            rendezvous.abort_when_stopped(group)
+            weakref.finalize(self, rendezvous.close)
         self._ordered = False
         # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
         # no other rank: its communicator may be gone by now
@@ -49,7 +56,7 @@ class GroupCommunicator(Communicator):
     def all_reduce(self, x: Tensor) -> Tensor:
         if self._ordered:
             return _summed(self._gathered(x))
-        if self._small is not None and self._small.takes(x):
+        if self._small is not None and self._small.supports(x):
             return self._small(x)
         x = x.contiguous()
         self._group.allreduce([x]).wait()
@@ -101,7 +108,7 @@ def _ended(group: Any) -> None:
         abort()
 
 
-class Meeting:
+class InProcessStores:
     """Stores by which the ranks of this process find each other: one store per endpoint."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class CustomAllReduce:
         self._library, self._rank, self._size, self._queue = library, rank, len(regions), queue
         self._regions = (ctypes.c_void_p * len(regions))(*regions)
 
-    def takes(self, x: Tensor) -> bool:
+    def supports(self, x: Tensor) -> bool:
         nbytes = x.numel() * x.element_size()
         plain = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.dtype in DTYPES
         return plain and 0 < nbytes <= MOST_BYTES and nbytes % 16 == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quintet.interface.platform import Device, DeviceLost, State
 from quintet.interface.types import Layout, Memory
-from quintet.platforms.gpu.memory import Tagged, send
+from quintet.platforms.gpu.memory import TaggedMemory, send
 from quintet.platforms.gpu.runtime import Runtime
 
 GIB = 2**30
@@ -30,17 +30,17 @@ TRITON, PASSED = "Triton Error [", ("out of memory", "invalid argument", "out of
 
 
 @contextlib.contextmanager
-def telling() -> Iterator[None]:
+def device_errors() -> Iterator[None]:
     """Turns an error that leaves the context broken into DeviceLost."""
     try:
         yield
     except RuntimeError as error:
-        if (lost := broken(error)) is not None:
+        if (lost := device_lost_error(error)) is not None:
             raise lost from error
         raise
 
 
-def broken(error: RuntimeError) -> DeviceLost | None:
+def device_lost_error(error: RuntimeError) -> DeviceLost | None:
     """Returns DeviceLost for a torch or Triton error that breaks the device's context, such as an illegal access: every
     later call fails, and only a new process helps. An error with an unknown code counts as one."""
     said = str(error).strip().partition("\n")[0] or "no reason given"
@@ -57,7 +57,7 @@ class GPUDevice(Device):
     def __init__(self, runtime: Runtime, index: int) -> None:
         runtime.use(index)
         self.runtime, self.index = runtime, index
-        self.tagged = Tagged(runtime, index)
+        self.tagged_memory = TaggedMemory(runtime, index)
         self.pooled = 0  # bytes that captured steps have for themselves: idle, and not for other tensors
         self._homeward = runtime.stream(index)
 
@@ -80,10 +80,10 @@ class GPUDevice(Device):
             state = tuple(self._zeros((units, *layout.shape), layout.dtype) for layout in layouts)
         except torch.OutOfMemoryError as error:
             raise MemoryError(f"{self._no_room(units, need, free)} ({error})") from None
-        self.tagged.keep("cache", state)
+        self.tagged_memory.track("cache", state)
         return state
 
-    @telling()
+    @device_errors()
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
         """All in one copy: what a step's dozen small arrays cost is the number of copies. An array that comes again is
         the same tensor, and the beginning of one that came lies where that does: neither is written to."""
@@ -111,7 +111,7 @@ class GPUDevice(Device):
             tensors.append(tensors[again[index]] if same else _part(there, views, starts[index], array))
         return tuple(tensors)
 
-    @telling()
+    @device_errors()
     def to_host(self, x: Tensor) -> Callable[[], Tensor]:
         """The copy waits for what has been queued by now, and for nothing that comes later."""
         self.runtime.use(self.index)
@@ -128,17 +128,17 @@ class GPUDevice(Device):
         self.runtime.hold(x, self._homeward)
 
         def wait() -> Tensor:
-            with telling():
+            with device_errors():
                 arrived.synchronize()
             return here
 
         return wait
 
     def sleep(self, level: int) -> int:
-        return self.tagged.sleep(level)
+        return self.tagged_memory.sleep(level)
 
     def wake(self) -> None:
-        self.tagged.wake()
+        self.tagged_memory.wake()
 
     def upload(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of the host's in that type, through two pieces of pinned memory; done when it returns."""

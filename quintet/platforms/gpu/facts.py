@@ -16,7 +16,7 @@ ELSEWHERE = "use another device"  # the remedy where there is none
 
 
 @dataclass(frozen=True)
-class Facts:
+class GPUFacts:
     """Devices that may be opened, in the order of their numbers."""
 
     names: tuple[str, ...]
@@ -25,10 +25,10 @@ class Facts:
     memory: int  # bytes of the smallest; 0: not known before it is opened
     detail: str  # for a person
     warning: str = ""  # why it runs far slower than it could, and what helps
-    eager: str = ""  # why no step is captured unless it is asked for
+    eager_reason: str = ""  # why no step is captured unless it is asked for
 
 
-def without_launcher(compiler: str | None, header: Path) -> str:
+def missing_launcher(compiler: str | None, header: Path) -> str:
     """Why Triton cannot build its launcher, a small C library, and what helps; "" if it can. An engine without Triton
     still runs, on torch. (A launcher that lies in Triton's cache needs no compiler, so this is no reason to refuse.)"""
     missing = [("no C compiler", "gcc")] * (compiler is None) + [(f"no {header}", "python3-dev")] * (
@@ -56,7 +56,7 @@ def header() -> Path:
     return Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
 
 
-def together(missing: Sequence[Unavailable]) -> Unavailable:
+def combine_unavailable(missing: Sequence[Unavailable]) -> Unavailable:
     """All of them in one; where there is no device, no other remedy would help."""
     remedies = list(dict.fromkeys(each.remedy for each in missing))
     remedies = [ELSEWHERE] if ELSEWHERE in remedies else remedies
@@ -65,11 +65,11 @@ def together(missing: Sequence[Unavailable]) -> Unavailable:
 
 def on_the_bus(devices: Path, vendor: str, classes: tuple[str, ...] = DISPLAYS) -> bool:
     """True if sysfs lists a device of this vendor and of one of these classes there."""
-    theirs = [each for each in devices.glob("*") if read(each / "vendor") == vendor]
-    return any(read(each / "class").startswith(classes) for each in theirs)
+    theirs = [each for each in devices.glob("*") if read_sysfs(each / "vendor") == vendor]
+    return any(read_sysfs(each / "class").startswith(classes) for each in theirs)
 
 
-def read(path: Path) -> str:
+def read_sysfs(path: Path) -> str:
     """A file of sysfs, "" if it is not there."""
     try:
         return path.read_text().strip()

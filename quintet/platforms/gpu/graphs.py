@@ -17,7 +17,7 @@ from quintet.interface.platform import State
 from quintet.interface.types import Batch, Group, Outputs, ShapeBucket, leaves
 from quintet.platforms.gpu.capture_sizes import table_width
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.products import Into
+from quintet.platforms.gpu.products import LogitsRedirect
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ LEAST_ROOM = 64 * MIB  # that must be free before a capture, beside what the poo
 ROWS, OWNERS = Batch._fields.index("logits_indices"), Batch._fields.index("token_to_seq")  # among the leaves
 
 
-class Size(NamedTuple):
+class GraphKey(NamedTuple):
     """Sizes and shapes of a step that a graph fits."""
 
     tokens: int
@@ -46,7 +46,7 @@ class Size(NamedTuple):
         return self.tokens == self.requests
 
 
-class Captured(NamedTuple):
+class CapturedGraph(NamedTuple):
     """One graph, with its inputs and outputs."""
 
     graph: Any
@@ -54,7 +54,7 @@ class Captured(NamedTuple):
     outputs: Outputs
 
 
-class Room:
+class GraphBuffers:
     """Buffers that graphs read and write: made once for the largest step; a smaller one takes their beginning."""
 
     def __init__(self, device: GPUDevice, buckets: Sequence[ShapeBucket]) -> None:
@@ -64,7 +64,7 @@ class Room:
         self._outputs: dict[Any, Tensor] = {}
         self._nothing: Tensor | None = None
 
-    def batch(self, size: Size, batch: Batch) -> Batch:
+    def batch(self, size: GraphKey, batch: Batch) -> Batch:
         """Makes the inputs that a step of this size is captured on: tables have the captured width, and outputs its
         number of rows. A decode step gives those of all tokens in their order, so that it looks none up."""
         groups = zip(batch.groups, size.tables, strict=True)
@@ -83,7 +83,7 @@ class Room:
         own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
         return own
 
-    def nothing(self, count: int) -> Tensor:
+    def zeros(self, count: int) -> Tensor:
         """Returns `count` zeros, for unused rows of outputs: those of a larger step would point past this one."""
         if self._nothing is None:
             self._nothing = self._device.runtime.empty((self._rows,), torch.int32, self._device.index).zero_()
@@ -112,7 +112,7 @@ class Room:
         return made[key][: x.shape[0]]
 
 
-class Graphs:
+class GraphedStep:
     """A step like the model; steps of the sizes of these variants are captured. What it gives holds until its next
     call.
 
@@ -128,15 +128,15 @@ class Graphs:
         self._pool_bytes, self._late = pool, late
         self._decodes = frozenset(each.tokens for each in buckets if each.decode)
         self._mixed = {(each.tokens, each.requests): each.rows for each in buckets if not each.decode}
-        self._graphs: OrderedDict[Size, Captured] = OrderedDict()
+        self._graphs: OrderedDict[GraphKey, CapturedGraph] = OrderedDict()
         self._pool: Any = None  # shared: graphs run one after the other
         self._reserved: Any = None  # keeps what the largest step takes in the pool
         self._stream: Any = None
-        self._room: Room | None = None
+        self._room: GraphBuffers | None = None
         self._held: tuple[int, ...] = ()  # addresses of the state, which graphs hold
         self.nbytes, self._largest = 0, 0  # that captures took: all, and one
         self.refused: str | None = None  # why no more steps are captured
-        device.tagged.before_sleep(self.drop)
+        device.tagged_memory.call_before_sleep(self.drop)
 
     def __call__(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         size = self._size(batch)
@@ -164,7 +164,7 @@ class Graphs:
         freed, self.nbytes = self.nbytes, 0
         return freed
 
-    def _size(self, batch: Batch) -> Size | None:
+    def _size(self, batch: Batch) -> GraphKey | None:
         """None for a step that runs eagerly: not padded to one of the sizes."""
         tokens, requests = batch.token_ids.shape[0], batch.query_start_loc.shape[0] - 1
         if tokens == requests:  # each brings one token, since none brings nothing
@@ -173,7 +173,7 @@ class Graphs:
             rows = self._mixed.get((tokens, requests), -1)
         if batch.logits_indices.shape[0] > rows:
             return None
-        return Size(
+        return GraphKey(
             tokens,
             requests,
             rows,
@@ -184,19 +184,19 @@ class Graphs:
 
     def _use(self, state: State) -> None:
         """Another state than before, or one that slept: graphs hold its addresses, and those of weights."""
-        held = (self._device.tagged.generation, *(tensor.data_ptr() for tensor in state))
+        held = (self._device.tagged_memory.generation, *(tensor.data_ptr() for tensor in state))
         if held != self._held:
             self._graphs.clear()
             self._held = held
 
-    def _first(self, size: Size, state: State, batch: Batch) -> Outputs:
+    def _first(self, size: GraphKey, state: State, batch: Batch) -> Outputs:
         """Runs the step, and captures it for the next time -> what it gives, with all the rows of that size."""
         if self._room is None:
-            self._room = Room(self._device, self._variants)
+            self._room = GraphBuffers(self._device, self._variants)
         own = self._room.batch(size, batch)
         self._fill(leaves(own), batch)
-        into = Into()
-        with into.noting():
+        into = LogitsRedirect()
+        with into.recording():
             outputs, _ = self._model(state, own)
         try:
             self._capture(size, state, own, outputs, into)
@@ -209,7 +209,7 @@ class Graphs:
             )  # fmt: skip
         return outputs
 
-    def _capture(self, size: Size, state: State, own: Batch, given: Outputs, into: Into) -> None:
+    def _capture(self, size: GraphKey, state: State, own: Batch, given: Outputs, into: LogitsRedirect) -> None:
         """`given` is what the step gave eagerly, as `into` saw it."""
         assert self._room is not None, "what a graph reads is in it"
         outputs = self._room.outputs(given)
@@ -224,7 +224,7 @@ class Graphs:
         to = leaves(outputs)
 
         def run() -> None:
-            with into.writing(given.logits, outputs.logits):
+            with into.redirecting(given.logits, outputs.logits):
                 found = leaves(self._model(state, own)[0])
             for each, x in zip(to, found, strict=True):
                 if x.data_ptr() != each.data_ptr():  # the head's product was written there
@@ -234,7 +234,7 @@ class Graphs:
         graph = runtime.capture(run, self._pool, self._stream)
         took = max(0, before - runtime.memory(index)[0])
         self.nbytes, self._largest = self.nbytes + took, max(self._largest, took)
-        self._graphs[size] = Captured(graph, leaves(own), outputs)
+        self._graphs[size] = CapturedGraph(graph, leaves(own), outputs)
         logger.log(
             logging.DEBUG if self._ahead else logging.INFO,
             "captured a step of %d tokens of %d requests, up to %d pages each, in %.2f s: %.1f MiB, %.1f MiB in all",
@@ -287,7 +287,7 @@ class Graphs:
         whole: list[tuple[Tensor, Tensor]] = []
         wanted, all_rows, decode = batch.logits_indices.shape[0], inputs[ROWS].shape[0], inputs[ROWS] is inputs[OWNERS]
         if wanted < all_rows and not decode:
-            whole.append((inputs[ROWS][wanted:], self._room.nothing(all_rows - wanted)))
+            whole.append((inputs[ROWS][wanted:], self._room.zeros(all_rows - wanted)))
         for place, (to, x) in enumerate(zip(inputs, leaves(batch), strict=True)):
             if not x.numel() or (decode and place == ROWS):
                 continue
@@ -304,7 +304,7 @@ def _shape(x: Tensor) -> Shape:
     return tuple(x.shape), x.dtype
 
 
-def _wanted(outputs: Outputs, size: Size, batch: Batch) -> Outputs:
+def _wanted(outputs: Outputs, size: GraphKey, batch: Batch) -> Outputs:
     """Selects the rows that were wanted; taps are of all tokens. A decode step gives a row for each token: those
     that are wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
     rows = batch.logits_indices

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from quintet.config import EngineConfig
-from quintet.ops.registry import Choice
+from quintet.ops.registry import ProviderChoice
 from quintet.platforms.gpu import providers
 
 
-def described(config: EngineConfig) -> list[str]:
+def describe(config: EngineConfig) -> list[str]:
     """Describes a mode that few need; ValueError where another setting takes it back."""
     if not config.batch_invariant:
         return []
@@ -19,9 +19,9 @@ def described(config: EngineConfig) -> list[str]:
     return ["batch_invariant: one tile for all sizes, no splits, sums in rank order: slower, by how much is unmeasured"]
 
 
-def check(config: EngineConfig, recordable: bool, bound: Iterable[Choice]) -> None:
+def check(config: EngineConfig, recordable: bool, bound: Iterable[ProviderChoice]) -> None:
     """ValueError where the model, or something that was bound, gives other bits in another batch."""
     if config.batch_invariant and not recordable:
         raise ValueError("batch_invariant=True: torch computes parts of this model as it likes; leave it out")
-    if config.batch_invariant and (found := providers.varying(bound)):
+    if config.batch_invariant and (found := providers.batch_variant_ops(bound)):
         raise ValueError(f"batch_invariant=True is not kept by {', '.join(found)}; leave it out")

@@ -28,18 +28,18 @@ def differ(got: Tensor, want: Tensor, whose: str) -> str | None:
     return None if good else f"{whose}'s result is off by {off:.3g} of {most:.3g}"
 
 
-def drawn(device: torch.device, *shape: int) -> Tensor:
+def test_numbers(device: torch.device, *shape: int) -> Tensor:
     """The same numbers in bfloat16 each time."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(7)).bfloat16().to(device)
 
 
 def of_norm(device: torch.device, norm: Callable[..., Tensor]) -> Pair:
-    x, weight = drawn(device, 5, 512), drawn(device, 512)
+    x, weight = test_numbers(device, 5, 512), test_numbers(device, 512)
     return norm(x, weight, 1e-6, 0.0), rms_norm.reference(x, weight, 1e-6, 0.0)
 
 
 def of_add_norm(device: torch.device, norm: Callable[..., Pair]) -> Pair:
-    x, weight = drawn(device, 2, 5, 512), drawn(device, 512)
+    x, weight = test_numbers(device, 2, 5, 512), test_numbers(device, 512)
     got, want = (torch.stack(each(x[0], x[1], weight, 1e-6, 0.0)) for each in (norm, add_rms_norm.reference))
     return got, want
 
@@ -47,8 +47,8 @@ def of_add_norm(device: torch.device, norm: Callable[..., Pair]) -> Pair:
 def of_experts(device: torch.device, mixed: Callable[..., Tensor]) -> Pair:
     """Two of four for each token; one entry has no expert."""
     ids = torch.tensor([[0, 3], [2, 1], [3, -1]], dtype=torch.int32, device=device)
-    stacks = drawn(device, 4, 512, 256) / 16, drawn(device, 4, 256, 256) / 16
-    args = drawn(device, 3, 256), *stacks, torch.full((3, 2), 0.5, device=device), ids, "silu"
+    stacks = test_numbers(device, 4, 512, 256) / 16, test_numbers(device, 4, 256, 256) / 16
+    args = test_numbers(device, 3, 256), *stacks, torch.full((3, 2), 0.5, device=device), ids, "silu"
     return mixed(*args), experts.reference(*args)
 
 
@@ -57,7 +57,7 @@ def of_attention(spec: AttentionSpec, device: torch.device, attend: Callable[...
     is shared out, by another kernel; against the specification. Says what was wrong."""
     try:
         most = tokens_for(device)
-        kv = drawn(device, 2 + -(-most // spec.page_size), *page_shape(spec)).to(spec.dtype)
+        kv = test_numbers(device, 2 + -(-most // spec.page_size), *page_shape(spec)).to(spec.dtype)
         sinks = sinks_for(spec, device)
         for context in (_step(spec, device, [3, most // 2], most), _step(spec, device, [1, 1], WIDE, SINGLE)):
             q = queries(spec, device, len(context.batch.positions))
@@ -91,7 +91,7 @@ def tokens_for(device: torch.device) -> int:
 def queries(spec: AttentionSpec, device: torch.device, count: int) -> Tensor:
     """[count, H, D] for keys of size 1, with scores that let a few keys outweigh the others: each is some token's."""
     size = APART / (spec.scale * spec.head_dim**0.5)
-    return (drawn(device, count, spec.heads, spec.head_dim).float() * size).to(spec.dtype)
+    return (test_numbers(device, count, spec.heads, spec.head_dim).float() * size).to(spec.dtype)
 
 
 def sinks_for(spec: AttentionSpec, device: torch.device) -> Tensor | None:

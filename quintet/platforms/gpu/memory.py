@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from quintet.interface.platform import ASIDE, DROPPED
-from quintet.platforms.gpu.runtime import Event, Runtime
+from quintet.platforms.gpu.runtime import DeviceEvent, Runtime
 from quintet.platforms.host import host_memory
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ GIB = 2**30
 CHUNK = 64 * 2**20  # bytes that go through pinned memory at once; two are on their way
 
 
-class Tagged:
+class TaggedMemory:
     """The memory of tensors by tag: weights, cache. It keeps none of it alive.
 
     Asleep, a tensor is there and has no memory; awake again its memory may have another address, so that what
@@ -33,11 +33,11 @@ class Tagged:
         self._others: list[WeakMethod[Callable[[], int]]] = []
         self.generation = 0
 
-    def keep(self, tag: str, tensors: Iterable[Tensor]) -> None:
+    def track(self, tag: str, tensors: Iterable[Tensor]) -> None:
         """Counts their memory under the tag from now on."""
         self._kept.setdefault(tag, []).extend(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
 
-    def before_sleep(self, drop: Callable[[], int]) -> None:
+    def call_before_sleep(self, drop: Callable[[], int]) -> None:
         """Calls this method, as long as its object lives, to let go of what holds addresses -> the bytes it took."""
         self._others = [other for other in self._others if other() is not None] + [WeakMethod(drop)]
 
@@ -103,7 +103,7 @@ class Tagged:
         goes through the driver's own small ones, and waits for each."""
         runtime, there = self._runtime, torch.empty(x.shape, dtype=x.dtype)
         pieces = [runtime.pinned(min(CHUNK, x.numel())) for _ in range(2)] if x.numel() else []
-        coming: list[tuple[slice, Tensor, Event]] = []
+        coming: list[tuple[slice, Tensor, DeviceEvent]] = []
 
         def take() -> None:
             own, piece, arrived = coming.pop(0)
@@ -162,7 +162,7 @@ def send(runtime: Runtime, to: Tensor, source: Tensor) -> None:
     source, to = source.reshape(-1), to.view(-1)
     step = CHUNK // to.dtype.itemsize
     pieces = [runtime.pinned(min(CHUNK, to.nbytes)).view(to.dtype) for _ in range(2)]
-    events: list[Event | None] = [None, None]
+    events: list[DeviceEvent | None] = [None, None]
     for turn, first in enumerate(range(0, to.numel(), step)):
         piece, event = pieces[turn % 2], events[turn % 2]
         if event is not None:

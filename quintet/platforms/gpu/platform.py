@@ -29,23 +29,23 @@ from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops import attention
 from quintet.ops.linear import KINDS
 from quintet.ops.mixers import mixer
-from quintet.ops.quantize import attributes, canonical, joined, quantize
+from quintet.ops.quantize import attributes, canonical, concat_outputs, quantize
 from quintet.platforms.gpu import custom_all_reduce, invariant, processes, profiling, providers, weight_layout
-from quintet.platforms.gpu.attention import GraphAttention, GraphStates, Planning
+from quintet.platforms.gpu.attention import GraphAttention, GraphStates, PlannerRegistry
 from quintet.platforms.gpu.capture_sizes import (
-    beside_planners,
+    capture_size_warnings,
     capture_sizes,
     decode_buckets,
-    late,
     mixed_buckets,
     mixed_capture_sizes,
-    not_ahead,
+    sizes_captured_late,
+    sizes_with_planners,
     table_width,
 )
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, SmallSum, process_group
-from quintet.platforms.gpu.device import GPUDevice, telling
-from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.graphs import KEPT, Graphs
+from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores, SmallAllReduce, process_group
+from quintet.platforms.gpu.device import GPUDevice, device_errors
+from quintet.platforms.gpu.facts import GPUFacts
+from quintet.platforms.gpu.graphs import KEPT, GraphedStep
 from quintet.platforms.gpu.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ class GPU(Platform):
             self.op_priority = {**self.op_priority, **providers.INVARIANT}  # type: ignore[misc]  # of this engine alone
         self._runtime = self._make_runtime()
         self._devices: dict[int, GPUDevice] = {}
-        self._meeting, self._lock = Meeting(), threading.Lock()
+        self._meeting, self._lock = InProcessStores(), threading.Lock()
         self._sizes, self._mixed_sizes = capture_sizes(self._config), mixed_capture_sizes(self._config)
-        self._planning: dict[int, Planning] = {}  # by rank
+        self._planning: dict[int, PlannerRegistry] = {}  # by rank
         # (rank, its slice) of checkpoint tensors that two layers want -> where it was put
         self._shared: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._packs: dict[str, bool] = {}  # by the kind of a format
@@ -89,7 +89,7 @@ class GPU(Platform):
 
     @classmethod
     @abstractmethod
-    def _facts(cls) -> Facts | Unavailable:
+    def _facts(cls) -> GPUFacts | Unavailable:
         """Returns the devices, or why there are none."""
 
     @classmethod
@@ -118,17 +118,21 @@ class GPU(Platform):
     @classmethod
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         found = cls._facts()
-        assert isinstance(found, Facts), "configured, though it is not available"
+        assert isinstance(found, GPUFacts), "configured, though it is not available"
         if config.tensor_parallel_size > len(found.names):
             raise ValueError(
                 f"tensor_parallel_size {config.tensor_parallel_size} needs as many devices, {len(found.names)} here; "
                 "lower it"
             )
-        return config, [*filter(None, (cls._unverified, found.warning)), *late(config), *invariant.described(config)]
+        return config, [
+            *filter(None, (cls._unverified, found.warning)),
+            *capture_size_warnings(config),
+            *invariant.describe(config),
+        ]
 
     def open(self, rank: int) -> Device:
         device = GPUDevice(self._runtime, rank)
-        if rank == 0 and isinstance(found := self._facts(), Facts) and found.warning:
+        if rank == 0 and isinstance(found := self._facts(), GPUFacts) and found.warning:
             logger.warning("%s", found.warning)
         with self._lock:
             providers.register()
@@ -142,11 +146,11 @@ class GPU(Platform):
             return GroupCommunicator(None, rank_info.rank, rank_info.size)
         self._runtime.use(rank_info.rank)
         met = (
-            processes.met(rank_info, self._config)
+            processes.rendezvous(rank_info, self._config)
             if self._mp and rank_info.endpoint.startswith(processes.TCP)
             else None
         )
-        rank_info = rank_info if met is None else met.place
+        rank_info = rank_info if met is None else met.rank_info
         store = self._meeting.store(rank_info.rank, rank_info.size, rank_info.endpoint)
         group = self._group(store, rank_info.rank, rank_info.size)
         small = None if self._config.batch_invariant else self._small(store, rank_info)
@@ -157,7 +161,7 @@ class GPU(Platform):
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, rank_info: RankInfo) -> SmallSum | None:
+    def _small(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
         made: Any
         if rank_info.endpoint.startswith("inproc://"):
@@ -167,13 +171,13 @@ class GPU(Platform):
         else:
             made = self._small_across(store, rank_info)
         if not isinstance(made, str):
-            found: SmallSum = made
+            found: SmallAllReduce = made
             return found
         if rank_info.rank == 0:
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
 
-    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallSum | str:
+    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
         """The same where ranks are processes, or why there is none."""
         return f"ranks of several processes meet at {rank_info.endpoint!r}"
 
@@ -184,7 +188,7 @@ class GPU(Platform):
 
     def mixer(self, spec: AttentionSpec | StateSpec, ops: Any, rank: int) -> Mixer:
         with self._lock:
-            planning = self._planning.setdefault(rank, Planning())
+            planning = self._planning.setdefault(rank, PlannerRegistry())
             self._ops[rank] = ops
         if isinstance(spec, StateSpec):
             return GraphStates(spec, ops, planning)
@@ -197,10 +201,12 @@ class GPU(Platform):
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
             own = self._own_mixer(spec, ops, rank)
-            return GraphAttention(own, spec, planning, whole=None if asked else self._whole_mixer(spec, ops, rank))
+            return GraphAttention(
+                own, spec, planning, whole_prompt=None if asked else self._whole_mixer(spec, ops, rank)
+            )
         # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
         beside = self._serving(spec, ops, rank)
-        planning.mixed = planning.mixed and beside is not None
+        planning.planners_optional = planning.planners_optional and beside is not None
         return GraphAttention(made, spec, planning, beside)
 
     def _serving(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
@@ -224,7 +230,7 @@ class GPU(Platform):
             self._refused.add(why)
             logger.warning("attention by torch, slow and not captured, for %s: Triton kernels: %s", spec, why)
         self._fallen.add(spec)
-        return attention.PagedAttention(spec, cast(Any, providers.Gathered()), ALSO)
+        return attention.PagedAttention(spec, cast(Any, providers.TorchAttentionOps()), ALSO)
 
     def _why_not(self, spec: AttentionSpec, rank: int) -> str | None:
         """Tries each kind of layer once, whichever rank builds it first."""
@@ -244,9 +250,9 @@ class GPU(Platform):
             return ["the model computes with more than ops"]
         bound = {choice: None for ops in self._ops.values() for choice in ops.bound}
         fallen = [f"attention for {spec} by torch asks the host" for spec in self._fallen]
-        return [*providers.asked(bound, self._asks), *fallen]
+        return [*providers.host_syncing_ops(bound, self._asks), *fallen]
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
 
@@ -266,7 +272,7 @@ class GPU(Platform):
             placed = {weight.name: device.upload(weight.local(parts), weight.dtype)}
         if into is not None:
             return copied_into(placed, into)
-        device.tagged.keep("weights", placed.values())
+        device.tagged_memory.track("weights", placed.values())
         return placed
 
     def _once(self, device: GPUDevice, weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -284,7 +290,7 @@ class GPU(Platform):
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """For the provider, or for the specification."""
         packed = self._is_packed(weight.format)
-        if self._config.batch_invariant and weight_layout.uncut(weight.shape[-1], weight.format):
+        if self._config.batch_invariant and weight_layout.fits_tiles(weight.shape[-1], weight.format):
             raise ValueError(
                 f"batch_invariant=True: {weight.slices[0].source} is in {weight.format.kind} with groups of "
                 f"{weight.format.group}, which our kernels do not cut; torch multiplies it, and its bits depend on the "
@@ -293,14 +299,14 @@ class GPU(Platform):
         if weight.reader is not None:
             matrix = canonical(weight, parts)
             there = {name: device.upload(each, each.dtype) for name, each in attributes(matrix).items()}
-            return weight_layout.laid(there, matrix.format) if packed else there
+            return weight_layout.pack_matrix(there, matrix.format) if packed else there
         try:
             if weight.format.dtype is not None or weight.format.codebook:  # their scales may be of each part as a whole
                 pieces = [
                     quantize(device.upload(each, each.dtype), weight.format) for each in weight.local_slices(parts)
                 ]
-                placed = attributes(joined(pieces))
-                return weight_layout.laid(placed, weight.format) if packed else placed
+                placed = attributes(concat_outputs(pieces))
+                return weight_layout.pack_matrix(placed, weight.format) if packed else placed
             local = weight.local(parts)
             up = device.upload(local, local.dtype)
             return weight_layout.pack(up, weight.format) if packed else attributes(quantize(up, weight.format))
@@ -310,7 +316,7 @@ class GPU(Platform):
     def _is_packed(self, fmt: WeightFormat) -> bool:
         with self._lock:
             if fmt.kind not in self._packs:
-                self._packs[fmt.kind] = providers.packs(fmt.kind, self.op_priority)
+                self._packs[fmt.kind] = providers.can_pack(fmt.kind, self.op_priority)
             return self._packs[fmt.kind]
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
@@ -321,7 +327,9 @@ class GPU(Platform):
         if buckets:  # their pool is their own
             captured += self._attending(max(each.requests for each in buckets))
             captured += self._gathering(weights, max(each.tokens for each in buckets), max_shape.hidden)
-        return Estimate(placed, max_shape.workspace + attending, captured, buckets, not_ahead(self._config, buckets))
+        return Estimate(
+            placed, max_shape.workspace + attending, captured, buckets, sizes_captured_late(self._config, buckets)
+        )
 
     def _gathering(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
         """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
@@ -353,9 +361,9 @@ class GPU(Platform):
                 logger.warning("no step is captured, so decoding is slower than it could be: %s", why)
         if uncaptured:
             return ()
-        sizes = self._mixed_sizes if all(planning.mixed for planning in self._planning.values()) else ()
-        if any(planning.plans for planning in self._planning.values()):
-            sizes = beside_planners(self._config, sizes)
+        sizes = self._mixed_sizes if all(planning.planners_optional for planning in self._planning.values()) else ()
+        if any(planning.has_planners for planning in self._planning.values()):
+            sizes = sizes_with_planners(self._config, sizes)
         mixed = mixed_buckets(most, sizes, drafts=self._config.speculative_config is not None)
         return *mixed, *decode_buckets(most, self._sizes)
 
@@ -364,13 +372,13 @@ class GPU(Platform):
         if fmt.plain or not self._is_packed(fmt):
             return weight.nbytes
         if fmt.dtype is not None or fmt.codebook or weight.reader is not None:
-            return weight_layout.laid_bytes(weight.shape, fmt)
+            return weight_layout.matrix_packed_bytes(weight.shape, fmt)
         return weight_layout.packed_bytes(weight.shape, weight.format)
 
     def _captured_bytes(self, model: nn.Module, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
         if not buckets:
             return 0
-        late = not_ahead(self._config, buckets)
+        late = sizes_captured_late(self._config, buckets)
         ahead = sum(each.tokens not in late for each in buckets) if self._config.capture_ahead else 0  # none is dropped
         count = ahead + min(len(buckets) - ahead, KEPT)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
@@ -387,14 +395,14 @@ class GPU(Platform):
         device = self._devices[min(self._devices) if index is None else index]  # None: the host stands for a device
         captured = list(buckets)
         if (planning := self._planning.get(device.index)) is not None:
-            planning.sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
-        how = self._config.capture_ahead, self._pool_bytes, not_ahead(self._config, captured)
-        run: Step = Graphs(model, device, captured, *how) if captured else model
+            planning.captured_sizes = frozenset((each.tokens, each.requests) for each in captured if not each.decode)
+        how = self._config.capture_ahead, self._pool_bytes, sizes_captured_late(self._config, captured)
+        run: Step = GraphedStep(model, device, captured, *how) if captured else model
 
         @torch.inference_mode()
         def step(state: Any, batch: Any) -> Any:
             self._runtime.use(device.index)
-            with telling():
+            with device_errors():
                 return run(state, batch)
 
         return step

@@ -9,16 +9,16 @@ import torch
 
 from quintet import __version__
 from quintet.config import EngineConfig
-from quintet.distributed.exchange import Exchange, RankLost
+from quintet.distributed.exchange import MessageExchange, RankLost
 from quintet.distributed.messages import RankMessages
-from quintet.distributed.rendezvous import TCP, Terms, key_of, meet
+from quintet.distributed.rendezvous import TCP, RendezvousTerms, join, key_of
 from quintet.interface.platform import Channel
 from quintet.interface.types import RankInfo
 
-__all__ = ["TCP", "Met", "met"]
+__all__ = ["TCP", "ProcessRendezvous", "rendezvous"]
 
 
-class _Watched(Exchange):
+class _Watched(MessageExchange):
     """Notes that report when they stop: a rank may wait in a collective for others that are gone."""
 
     def __init__(self, sockets: list[int], rank: int, seconds: float) -> None:
@@ -41,14 +41,14 @@ class _Watched(Exchange):
             self._ended()
 
 
-class Met:
+class ProcessRendezvous:
     """The channel and files that the ranks have in common once all have come."""
 
     def __init__(
         self, channel: Channel, notes: _Watched, rank_info: RankInfo, folder: "tempfile.TemporaryDirectory[str] | None"
     ) -> None:
         """`place`: its endpoint is the file, in rank 0's `folder`, at which torch's process groups meet."""
-        self.channel, self.place, self._notes, self._folder = channel, rank_info, notes, folder
+        self.channel, self.rank_info, self._notes, self._folder = channel, rank_info, notes, folder
 
     def close(self) -> None:
         if self._folder is not None:
@@ -61,15 +61,18 @@ class Met:
             self._notes.call_when_stopped(abort)
 
 
-def met(rank_info: RankInfo, config: EngineConfig) -> Met:
+def rendezvous(rank_info: RankInfo, config: EngineConfig) -> ProcessRendezvous:
     """Blocks until all ranks have come to tcp://HOST:PORT; ValueError names a missing rank, or settings that differ."""
-    key, terms = key_of(rank_info.endpoint), Terms(config.distributed_timeout_seconds, config.join_timeout_seconds)
-    found = meet(rank_info, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
+    key, terms = (
+        key_of(rank_info.endpoint),
+        RendezvousTerms(config.distributed_timeout_seconds, config.join_timeout_seconds),
+    )
+    found = join(rank_info, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
     notes = _Watched(found.sockets, rank_info.rank, terms.seconds)
     seal = hmac.digest(key, b"notes" + found.session, "sha256")
-    channel = RankMessages(notes, rank_info, found.wires, seal, terms.seconds, RankLost)
+    channel = RankMessages(notes, rank_info, found.connections, seal, terms.seconds, RankLost)
     folder = None
     if rank_info.rank == 0:  # of this user alone
         folder = tempfile.TemporaryDirectory(prefix="quintet-ranks-", ignore_cleanup_errors=True)
     path = channel.exchange(b"" if folder is None else f"{folder.name}/store".encode())[0].decode()
-    return Met(channel, notes, rank_info._replace(endpoint=f"file://{path}"), folder)
+    return ProcessRendezvous(channel, notes, rank_info._replace(endpoint=f"file://{path}"), folder)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 aten = torch.ops.aten
 
 
-class Into(TorchDispatchMode):
+class LogitsRedirect(TorchDispatchMode):
     """Sees a step's plain products twice: eagerly, where it notes what each gave, and while the step is captured,
     where the one that gave the logits writes to their buffer.
 
@@ -26,14 +26,14 @@ class Into(TorchDispatchMode):
         self._to: Tensor | None = None
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context of the step that runs eagerly."""
         self._gave, self._place, self._to = [], None, None
         with self:
             yield
 
     @contextlib.contextmanager
-    def writing(self, logits: Tensor | None, to: Tensor | None) -> Iterator[None]:
+    def redirecting(self, logits: Tensor | None, to: Tensor | None) -> Iterator[None]:
         """Context of the step that is captured. `logits` is what the eager step gave, and must not have been freed."""
         self._count, self._place, self._to = 0, None, to
         if logits is not None and to is not None and logits.shape == to.shape and logits.is_contiguous():

@@ -13,7 +13,7 @@ from quintet.interface.platform import RecordEvent, Recording
 HOW = "as without a trace, captured steps included, under torch's profiler"
 
 
-def record(config: ProfilerConfig, tell: RecordEvent) -> Recording:
+def record(config: ProfilerConfig, record_event: RecordEvent) -> Recording:
     """Begins to record; torch's RuntimeError if its profiler runs already."""
     profiler = profile(
         activities=supported_activities(),
@@ -29,7 +29,7 @@ def record(config: ProfilerConfig, tell: RecordEvent) -> Recording:
         with tempfile.TemporaryDirectory(prefix="quintet-trace-") as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            _tell_all(json.loads(path.read_bytes()), tell)
+            _tell_all(json.loads(path.read_bytes()), record_event)
 
     return Recording(HOW, stop)
 

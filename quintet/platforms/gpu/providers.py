@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from quintet.ops.linear import KINDS
-from quintet.ops.registry import Choice, Op, of_kind
+from quintet.ops.registry import Op, ProviderChoice, of_kind
 
 MODULES = (  # of `ops`
     *("attention", "expert_placement", "logits_edits", "elementwise", "moe", "norm", "quantized", "rotary", "sampling"),
@@ -55,9 +55,9 @@ ASKS: Mapping[tuple[str, str], str] = {
 }
 
 
-def asked(bound: Iterable[Choice], asks: Mapping[tuple[str, str], str]) -> list[str]:
+def host_syncing_ops(bound: Iterable[ProviderChoice], host_syncs: Mapping[tuple[str, str], str]) -> list[str]:
     """Returns the bound ops that keep steps from being captured, and why."""
-    found = [(choice, asks.get((choice.op, choice.provider))) for choice in bound]
+    found = [(choice, host_syncs.get((choice.op, choice.provider))) for choice in bound]
     return [f"{choice.op} by {choice.provider} asks the host {what}" for choice, what in found if what]
 
 
@@ -71,7 +71,7 @@ def register() -> None:
 OURS = ("triton", "invariant")  # that read weights as weight_layout.py packs them
 
 
-def varying(bound: Iterable[Choice]) -> list[str]:
+def batch_variant_ops(bound: Iterable[ProviderChoice]) -> list[str]:
     """Returns the bound ops that give other bits in another batch, where none should."""
     return [
         f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
@@ -82,14 +82,14 @@ def varying(bound: Iterable[Choice]) -> list[str]:
     ]
 
 
-def packs(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
+def can_pack(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
     """True if products by such weights read them as weight_layout.py packs them: if one of OURS serves the op."""
     op = Op.registry[of_kind("linear", kind)]
     wanted = [each for each in priority.get(op.name, ()) if each in OURS and each in op.providers]
     return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)
 
 
-class Gathered:
+class TorchAttentionOps:
     """Ops of a layer that the bound kernels do not serve: torch alone."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 KEEPS_POOLS = torch.__version__.startswith("2.11.") and torch.version.hip is None
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A point in a stream's work."""
 
     def record(self, stream: Any) -> None: ...
@@ -21,7 +21,7 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
 
-class Graph(Protocol):
+class DeviceGraph(Protocol):
     """Captured work; replay() queues it on the current stream."""
 
     def replay(self) -> None: ...
@@ -60,7 +60,7 @@ class Runtime(Protocol):
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """The thread's work goes to that stream meanwhile."""
 
-    def event(self) -> Event: ...
+    def event(self) -> DeviceEvent: ...
 
     def copy(self, to: Tensor, source: Tensor) -> None:
         """Queues the copy on the current stream."""
@@ -71,12 +71,12 @@ class Runtime(Protocol):
     def pool(self) -> Any:
         """A memory pool that graphs may share: they never run at the same time."""
 
-    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
+    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> DeviceGraph:
         """Records what run() queues, and runs none of it. Whatever it raises, nothing is being captured afterwards."""
 
 
 @dataclass(frozen=True)
-class Capturing:
+class CaptureOptions:
     """Options of graph capture in a vendor's module of torch."""
 
     graph: str = "CUDAGraph"  # its class
@@ -88,8 +88,8 @@ class Capturing:
 class TorchRuntime:
     """torch.cuda, or a module with the same names."""
 
-    def __init__(self, module: Any, kind: str, capturing: Capturing | None = None) -> None:
-        self._torch, self._kind, self._capturing = module, kind, capturing or Capturing()
+    def __init__(self, module: Any, kind: str, capturing: CaptureOptions | None = None) -> None:
+        self._torch, self._kind, self._capturing = module, kind, capturing or CaptureOptions()
 
     def use(self, index: int) -> None:
         self._torch.set_device(index)
@@ -135,8 +135,8 @@ class TorchRuntime:
         context: AbstractContextManager[Any] = self._torch.stream(stream)
         return context
 
-    def event(self) -> Event:
-        event: Event = self._torch.Event()
+    def event(self) -> DeviceEvent:
+        event: DeviceEvent = self._torch.Event()
         return event
 
     def copy(self, to: Tensor, source: Tensor) -> None:
@@ -148,7 +148,7 @@ class TorchRuntime:
     def pool(self) -> Any:
         return self._torch.graph_pool_handle()
 
-    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
+    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> DeviceGraph:
         graph = getattr(self._torch, self._capturing.graph)()
         before = self._torch.current_stream()
         if self._capturing.joins:
@@ -164,7 +164,7 @@ class TorchRuntime:
                 self._abandon(graph, pool)
                 raise
         before.wait_stream(stream)
-        made: Graph = graph
+        made: DeviceGraph = graph
         return made
 
     def _abandon(self, graph: Any, pool: Any) -> None:

@@ -43,7 +43,7 @@ def pack(weight: Tensor, fmt: WeightFormat) -> dict[str, Tensor]:
     return {"weight": packed, "scales": scales}
 
 
-def laid(matrix: Mapping[str, Tensor], fmt: WeightFormat) -> dict[str, Tensor]:
+def pack_matrix(matrix: Mapping[str, Tensor], fmt: WeightFormat) -> dict[str, Tensor]:
     """The attributes of a canonical matrix, on the device already, as pack() lays them; scales stay in their type.
 
     Groups that no product of ours takes stay as they are.
@@ -53,14 +53,14 @@ def laid(matrix: Mapping[str, Tensor], fmt: WeightFormat) -> dict[str, Tensor]:
     return {**matrix, "weight": in_halves(values, _half(fmt)) if _in_halves(fmt) else values, **by_group}
 
 
-def laid_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
+def matrix_packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
     """Returns the bytes of laid()'s results for a matrix [N, K] of this shape."""
     outputs, inputs = shape
     spare = -inputs % (2 * _half(fmt)) if _in_halves(fmt) else 0
     return fmt.num_bytes((outputs, inputs)) + outputs * spare // 2
 
 
-def uncut(inputs: int, fmt: WeightFormat) -> bool:
+def fits_tiles(inputs: int, fmt: WeightFormat) -> bool:
     """True if no tile of our products cuts such a weight's groups: torch multiplies it."""
     return 0 < fmt.group & -fmt.group < LEAST_HALF and fmt.groups(inputs) > 1
 

@@ -105,7 +105,7 @@ class Null(Platform):
             )  # NumPy's calls cost a fraction of torch's, and nothing else is done here
             token_ids, positions = batch.token_ids.numpy()[rows], batch.positions.numpy()[rows]
             logits = np.zeros((len(rows), vocab), np.float32)
-            logits[np.arange(len(rows)), following(token_ids, positions, vocab)] = 10
+            logits[np.arange(len(rows)), next_token(token_ids, positions, vocab)] = 10
             return Outputs(torch.from_numpy(logits)), state
 
         return step
@@ -116,6 +116,6 @@ def _greedy(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1).astype(np.int32))
 
 
-def following(token_id: Any, position: Any, vocab: int) -> Any:
+def next_token(token_id: Any, position: Any, vocab: int) -> Any:
     """Returns the token that the null platform's step makes most likely after this token at this position."""
     return (token_id * 31 + position * 17 + 7) % vocab

@@ -38,7 +38,7 @@ PARTS = {
 
 
 @functools.cache
-def part(name: str) -> Any:
+def library_function(name: str) -> Any:
     """One of its functions, or the reason why there is none."""
     if importlib.util.find_spec("aiter") is None:
         return "AITER is not installed (github.com/ROCm/aiter)"
@@ -55,7 +55,7 @@ def _probe(name: str, trial: Callable[[torch.device], tuple[Any, Any]]) -> Calla
     def check(device: torch.device) -> str | None:
         return _of_chip(device) or trials.differ(*trial(device), "AITER")
 
-    return lambda: found if isinstance(found := part(name), str) else probing(check)()
+    return lambda: found if isinstance(found := library_function(name), str) else probing(check)()
 
 
 def _of_chip(device: torch.device) -> str | None:
@@ -78,7 +78,7 @@ def _try_norm(device: torch.device) -> trials.Pair:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     if offset or x.dtype not in HALVES or weight.dtype != x.dtype:
         return _ours("rms_norm")(x, weight, eps, offset)
-    return part("rms_norm")(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps).view(x.shape)
+    return library_function("rms_norm")(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps).view(x.shape)
 
 
 def _try_add_norm(device: torch.device) -> trials.Pair:
@@ -91,16 +91,16 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offse
         return _ours("add_rms_norm")(x, residual, weight, eps, offset)
     x = x.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
-    part("rmsnorm2d_fwd_with_add")(out, x, residual.contiguous(), total, weight, eps)
+    library_function("rmsnorm2d_fwd_with_add")(out, x, residual.contiguous(), total, weight, eps)
     return out, total
 
 
 def _try_linear(device: torch.device) -> tuple[Tensor, Tensor]:
     fmt = WeightFormat("fp8a8", 8, 8, dtype=FN)
-    found = attributes(quantize(trials.drawn(device, 256, 512), fmt))
+    found = attributes(quantize(trials.test_numbers(device, 256, 512), fmt))
     found = as_fnuz(found) if getattr(facts(), "fp8", FN) == FNUZ else found
     weight = Matrix(found["weight"], found["scales"], format=fmt)
-    x = trials.drawn(device, 5, 512)
+    x = trials.test_numbers(device, 5, 512)
     return _linear(x, weight, None, (256,)), linear.reference(x, weight, None, (256,))
 
 
@@ -113,7 +113,7 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
 
     assert weight.scales is not None, "what is quantized has scales"
     values, own = quantized(x.contiguous(), x.shape[1], weight.values.dtype)
-    y: Tensor = part("gemm_a8w8")(
+    y: Tensor = library_function("gemm_a8w8")(
         values.view(weight.values.dtype), weight.values, own, weight.scales.contiguous(), None, x.dtype
     )  # fmt: skip
     return y if bias is None else y + bias
@@ -129,8 +129,8 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
         return _ours("experts")(x, gate_up, down, weights, ids, kind)
     served = (ids >= 0) & (ids < len(down))  # it knows no id that adds nothing
     weights, ids = torch.where(served, weights.float(), 0.0), torch.where(served, ids, 0)
-    silu = part("ActivationType").Silu
-    out: Tensor = part("fused_moe")(x.contiguous(), gate_up, down, weights, ids, activation=silu)
+    silu = library_function("ActivationType").Silu
+    out: Tensor = library_function("fused_moe")(x.contiguous(), gate_up, down, weights, ids, activation=silu)
     return out
 
 
@@ -158,7 +158,7 @@ def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sin
     """As paged_attention. Sizes that it asks the host for are what a captured step has at most."""
     (batch, group), out = context, torch.zeros_like(q)  # padding is not written
     keys, values = (each.transpose(1, 2) for each in kv.unbind(1))  # [P, page_size, Hkv, D]
-    part("unified_attention")(
+    library_function("unified_attention")(
         q=q.contiguous(), k=keys, v=values, out=out, cu_seqlens_q=batch.query_start_loc,
         max_seqlen_q=1 if single(group) else len(q), seqused_k=group.seq_lens,
         max_seqlen_k=group.block_table.shape[1] * spec.page_size, softmax_scale=spec.scale, causal=True,
@@ -170,5 +170,5 @@ def attend(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sin
 
 def trial(spec: AttentionSpec, device: torch.device) -> str | None:
     """Returns what is wrong with its attention for such layers."""
-    found = part("unified_attention")
+    found = library_function("unified_attention")
     return found if isinstance(found, str) else trials.of_attention(spec, device, attend, "AITER")

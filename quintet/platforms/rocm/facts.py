@@ -10,7 +10,16 @@ import torch
 
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, compiler, header, on_the_bus, read, together, without_launcher
+from quintet.platforms.gpu.facts import (
+    ELSEWHERE,
+    GPUFacts,
+    combine_unavailable,
+    compiler,
+    header,
+    missing_launcher,
+    on_the_bus,
+    read_sysfs,
+)
 
 GIB = 2**30
 AMD = "0x1002"
@@ -27,7 +36,7 @@ RDNA = ("gfx11", "gfx12")  # where graphs of Triton's kernels are reported to cr
 
 
 @dataclass(frozen=True)
-class Card:
+class RocmCard:
     """One GPU as the driver describes it."""
 
     name: str
@@ -38,12 +47,12 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Machine:
+class RocmMachine:
     """Sources of the facts. The fields' defaults are this machine; a test gives others."""
 
     torch_hip: str | None = field(default_factory=lambda: torch.version.hip)
     torch_version: str = torch.__version__
-    there: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
     usable: Callable[[Path], bool] = lambda path: os.access(path, os.R_OK | os.W_OK)
     environment: Callable[[], Environment] = read_environment
     sys: Path = Path("/sys")
@@ -52,18 +61,18 @@ class Machine:
     header: Callable[[], Path] = header
 
 
-def facts(machine: Machine | None = None) -> Facts | Unavailable:
+def facts(machine: RocmMachine | None = None) -> GPUFacts | Unavailable:
     """The devices that torch would open, or every reason why it would not, each with what helps."""
-    machine = machine or Machine()
+    machine = machine or RocmMachine()
     cards = _cards(machine)
     ours = visible(cards, machine.environment())
     reasons = _of_driver(machine, cards, ours) + _of_packages(machine) + _of_archs(ours)
     if reasons:
-        return together(reasons)
+        return combine_unavailable(reasons)
     return _facts(ours, machine)
 
 
-def _facts(cards: Sequence[Card], machine: Machine) -> Facts:
+def _facts(cards: Sequence[RocmCard], machine: RocmMachine) -> GPUFacts:
     kinds = {FP8[card.arch] for card in cards}
     shown, arches = (", ".join(dict.fromkeys(each)) for each in zip(*((c.name, c.arch) for c in cards), strict=True))
     memory = min(card.memory for card in cards)
@@ -71,10 +80,10 @@ def _facts(cards: Sequence[Card], machine: Machine) -> Facts:
     names, fp8 = tuple(card.name for card in cards), kinds.pop() if len(kinds) == 1 else None
     unsound = next((card.arch for card in cards if card.arch.startswith(RDNA)), None)
     eager = f"graphs of Triton kernels are reported to crash on {unsound} (vllm #34154)" if unsound else ""
-    return Facts(names, DTYPES, fp8, memory, detail, without_launcher(machine.compiler(), machine.header()), eager)
+    return GPUFacts(names, DTYPES, fp8, memory, detail, missing_launcher(machine.compiler(), machine.header()), eager)
 
 
-def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) -> list[Unavailable]:
+def _of_driver(machine: RocmMachine, cards: Sequence[RocmCard], ours: Sequence[RocmCard]) -> list[Unavailable]:
     """Returns what is wrong with the driver: it is missing, or this process may not use it."""
     kfd = machine.dev / "kfd"
     if not (machine.sys / "class" / "kfd").exists():
@@ -93,19 +102,19 @@ def _of_driver(machine: Machine, cards: Sequence[Card], ours: Sequence[Card]) ->
     return [Unavailable(f"no permission to open {' and '.join(map(str, shut))}", GROUPS)] if shut else []
 
 
-def _of_packages(machine: Machine) -> list[Unavailable]:
+def _of_packages(machine: RocmMachine) -> list[Unavailable]:
     built = Unavailable(f"torch {machine.torch_version} was built without HIP", INDEX)
     compiler = Unavailable("triton is not installed", f"it comes with torch's build for ROCm: {INDEX}")
-    return [built] * (machine.torch_hip is None) + [compiler] * (not machine.there("triton"))
+    return [built] * (machine.torch_hip is None) + [compiler] * (not machine.is_installed("triton"))
 
 
-def _of_archs(ours: Sequence[Card]) -> list[Unavailable]:
+def _of_archs(ours: Sequence[RocmCard]) -> list[Unavailable]:
     unknown = dict.fromkeys(f"{card.name} is {card.arch}" for card in ours if card.arch not in FP8)
     known, hide = ", ".join(FP8), "hide it with ROCR_VISIBLE_DEVICES, or use another device"
     return [Unavailable(f"{said}, and kernels are compiled for {known}", hide) for said in unknown]
 
 
-def _cards(machine: Machine) -> list[Card]:
+def _cards(machine: RocmMachine) -> list[RocmCard]:
     """The driver's GPUs, in its order, which is the runtime's; without what it hides from this container."""
     nodes = (machine.sys / "class" / "kfd" / "kfd" / "topology" / "nodes").glob("*/properties")
     found = []
@@ -118,12 +127,12 @@ def _cards(machine: Machine) -> list[Card]:
         banks = [_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         memory = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in ("1", "2"))
         node = f"renderD{said.get('drm_render_minor', 0)}"
-        name = read(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
-        found.append(Card(name, arch, memory, f"GPU-{int(said.get('unique_id', 0)):016x}", node))
+        name = read_sysfs(machine.sys / "class" / "drm" / node / "device" / "product_name") or f"AMD {arch}"
+        found.append(RocmCard(name, arch, memory, f"GPU-{int(said.get('unique_id', 0)):016x}", node))
     return found
 
 
-def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
+def visible(cards: Sequence[RocmCard], environment: Environment) -> list[RocmCard]:
     """In torch's order: ROCR_VISIBLE_DEVICES chooses of all, HIP_VISIBLE_DEVICES (or CUDA's) of those.
 
     A list ends at its first entry that names none (docs.amd.com, "GPU isolation techniques", ROCm 7.1).
@@ -137,7 +146,7 @@ def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
     ):
         if chosen is None:
             continue
-        order: list[Card] = []
+        order: list[RocmCard] = []
         for word in map(str.strip, chosen.split(",")):
             named = [card for place, card in enumerate(ours) if word.lower() in (str(place), card.uuid.lower())]
             if not named:
@@ -149,5 +158,5 @@ def visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
 
 def _properties(path: Path) -> dict[str, str]:
     """Lines of a name and a number each; nothing where the kernel does not let this process read them."""
-    lines = (line.split() for line in read(path).splitlines())
+    lines = (line.split() for line in read_sysfs(path).splitlines())
     return {words[0]: words[1] for words in lines if len(words) == 2}

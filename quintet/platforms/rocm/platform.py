@@ -12,9 +12,9 @@ from quintet.interface.platform import Mixer, Unavailable
 from quintet.interface.types import AttentionSpec, RankInfo
 from quintet.interface.weights import Weight
 from quintet.platforms.gpu import providers
-from quintet.platforms.gpu.attention import Planning
+from quintet.platforms.gpu.attention import PlannerRegistry
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime, TorchRuntime
@@ -30,7 +30,7 @@ class ROCm(GPU):
     op_priority = {op: ("aiter",) * (op in aiter.OPS) + tuple(order) for op, order in providers.PRIORITY.items()}
 
     @classmethod
-    def _facts(cls) -> Facts | Unavailable:
+    def _facts(cls) -> GPUFacts | Unavailable:
         return facts.facts()
 
     @classmethod
@@ -42,17 +42,17 @@ class ROCm(GPU):
         """Steps run eagerly where graphs are reported to crash, unless a setting asks for captures."""
         config, reasons = super().configure(config)
         found = cls._facts()
-        assert isinstance(found, Facts), "configured, though it is not available"
+        assert isinstance(found, GPUFacts), "configured, though it is not available"
         asked = config.capture_ahead or config.capture_sizes or config.max_capture_size
-        if not found.eager or asked or config.enforce_eager:
+        if not found.eager_reason or asked or config.enforce_eager:
             return config, reasons
-        said = f"no step is captured: {found.eager}; max_capture_size=512 captures all the same"
+        said = f"no step is captured: {found.eager_reason}; max_capture_size=512 captures all the same"
         return config.replace(enforce_eager=True), [*reasons, said]
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         super().__init__(config)
         found = self._facts()
-        self._fp8 = found.fp8 if isinstance(found, Facts) else None
+        self._fp8 = found.fp8 if isinstance(found, GPUFacts) else None
         self._tried: dict[AttentionSpec, str | None] = {}
 
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -60,7 +60,7 @@ class ROCm(GPU):
         placed = super()._quantized(device, weight, parts)
         return as_fnuz(placed) if self._fp8 == FNUZ and placed["weight"].dtype == FN else placed
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: Planning) -> Mixer | str:
+    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         """AITER's attention for such layers, or every reason why not; each kind of layer is tried once."""
         if reasons := aiter.refusals(spec):
             return f"AITER does not serve {', '.join(reasons)}"

@@ -23,7 +23,7 @@ from quintet.interface.types import IntArray as HostArray
 from quintet.ops.attention import PlainAttention, paged_attention, write_kv
 from quintet.ops.registry import Ops
 from quintet.platforms.tpu.device import AXIS
-from quintet.platforms.tpu.kernels.blocks import Work, plan_work
+from quintet.platforms.tpu.kernels.blocks import AttentionWork, plan_work
 from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
 from quintet.platforms.tpu.kernels.write_kv import write_paged, write_plain
 from quintet.platforms.tpu.torchax_bridge import jax_view, torch_view
@@ -51,11 +51,11 @@ class RaggedAttention(Mixer):
         self._cut = spec.heads % size == 0 and spec.kv_heads % size == 0
         size = size if self._cut else 1
         local = replace(spec, heads=spec.heads // size, kv_heads=spec.kv_heads // size)
-        self._lanes = Lanes.of(local, LANES if device == "tpu" else 1)
+        self._lanes = HeadLanes.of(local, LANES if device == "tpu" else 1)
         self._spec = self._lanes.spec(local)
         shape = (1 if spec.shared else 2, self._spec.kv_heads * size, spec.page_size, self._spec.head_dim)
         keeps, chunked = spec.window or spec.chunk, spec.chunk is not None
-        self.layouts = (Layout(stored(spec.dtype, device), shape, window=keeps, chunked=chunked, shards=size),)
+        self.layouts = (Layout(cache_dtype(spec.dtype, device), shape, window=keeps, chunked=chunked, shards=size),)
 
     @property
     def sharding(self) -> P:
@@ -104,7 +104,7 @@ def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class HeadLanes:
     """Layout of KV heads in a TPU's lanes: so many side by side, then zeros. A TPU gives a narrow row 128 lanes anyway.
 
     A query is zero in the lanes of the KV heads that are not its own, so attention over wide heads gives the results of
@@ -119,7 +119,7 @@ class Lanes:
     shared: int = 0  # lanes of K that are V
 
     @classmethod
-    def of(cls, spec: AttentionSpec, lanes: int) -> "Lanes":
+    def of(cls, spec: AttentionSpec, lanes: int) -> "HeadLanes":
         """Heads as wide as a multiple of `lanes`."""
         dim = spec.head_dim
         heads = math.gcd(spec.kv_heads, lanes // dim) if lanes % dim == 0 and not spec.shared else 1
@@ -159,7 +159,7 @@ def _device(mesh: Mesh | None) -> str:
     return jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
 
 
-def stored(dtype: torch.dtype, device: str) -> torch.dtype:
+def cache_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
     """The cache's type: the layer's, but int16 with bfloat16's bits in it on JAX's CPU devices.
 
     XLA moves bfloat16 as float32 there, and would turn the whole cache into it and back to write a single token.
@@ -189,10 +189,10 @@ def _no_tpu() -> str | None:
     return "no TPU here: Pallas would run interpreted" if interpreted() else None
 
 
-def _work(context: StepContext, page_size: int) -> Work:
+def _work(context: StepContext, page_size: int) -> AttentionWork:
     """Returns what RaggedAttention planned; for a batch without a plan, plans it here."""
     if context.group.plan:
-        return Work(*jax_view(context.group.plan))
+        return AttentionWork(*jax_view(context.group.plan))
     batch, group = jax.tree.map(np.asarray, jax_view(context))
     return plan_work(batch, group, page_size)
 

@@ -64,7 +64,7 @@ class Program:
         )
 
 
-class Weights:
+class ProgramWeights:
     """A model's weights as its programs take them. Arrays never change: other numbers are other arrays."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -77,7 +77,7 @@ class Weights:
         return self._arrays
 
 
-def compile_step(program: Program, weights: Weights, buckets: Iterable[ShapeBucket], device: TPUDevice) -> Step:
+def compile_step(program: Program, weights: ProgramWeights, buckets: Iterable[ShapeBucket], device: TPUDevice) -> Step:
     """Compiles every variant. The step that comes back knows these and no others."""
     pool = ThreadPoolExecutor(threads(), thread_name_prefix="compile")  # XLA compiles one program on one core
     compiling: dict[Sizes, Any] = {}

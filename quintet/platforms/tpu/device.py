@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.interface.platform import CacheLost, Device, State
 from quintet.interface.types import Layout, Memory
 from quintet.platforms.host import host_memory
-from quintet.platforms.tpu.multi_host import OverMachines
+from quintet.platforms.tpu.multi_host import MultiHostCommunicator
 from quintet.platforms.tpu.torchax_bridge import dtype_of, host_array, jax_view, torch_view
 
 AXIS = "model"  # the mesh's only axis: heads, features and vocabulary are cut along it
@@ -23,9 +23,9 @@ class TPUDevice(Device):
     """Everything is there once per device of the mesh, or cut along its axis. Of several machines, each process keeps
     what lies on its own devices, gives the same to all of them, and gets whole what steps give."""
 
-    def __init__(self, devices: Sequence[jax.Device], machines: OverMachines | None = None) -> None:
+    def __init__(self, devices: Sequence[jax.Device], machines: MultiHostCommunicator | None = None) -> None:
         self.mesh = Mesh(np.array(devices), (AXIS,))
-        self.everywhere = NamedSharding(self.mesh, PartitionSpec())
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.kind: str = devices[0].platform
         self._machines = machines
         self._pages: tuple[jax.ShapeDtypeStruct, ...] = ()  # of what was allocated last
@@ -73,11 +73,11 @@ class TPUDevice(Device):
     def described(self, layout: Layout, units: int) -> jax.ShapeDtypeStruct:
         """One tensor of the state: cut by KV heads where they divide, else whole on each device."""
         cut = layout.shards == self.mesh.size
-        sharding = NamedSharding(self.mesh, PartitionSpec(None, None, AXIS)) if cut else self.everywhere
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, None, AXIS)) if cut else self.replicated
         return jax.ShapeDtypeStruct((units, *layout.shape), dtype_of(layout.dtype), sharding=sharding)
 
     def to_device(self, arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[Tensor, ...]:
-        placed = jax.device_put(list(arrays), self.everywhere) if self._machines is None else self._alike(arrays)
+        placed = jax.device_put(list(arrays), self.replicated) if self._machines is None else self._alike(arrays)
         uploaded: tuple[Tensor, ...] = torch_view(tuple(placed))
         return uploaded
 
@@ -86,7 +86,7 @@ class TPUDevice(Device):
         what they have at each call, and the engine compares its plans."""
         copies = [jax.device_put(list(arrays), device) for device in self.mesh.local_devices]
         return [
-            jax.make_array_from_single_device_arrays(each[0].shape, self.everywhere, list(each))
+            jax.make_array_from_single_device_arrays(each[0].shape, self.replicated, list(each))
             for each in zip(*copies, strict=True)
         ]
 
@@ -95,7 +95,7 @@ class TPUDevice(Device):
         array.copy_to_host_async()
         if self._machines is not None:
             machines = self._machines
-            return lambda: from_host_array(machines.waited(lambda: np.array(array)))
+            return lambda: from_host_array(machines.wait_for(lambda: np.array(array)))
 
         def wait() -> Tensor:
             try:

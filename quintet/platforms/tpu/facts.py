@@ -23,7 +23,7 @@ FORCED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 @dataclass(frozen=True)
-class Facts:
+class TPUFacts:
     """The devices that JAX would open."""
 
     chips: int  # 0: JAX's CPU devices stand in
@@ -31,7 +31,7 @@ class Facts:
     detail: str
 
 
-def facts(pci: Path = Path("/sys/bus/pci/devices")) -> Facts | Unavailable:
+def facts(pci: Path = Path("/sys/bus/pci/devices")) -> TPUFacts | Unavailable:
     """Returns the devices, or why there are none."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -40,8 +40,10 @@ def facts(pci: Path = Path("/sys/bus/pci/devices")) -> Facts | Unavailable:
     if names and (environment.jax_platforms or "tpu").startswith("tpu"):
         if importlib.util.find_spec("libtpu") is None:
             return Unavailable(f"{len(names)} x {names[0]} here, but libtpu is not installed", "pip install 'jax[tpu]'")
-        return Facts(len(names), len(names), f"{names[0]}; {versions()}")
-    return Facts(0, host_devices(environment), f"no TPU: JAX's CPU devices stand in, to try and to test; {versions()}")
+        return TPUFacts(len(names), len(names), f"{names[0]}; {versions()}")
+    return TPUFacts(
+        0, host_devices(environment), f"no TPU: JAX's CPU devices stand in, to try and to test; {versions()}"
+    )
 
 
 def chips(pci: Path) -> list[str]:

@@ -16,12 +16,12 @@ import numpy as np
 from torch import Tensor
 
 from quintet import __version__
-from quintet.distributed.exchange import Exchange, RankLost
+from quintet.distributed.exchange import MessageExchange, RankLost
 from quintet.distributed.messages import RankMessages
-from quintet.distributed.rendezvous import Terms, key_of, meet, where
+from quintet.distributed.rendezvous import RendezvousTerms, join, key_of, parse_endpoint
 from quintet.interface.platform import Device, DeviceLost, SingleRank, State
 from quintet.interface.types import Layout, Memory, RankInfo
-from quintet.platforms.tpu.facts import Facts
+from quintet.platforms.tpu.facts import TPUFacts
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ LEAVE = 10.0  # seconds for the other processes to end before this one, which ha
 LOOK = 0.5  # seconds between two looks at whether a rank is gone
 
 
-class Awaited(Device):
+class PendingDevice(Device):
     """A device that is there when its machine has met the others."""
 
     opened: Device | None = None
@@ -55,14 +55,14 @@ class Awaited(Device):
         return self._there.to_host(x)
 
 
-class OverMachines(SingleRank):
+class MultiHostCommunicator(SingleRank):
     """Size 1: the compiler adds the collectives. The channel is to the other machines' processes."""
 
-    def __init__(self, notes: Exchange, channel: RankMessages) -> None:
+    def __init__(self, notes: MessageExchange, channel: RankMessages) -> None:
         self.channel: RankMessages = channel
         self._notes = notes
 
-    def waited(self, call: Callable[[], T]) -> T:
+    def wait_for(self, call: Callable[[], T]) -> T:
         """Returns the call's result. DeviceLost if a rank is lost meanwhile: its data never comes, and nothing ends the
         call. A RuntimeError of the call stops all ranks: it is not known how the step ended on the others."""
         found: list[T | BaseException] = []
@@ -93,16 +93,19 @@ class OverMachines(SingleRank):
         self._notes.wait_until_gone(LEAVE)
 
 
-def together(rank_info: RankInfo, found: Facts, terms: Terms) -> OverMachines:
+def start_multi_host(rank_info: RankInfo, found: TPUFacts, terms: RendezvousTerms) -> MultiHostCommunicator:
     """Meets the others, and starts JAX's runtime of all; blocks until all have come. ValueError if it fails."""
     _check_unused()
     key = key_of(rank_info.endpoint)
     alike = {"quintet": __version__, "accelerator": found.detail}
-    met, seconds = meet(rank_info, key, alike, terms), terms.seconds
-    notes, seal = Exchange(met.sockets, rank_info.rank, seconds), hmac.digest(key, b"notes" + met.session, "sha256")
-    channel = RankMessages(notes, rank_info, met.wires, seal, seconds, RankLost)
+    met, seconds = join(rank_info, key, alike, terms), terms.seconds
+    notes, seal = (
+        MessageExchange(met.sockets, rank_info.rank, seconds),
+        hmac.digest(key, b"notes" + met.session, "sha256"),
+    )
+    channel = RankMessages(notes, rank_info, met.connections, seal, seconds, RankLost)
     _start(rank_info, channel, terms)
-    made = OverMachines(notes, channel)
+    made = MultiHostCommunicator(notes, channel)
     if rank_info.rank == 0:
         atexit.register(made.leave)  # before what JAX has registered
     return made
@@ -115,11 +118,11 @@ def _check_unused() -> None:
         raise ValueError("nnodes: this process has run a model on several machines already; start another for this one")
 
 
-def _start(rank_info: RankInfo, channel: RankMessages, terms: Terms) -> None:
+def _start(rank_info: RankInfo, channel: RankMessages, terms: RendezvousTerms) -> None:
     """JAX's coordinator is where rank 0 is, on a port that is free there; the channel tells the others which."""
     import jax
 
-    host, _, _ = where(rank_info.endpoint)
+    host, _, _ = parse_endpoint(rank_info.endpoint)
     port = channel.exchange(_free_port(host).to_bytes(2, "big") if rank_info.rank == 0 else b"")[0]
     address = f"{f'[{host}]' if ':' in host else host}:{int.from_bytes(port, 'big')}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -151,7 +154,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
 
 
-def of_all(devices: Sequence[Any], each: int) -> list[Any]:
+def devices_of_all(devices: Sequence[Any], each: int) -> list[Any]:
     """Returns so many devices of every process, in the same order on all. ValueError if a process has fewer."""
     own: dict[int, list[Any]] = {}
     for device in sorted(devices, key=lambda one: (one.process_index, one.id)):

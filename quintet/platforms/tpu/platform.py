@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from quintet.config import EngineConfig
-from quintet.config.cache_dir import kept_folder, trouble
-from quintet.distributed.rendezvous import Terms
+from quintet.config.cache_dir import cache_folder, unsafe_reason
+from quintet.distributed.rendezvous import RendezvousTerms
 from quintet.interface.platform import (
     Capabilities,
     Communicator,
@@ -25,8 +25,8 @@ from quintet.interface.types import AttentionSpec, Estimate, MaxShape, RankInfo,
 from quintet.interface.weights import Weight
 from quintet.ops.linear import KINDS
 from quintet.platforms.host import host_memory
-from quintet.platforms.tpu.facts import Facts, facts
-from quintet.platforms.tpu.multi_host import Awaited, OverMachines, of_all, together
+from quintet.platforms.tpu.facts import TPUFacts, facts
+from quintet.platforms.tpu.multi_host import MultiHostCommunicator, PendingDevice, devices_of_all, start_multi_host
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class TPU(Platform):
     @classmethod
     def configure(cls, config: EngineConfig) -> tuple[EngineConfig, list[str]]:
         found, reasons = facts(), []
-        assert isinstance(found, Facts), "configured, though it is not available"
+        assert isinstance(found, TPUFacts), "configured, though it is not available"
         here = config.tensor_parallel_size // config.nnodes
         if here > found.devices:
             of = f", {here} on each of {config.nnodes} machines" if config.nnodes > 1 else ""
@@ -99,7 +99,7 @@ class TPU(Platform):
             folder, reason = _cache_folder()
             config = config.replace(compilation_cache_dir=folder)
             reasons.append(f"compilation_cache_dir={folder}: {reason}")
-        elif config.compilation_cache_dir != "none" and (why := trouble(Path(config.compilation_cache_dir))):
+        elif config.compilation_cache_dir != "none" and (why := unsafe_reason(Path(config.compilation_cache_dir))):
             raise ValueError(f"compilation_cache_dir {why}; choose another folder, or none")
         if not found.chips and config.kv_cache_memory_bytes is None and config.num_pages is None:
             share = min(HOST_KV, int(host_memory().free * config.gpu_memory_utilization / 2))
@@ -113,18 +113,18 @@ class TPU(Platform):
         import jax
 
         found = facts()
-        assert isinstance(found, Facts), "opened, though it is not available"
+        assert isinstance(found, TPUFacts), "opened, though it is not available"
         self._kind = "tpu" if found.chips else "cpu"
         if self._kind == "cpu":
             jax.config.update("jax_platforms", self._kind)  # or it would look for, and take, what else is there
         if self._config.nnodes > 1:
-            self._awaited = Awaited()
+            self._awaited = PendingDevice()
             return self._awaited
         return self._opened(jax.devices(self._kind)[: self._config.tensor_parallel_size])
 
-    def _opened(self, devices: Sequence[Any], machines: OverMachines | None = None) -> Device:
+    def _opened(self, devices: Sequence[Any], machines: MultiHostCommunicator | None = None) -> Device:
         from quintet.platforms.tpu import providers  # noqa: F401  registers them
-        from quintet.platforms.tpu.compile import Weights
+        from quintet.platforms.tpu.compile import ProgramWeights
         from quintet.platforms.tpu.device import TPUDevice
         from quintet.platforms.tpu.sharding import Placer
 
@@ -132,7 +132,7 @@ class TPU(Platform):
         self._device = TPUDevice(devices, machines)
         self._placer = Placer(self._device.mesh)
         self._planner: Mixer | None = None  # the last that keeps pages: its plan depends on the page size alone
-        self._weights = Weights({})  # of the model that was compiled last
+        self._weights = ProgramWeights({})  # of the model that was compiled last
         return self._device
 
     def connect(self, rank_info: RankInfo) -> Communicator:
@@ -145,11 +145,11 @@ class TPU(Platform):
             self._awaited.opened = self._opened(jax.devices(self._kind)[:here])
             return SingleRank()
         found = facts()
-        assert isinstance(found, Facts), "connected, though it is not available"
+        assert isinstance(found, TPUFacts), "connected, though it is not available"
         config = self._config
-        terms = Terms(config.distributed_timeout_seconds, config.join_timeout_seconds, config.nnodes)
-        machines = together(rank_info, found, terms)
-        devices = of_all(jax.devices(self._kind), here)
+        terms = RendezvousTerms(config.distributed_timeout_seconds, config.join_timeout_seconds, config.nnodes)
+        machines = start_multi_host(rank_info, found, terms)
+        devices = devices_of_all(jax.devices(self._kind), here)
         self._awaited.opened = self._opened(devices, machines)
         return machines
 
@@ -189,19 +189,19 @@ class TPU(Platform):
         return Estimate(sum(placed), max_shape.workspace)
 
     def compile(self, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
-        from quintet.platforms.tpu.compile import Program, Weights, abstract, compile_step
+        from quintet.platforms.tpu.compile import Program, ProgramWeights, abstract, compile_step
 
-        self._weights = Weights(dict(model.named_parameters()))
+        self._weights = ProgramWeights(dict(model.named_parameters()))
         shapes = {name: abstract(array) for name, array in self._weights.now().items()}
         device = self._device
-        program = Program(model, shapes, device.state, self._planner, device.everywhere, device.stateful)
+        program = Program(model, shapes, device.state, self._planner, device.replicated, device.stateful)
         return compile_step(program, self._weights, buckets, device)
 
 
 def _cache_folder() -> tuple[str, str]:
     """The user's, made if need be, and why; "none" if it cannot be."""
-    folder = kept_folder("xla")
-    if why := trouble(folder):
+    folder = cache_folder("xla")
+    if why := unsafe_reason(folder):
         return "none", f"{why}; each start compiles anew"
     return str(folder), "the next start finds its programs there"
 

@@ -15,7 +15,7 @@ import torch
 
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import ELSEWHERE, Facts, on_the_bus, read, together
+from quintet.platforms.gpu.facts import ELSEWHERE, GPUFacts, combine_unavailable, on_the_bus, read_sysfs
 
 INTEL, DISPLAY = "0x8086", ("0x03",)  # of its processing accelerators, none is a GPU
 LOADER, DRIVER = "libze_loader.so.1", "libze_intel_gpu.so.1"  # of Level Zero: what finds drivers, and Intel's
@@ -51,7 +51,7 @@ UNKNOWN = Family("GPU of a family unknown here", False, (2, 11))
 
 
 @dataclass(frozen=True)
-class Card:
+class XpuCard:
     """One render node (renderD128), the number of its PCI device, and its tiles: each is a device to Level Zero."""
 
     node: str
@@ -68,7 +68,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Machine:
+class XpuMachine:
     """Sources of the facts: by default this machine."""
 
     torch_xpu: str | None = field(default_factory=lambda: getattr(torch.version, "xpu", None))
@@ -76,29 +76,29 @@ class Machine:
     triton: Callable[[], str | None] = lambda: triton()
     loads: Callable[[str], bool] = lambda library: loads(library)
     opens: Callable[[Path], bool] = lambda node: os.access(node, os.R_OK | os.W_OK)
-    there: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
+    is_installed: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None
     environment: Callable[[], Environment] = read_environment
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
 
 
-def facts(machine: Machine | None = None) -> Facts | Unavailable:
+def facts(machine: XpuMachine | None = None) -> GPUFacts | Unavailable:
     """The devices that torch would open, or every reason why it would not, each with what helps."""
-    machine = machine or Machine()
+    machine = machine or XpuMachine()
     cards = _cards(machine.sys / "class" / "drm")
     served = [card for card in cards if card.number >> 8 not in OLD]
     served = [card for card in served if (machine.dev / "dri" / card.node).exists()] or served  # a container's share
     missing = [*_of_devices(machine, cards, served), *_of_software(machine, bool(cards))]
     if missing:
-        return together(missing)
+        return combine_unavailable(missing)
     if not (ours := _visible(served, machine.environment())):
         return Unavailable(f"{served[0].name} here, hidden by ZE_AFFINITY_MASK", "unset ZE_AFFINITY_MASK")
     dtypes = next((card.family.dtypes for card in ours if card.family.dtypes != DTYPES), DTYPES)
     detail = f"{', '.join(dict.fromkeys(card.name for card in ours))}; torch {machine.torch_version}"
-    if machine.there("intel_extension_for_pytorch"):  # of no version that fits a torch which serves here
+    if machine.is_installed("intel_extension_for_pytorch"):  # of no version that fits a torch which serves here
         detail += "; intel-extension-for-pytorch is not used: it ended with torch 2.8"
     # no matrix unit of these multiplies 8-bit floats: activations in them would gain nothing
-    return Facts(tuple(card.name for card in ours), dtypes, None, 0, detail)
+    return GPUFacts(tuple(card.name for card in ours), dtypes, None, 0, detail)
 
 
 def ungraphed(names: Iterable[str], version: str) -> str | None:
@@ -109,7 +109,7 @@ def ungraphed(names: Iterable[str], version: str) -> str | None:
     return f"graphs of torch {version} are not sound on {unsound[0]} (pytorch #187277)" if unsound else None
 
 
-def _of_devices(machine: Machine, cards: Sequence[Card], served: Sequence[Card]) -> list[Unavailable]:
+def _of_devices(machine: XpuMachine, cards: Sequence[XpuCard], served: Sequence[XpuCard]) -> list[Unavailable]:
     """Returns what is wrong with the devices that the kernel shows."""
     if not cards:
         if on_the_bus(machine.sys / "bus" / "pci" / "devices", INTEL, DISPLAY):
@@ -127,7 +127,7 @@ def _of_devices(machine: Machine, cards: Sequence[Card], served: Sequence[Card])
     return missing
 
 
-def _of_software(machine: Machine, driven: bool) -> list[Unavailable]:
+def _of_software(machine: XpuMachine, driven: bool) -> list[Unavailable]:
     """Returns the software that is missing between the kernel and ours."""
     needed = [
         (not driven or machine.loads(LOADER), f"Level Zero's loader ({LOADER}) is missing", "install libze1"),
@@ -138,13 +138,13 @@ def _of_software(machine: Machine, driven: bool) -> list[Unavailable]:
     return [Unavailable(reason, remedy) for there, reason, remedy in needed if not there]
 
 
-def _cards(drm: Path) -> list[Card]:
+def _cards(drm: Path) -> list[XpuCard]:
     """In Level Zero's order: those in a processor last, each sort as it stands on the bus."""
     found = []
     for node in sorted(drm.glob("renderD*"), key=lambda each: (os.path.realpath(each / "device"), each.name)):
-        if read(node / "device" / "vendor") == INTEL:
-            number = int(read(node / "device" / "device"), 16)
-            found.append(Card(node.name, number, _tiles(node / "device", number)))
+        if read_sysfs(node / "device" / "vendor") == INTEL:
+            number = int(read_sysfs(node / "device" / "device"), 16)
+            found.append(XpuCard(node.name, number, _tiles(node / "device", number)))
     return sorted(found, key=lambda card: card.family.integrated)
 
 
@@ -156,7 +156,7 @@ def _tiles(device: Path, number: int) -> int:
     return max(1, shown)
 
 
-def _visible(cards: Sequence[Card], environment: Environment) -> list[Card]:
+def _visible(cards: Sequence[XpuCard], environment: Environment) -> list[XpuCard]:
     """A device for each tile, unless they are asked for as one; what ZE_AFFINITY_MASK leaves of them, where it names
     whole ones. Where any stands by itself, torch shows none of a processor's."""
     composite = environment.ze_flat_device_hierarchy == "COMPOSITE"

@@ -23,14 +23,14 @@ LEAST = 32  # inputs that share a scale: groups are a multiple of it
 NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 
 
-def takes(fmt: WeightFormat) -> bool:
+def supports(fmt: WeightFormat) -> bool:
     """True if products by weights of this format are oneDNN's."""
     plain = fmt.dtype is None and not (fmt.codebook or fmt.mins or fmt.act_order)
     grouped = fmt.group > 0 and fmt.group % LEAST == 0
     return plain and (grouped if fmt.kind == "int4" else fmt.kind == "w8a8" and not fmt.group)
 
 
-def laid(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def pack(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """The attributes of a canonical matrix of four bits as int4() reads them: scales group by group, in x's type."""
     types = {"scales": dtype, "zeros": torch.int8}
     return {name: x.t().to(types[name]).contiguous().t() if name in types else x for name, x in placed.items()}
@@ -38,9 +38,9 @@ def laid(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 
 def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """(value - zero) * scale are attributes of oneDNN's weights; the sums are rounded once before a bias is added."""
-    if not takes(weight.format) or x.shape[1] % weight.format.group:
+    if not supports(weight.format) or x.shape[1] % weight.format.group:
         return _otherwise("int4")(x, weight, bias, outputs)
-    placed = laid(attributes(weight), x.dtype)
+    placed = pack(attributes(weight), x.dtype)
     scales = placed["scales"].t()
     zeros = placed["zeros"].t() if "zeros" in placed else _middle(scales.shape, x.device)
     fours = weight.values.view(torch.int32)  # eight in each, the first in its lowest bits
@@ -50,7 +50,7 @@ def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...
 
 def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """Each token to eight bits; the sums are whole."""
-    if not takes(weight.format) or weight.zeros is not None:
+    if not supports(weight.format) or weight.zeros is not None:
         return _otherwise("w8a8")(x, weight, bias, outputs)
     from quintet.platforms.gpu.kernels.rows import quantized
 

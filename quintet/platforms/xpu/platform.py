@@ -13,7 +13,7 @@ from quintet.interface.weights import Weight, WeightFormat
 from quintet.ops.registry import of_kind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.platform import GPU
 from quintet.platforms.gpu.runtime import Runtime
 from quintet.platforms.xpu import facts, onednn
@@ -28,7 +28,7 @@ class XPU(GPU):
     _collectives = "XCCL"
 
     @classmethod
-    def _facts(cls) -> Facts | Unavailable:
+    def _facts(cls) -> GPUFacts | Unavailable:
         return facts.facts()
 
     @classmethod
@@ -40,7 +40,7 @@ class XPU(GPU):
         """Steps run eagerly where this torch does not capture them soundly."""
         config, reasons = super().configure(config)
         found = cls._facts()
-        assert isinstance(found, Facts), "configured, though it is not available"
+        assert isinstance(found, GPUFacts), "configured, though it is not available"
         why = facts.ungraphed(found.names, torch.__version__)
         if config.tensor_parallel_size > 1:
             why = why or "collectives of XCCL cannot be captured (pytorch #196490)"
@@ -61,8 +61,8 @@ class XPU(GPU):
 
     def _by_library(self, fmt: WeightFormat) -> bool:
         first = self.op_priority.get(of_kind("linear", fmt.kind), ("",))[0]
-        return first == "onednn" and fmt.kind == "int4" and onednn.takes(fmt) and onednn.probe_int4() is None
+        return first == "onednn" and fmt.kind == "int4" and onednn.supports(fmt) and onednn.probe_int4() is None
 
     def _quantized(self, device: GPUDevice, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         placed = super()._quantized(device, weight, parts)
-        return onednn.laid(placed, weight.dtype) if self._by_library(weight.format) else placed
+        return onednn.pack(placed, weight.dtype) if self._by_library(weight.format) else placed

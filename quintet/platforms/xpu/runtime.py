@@ -3,12 +3,12 @@
 import logging
 from typing import Any
 
-from quintet.platforms.gpu.runtime import Capturing, TorchRuntime
+from quintet.platforms.gpu.runtime import CaptureOptions, TorchRuntime
 from quintet.platforms.host import host_memory
 
 logger = logging.getLogger(__name__)
 # Nothing in a SYCL graph may depend on an event from outside. Since torch 2.11; capture_begin() takes a pool alone.
-CAPTURING = Capturing("XPUGraph", {}, joins=False)
+CAPTURING = CaptureOptions("XPUGraph", {}, joins=False)
 
 
 class XPURuntime(TorchRuntime):

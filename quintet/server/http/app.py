@@ -20,17 +20,24 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
 from quintet.server.http.middleware import custom as yours
-from quintet.server.http.middleware.access import BodyLimit, Failures, HeadAsGet, Observed, RequestLimit, failure
+from quintet.server.http.middleware.access import (
+    AccessLog,
+    BodyLimit,
+    Failures,
+    HeadAsGet,
+    RequestLimit,
+    error_response,
+)
 from quintet.server.http.middleware.auth import ApiKeys, LocalNames
 from quintet.server.http.middleware.base import route_path
 from quintet.server.http.middleware.load_header import LoadReport
-from quintet.server.http.middleware.paths import Slashes, where_to_look
+from quintet.server.http.middleware.paths import TrailingSlash, path_suggestion
 from quintet.server.http.openai import chat, completions, models
 from quintet.server.http.pooling import cohere, scores
 from quintet.server.http.pooling import routes as pooling
 from quintet.server.http.responses.routes import router as responses
 from quintet.server.metrics import routes as metrics
-from quintet.server.metrics.http_metrics import Counted
+from quintet.server.metrics.http_metrics import HttpMetrics
 
 
 def make_app(service: AppState) -> FastAPI:
@@ -43,7 +50,7 @@ def make_app(service: AppState) -> FastAPI:
     _add_routes(app, service)
     _add_middleware(app, settings)
     openapi.install(app, settings.root_path)
-    yours.settle(app, settings.middleware)
+    yours.build_middlewares(app, settings.middleware)
     return app
 
 
@@ -71,7 +78,9 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
     """The last one that is added is the first one that a request meets."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(LoadReport, service=app.state.service)
-    yours.add(app, yours.load(settings.middleware))  # what they read is bounded, and sent by who may call
+    yours.add_middlewares(
+        app, yours.load_middlewares(settings.middleware)
+    )  # what they read is bounded, and sent by who may call
     app.add_middleware(BodyLimit, most=settings.max_body_bytes, gate=app.state.service.gate)
     app.add_middleware(RequestLimit, most=settings.max_connections)
     app.add_middleware(ApiKeys, settings=settings)
@@ -82,12 +91,12 @@ def _add_middleware(app: FastAPI, settings: ServerConfig) -> None:
             CORSMiddleware, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"],
             expose_headers=[HEADER, IGNORED, "retry-after"],
         )  # fmt: skip
-    app.add_middleware(Counted, service=app.state.service)
+    app.add_middleware(HttpMetrics, service=app.state.service)
     app.add_middleware(
-        Observed, log=settings.access_log, quiet=settings.disable_access_log_for_endpoints,
+        AccessLog, log=settings.access_log, quiet=settings.disable_access_log_for_endpoints,
         strict=settings.strict_requests,
     )  # fmt: skip
-    app.add_middleware(Slashes)
+    app.add_middleware(TrailingSlash)
 
 
 async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
@@ -97,10 +106,10 @@ async def _refuse_path(http: HttpRequest, error: Exception) -> Response:
     what, hint = f"{http.method} does not work at", "/openapi.json lists what there is"
     if error.status_code == 404:
         there = (getattr(route, "path_format", "") for route in iter_route_contexts(http.app.routes))
-        what, hint = "there is nothing at", where_to_look(route_path(http.scope), there)
+        what, hint = "there is nothing at", path_suggestion(route_path(http.scope), there)
     message = f"{what} {path!r}; {hint}" if known else str(error.detail)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return failure(http.scope, ApiError(error.status_code, message, code=code, headers=error.headers))
+    return error_response(http.scope, ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
 async def _refuse_parameter(http: HttpRequest, error: Exception) -> Response:
@@ -108,4 +117,4 @@ async def _refuse_parameter(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])[:200]
-    return failure(http.scope, ApiError(400, f"{name}: {first['msg']}", param=name, code="invalid_value"))
+    return error_response(http.scope, ApiError(400, f"{name}: {first['msg']}", param=name, code="invalid_value"))

@@ -8,19 +8,19 @@ from starlette.requests import Request as HttpRequest
 
 from quintet.chat.messages import load_chat_template
 from quintet.chat.output_parser import Parsers
-from quintet.chat.reasoning_tokens import ReasoningMarkers, find_thoughts
+from quintet.chat.reasoning_tokens import ReasoningMarkers, find_reasoning_markers
 from quintet.io_processors import Processors
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, load_plugin
 from quintet.server.backend import Backend, EngineDead
 from quintet.server.config import ServerConfig
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
-from quintet.server.http.cooperative import Turns
+from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.middleware.auth import owner_of
 from quintet.server.mcp.servers import ToolServers
-from quintet.server.metrics.call_record import Record
-from quintet.server.metrics.metrics import Metrics
+from quintet.server.metrics.call_record import CallRecord
+from quintet.server.metrics.metrics import ApiMetrics
 from quintet.server.tracing import make_tracer
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -39,16 +39,16 @@ class AppState:
         self.io_processors = Processors(settings.io_processor_plugin)
         self._parsers: Parsers | None = None
         self._thoughts: ReasoningMarkers | str | None = None
-        backend.thoughts = lambda: self.thoughts
+        backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
-        self.gate = CapacityLimiter(_share(settings))
-        self.turns = Turns()
-        self.metrics = Metrics()
+        self.capacity = CapacityLimiter(_share(settings))
+        self.cooperative = CooperativeWork()
+        self.metrics = ApiMetrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
         self.calls: set[EngineCall] = set()
         self.metrics.calls = lambda: len(self.calls)
         self.draining = False
-        self.cut_short: set[EngineCall] = set()  # by the server's end
+        self.ended_calls: set[EngineCall] = set()  # by the server's end
         self._failed: EngineDead | None = None
         self._quiet = asyncio.Event()  # no call is under way
         self._quiet.set()
@@ -56,36 +56,36 @@ class AppState:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model in requests; answers show the first."""
-        return self.settings.served_model_name or (self.backend.served.model,)
+        return self.settings.served_model_name or (self.backend.model_info.model,)
 
     @property
     def parsers(self) -> Parsers:
         """Parsers of the model's reasoning and tool calls; available once the model is loaded."""
         if self._parsers is None:
-            self._parsers = Parsers.of(
-                self.settings, self.backend.tokenizer, self.chat_template, self.backend.served.family
+            self._parsers = Parsers.select(
+                self.settings, self.backend.tokenizer, self.chat_template, self.backend.model_info.family
             )
         return self._parsers
 
     @property
-    def thoughts(self) -> ReasoningMarkers | str:
+    def reasoning_markers(self) -> ReasoningMarkers | str:
         """Reasoning markers of the model in tokens, or the reason why it has none."""
         if self._thoughts is None:
-            reasoning = self.backend.served.reasoning
-            self._thoughts = find_thoughts(self.backend.tokenizer, self.parsers.reasoning, reasoning)
+            reasoning = self.backend.model_info.reasoning
+            self._thoughts = find_reasoning_markers(self.backend.tokenizer, self.parsers.reasoning, reasoning)
         return self._thoughts
 
-    def trouble(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Returns why no request is accepted now, or None."""
         if self.draining:
             return "the server is shutting down"
-        why = self.backend.trouble()
-        if why is None and self.asleep:
-            return f"the engine is asleep (level {self.asleep}), and POST /wake_up wakes it"
+        why = self.backend.unavailable_reason()
+        if why is None and self.sleep_level:
+            return f"the engine is asleep (level {self.sleep_level}), and POST /wake_up wakes it"
         return why
 
     @property
-    def asleep(self) -> int:
+    def sleep_level(self) -> int:
         """The level at which the engine sleeps; 0: it is awake."""
         stats = self.backend.stats()
         return 0 if stats is None else stats.asleep
@@ -94,9 +94,9 @@ class AppState:
         """Raises ApiError 503 if the engine cannot serve."""
         if self._failed is not None:
             raise as_api_error(self._failed)
-        why = self.trouble()
+        why = self.unavailable_reason()
         if why is not None:
-            code = "asleep" if self.asleep and not self.draining else "not_ready"
+            code = "asleep" if self.sleep_level and not self.draining else "not_ready"
             raise ApiError(503, f"{why}; try again", code=code, headers={"Retry-After": "5"})
 
     def check_model(self, name: str | None) -> None:
@@ -115,18 +115,18 @@ class AppState:
         `owner`."""
         return EngineCall(self, http, asks, self._timeout(http), owner if http is None else owner_of(http), waits)
 
-    def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> Record:
+    def record(self, http: HttpRequest | None, asks: Sequence[PromptRequest]) -> CallRecord:
         """Returns the record that brings an admitted call into metrics and traces."""
-        return Record(self.metrics, asks, None if self.tracer is None else self.tracer.of(http))
+        return CallRecord(self.metrics, asks, None if self.tracer is None else self.tracer.span_of(http))
 
-    def enter(self, call: EngineCall, size: RequestCost) -> None:
+    def admit_call(self, call: EngineCall, size: RequestCost) -> None:
         self.check_ready()
-        self.gate.enter(size, call.owner)
+        self.capacity.acquire(size, call.owner)
         self.calls.add(call)
         self._quiet.clear()
 
-    def leave(self, call: EngineCall, size: RequestCost) -> None:
-        self.gate.leave(size, call.owner)
+    def end_call(self, call: EngineCall, size: RequestCost) -> None:
+        self.capacity.release(size, call.owner)
         self.calls.discard(call)
         if not self.calls:
             self._quiet.set()
@@ -141,9 +141,9 @@ class AppState:
 
     def end_calls(self) -> None:
         """Ends all running calls with 503: the server is shutting down."""
-        self.cut_short |= self.calls
+        self.ended_calls |= self.calls
         for call in list(self.calls):
-            call.stop(ApiError(503, "the server is shutting down", code="shutting_down"))
+            call.fail(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     def close(self) -> None:
         """Sends the last traces."""
@@ -154,7 +154,7 @@ class AppState:
         """The engine is gone: every call ends, and none begins."""
         self._failed = EngineDead(why)
         for call in list(self.calls):
-            call.stop(as_api_error(self._failed))
+            call.fail(as_api_error(self._failed))
 
     def _timeout(self, http: HttpRequest | None) -> float:
         most = self.settings.request_timeout

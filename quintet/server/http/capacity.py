@@ -8,7 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from quintet.server.http.errors import ApiError
-from quintet.server.http.fair_share import Shares
+from quintet.server.http.fair_share import FairShares
 
 _LONGEST_WAIT = 60  # seconds, the longest Retry-After
 _RETURN = 2  # a refused client is expected back within this many times its Retry-After
@@ -36,10 +36,10 @@ class CapacityLimiter:
 
     def __init__(self, limits: RequestCost) -> None:
         self.limits, self.held = limits, RequestCost()
-        self._shares = Shares(limits)
+        self._shares = FairShares(limits)
         self._ends: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def enter(self, size: RequestCost, owner: str = "") -> None:
+    def acquire(self, size: RequestCost, owner: str = "") -> None:
         """Raises ApiError 429 if there is no room now, 400 if there never would be. An owner has a share of it."""
         for name, remedy, asked, limit, held in zip(_NAMES, _REMEDIES, size, self.limits, self.held, strict=True):
             if asked > limit:
@@ -49,29 +49,29 @@ class CapacityLimiter:
         if owner:
             if not self._shares.allows(owner, size):
                 raise self._busy(owner, "another API key waits for room, and this one has its share")
-            self._shares.enter(owner, size)
+            self._shares.acquire(owner, size)
         self.held = RequestCost(*map(operator.add, self.held, size))
 
-    def leave(self, size: RequestCost, owner: str = "") -> None:
+    def release(self, size: RequestCost, owner: str = "") -> None:
         if owner:
-            self._shares.leave(owner, size)
+            self._shares.release(owner, size)
         self.held = RequestCost(*map(operator.sub, self.held, size))
         if size.completions:
             self._ends.append(monotonic())
 
     @contextlib.contextmanager
-    def place(self, size: RequestCost) -> Iterator[None]:
+    def holding(self, size: RequestCost) -> Iterator[None]:
         """Holds the place while the block runs."""
-        self.enter(size)
+        self.acquire(size)
         try:
             yield
         finally:
-            self.leave(size)
+            self.release(size)
 
     def _busy(self, owner: str, why: str) -> ApiError:
         wait = self._wait()
         if owner:
-            self._shares.wait(owner, _RETURN * wait)
+            self._shares.note_refused(owner, _RETURN * wait)
         return ApiError(
             429, f"{why}; try again in {wait} s", code="server_overloaded", headers={"Retry-After": str(wait)}
         )

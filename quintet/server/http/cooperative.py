@@ -7,14 +7,14 @@ from typing import TypeVar
 Made = TypeVar("Made")
 
 
-class Turns:
+class CooperativeWork:
     """Cooperative scheduling of long work, one for each process. Tasks take turns: however many they are, the loop does
     one stretch between two of its rounds."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()  # hands on in the order of asking
 
-    async def through(self, stretches: Iterable[Callable[[], Made]]) -> list[Made]:
+    async def run_all(self, stretches: Iterable[Callable[[], Made]]) -> list[Made]:
         """Returns the results of all stretches, in order. Each must be short."""
         made = []
         for make in stretches:

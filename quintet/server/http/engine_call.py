@@ -20,8 +20,8 @@ from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import SubmitRequest
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.errors import ApiError, ClientGone
-from quintet.server.http.middleware.base import wire_of
-from quintet.server.metrics.call_record import Record
+from quintet.server.http.middleware.base import connection_of
+from quintet.server.metrics.call_record import CallRecord
 
 if TYPE_CHECKING:
     from quintet.server.http.app_state import AppState
@@ -79,39 +79,39 @@ class EngineCall:
         """`waits`: the asks say how much room it takes, and again() brings the first that is asked."""
         self.owner = owner  # "": all callers are one
         own = [] if waits else asks
-        self.asks = [_kept_apart(ask, owner) for ask in own] if owner else own
+        self.requests = [_kept_apart(ask, owner) for ask in own] if owner else own
         self._service, self._http, self._timeout = service, http, timeout
-        self._wire = None if http is None else wire_of(http.scope)
+        self._wire = None if http is None else connection_of(http.scope)
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
         self._unread = 0  # bytes in there that came while the reader did not read
         self._running: dict[int, str] = {}  # ask -> its request in the engine
         self._begun = 0  # asks that came to the engine
         self._peeked: tuple[int, RequestOutput] | None = None
-        self._size = _size(asks, service.backend.served, streamed=http is not None)
+        self._size = _size(asks, service.backend.model_info, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._beside: asyncio.Task[Any] | None = None
-        self._record: Record  # while it is open
+        self._record: CallRecord  # while it is open
         self._open = False
 
     async def __aenter__(self) -> "EngineCall":
         """Queues all asks, or none of them."""
-        self._service.enter(self, self._size)
+        self._service.admit_call(self, self._size)
         try:
-            self._record = self._service.record(self._http, self.asks)
+            self._record = self._service.record(self._http, self.requests)
         except BaseException:
-            self._service.leave(self, self._size)
+            self._service.end_call(self, self._size)
             raise
         self._open = True
         try:
-            if self.asks:
+            if self.requests:
                 self._submit()
         except BaseException:
             self.close()
             raise
         loop = asyncio.get_running_loop()
         late = ApiError(504, f"the request took longer than {self._timeout:g} s", code="timeout")
-        self._timer = loop.call_later(self._timeout, self.stop, late)
+        self._timer = loop.call_later(self._timeout, self.fail, late)
         if self._http is not None:
             self._watcher = loop.create_task(self._watch(self._http))
         return self
@@ -131,9 +131,9 @@ class EngineCall:
             if waiting is not None:
                 waiting.cancel()
         self._record.end()
-        self._service.leave(self, self._size)
+        self._service.end_call(self, self._size)
 
-    def stop(self, why: Exception) -> None:
+    def fail(self, why: Exception) -> None:
         """Ends the call from outside: its reader gets `why`. The pages are free within a step, read or not."""
         self._record.why = why
         self._abort()
@@ -158,9 +158,9 @@ class EngineCall:
         last: dict[int, RequestOutput] = {}
         async for number, output in self:
             last[number] = output
-        return [last[number] for number in range(len(self.asks))]
+        return [last[number] for number in range(len(self.requests))]
 
-    async def beside(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_between(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for `work` between two rounds. An error that ends the call cancels the work and is raised."""
         if not self._events.empty():
             work.close()
@@ -177,21 +177,21 @@ class EngineCall:
                 task.cancel()
                 await asyncio.wait({task})
 
-    def again(self, ask: PromptRequest) -> None:
+    def submit_next(self, ask: PromptRequest) -> None:
         """A further round, when all asks before have ended: iterate once more for its outputs.
 
         Raises ApiError 429 where there is no room for its prompt.
         """
         assert not self._running
-        size = _size([ask], self._service.backend.served, streamed=self._http is not None)
-        self._service.gate.leave(self._size, self.owner)
+        size = _size([ask], self._service.backend.model_info, streamed=self._http is not None)
+        self._service.capacity.release(self._size, self.owner)
         self._size = RequestCost()  # what it holds if there is no room
-        self._service.gate.enter(size, self.owner)
+        self._service.capacity.acquire(size, self.owner)
         self._size = size
         ask = _kept_apart(ask, self.owner) if self.owner else ask
-        self.asks = [*self.asks, ask]
+        self.requests = [*self.requests, ask]
         self._record.add(ask)
-        self._submit(len(self.asks) - 1)
+        self._submit(len(self.requests) - 1)
 
     async def _next(self) -> tuple[int, RequestOutput]:
         event = await self._events.get()
@@ -201,26 +201,26 @@ class EngineCall:
         self._unread -= size
         failed = next((each.error for each in output.outputs if each.finish_reason == "error"), None)
         if failed is not None:
-            if self._service.asleep:  # it fell asleep before the request came to it
+            if self._service.sleep_level:  # it fell asleep before the request came to it
                 self._service.check_ready()
             raise ApiError(500, f"the request failed: {failed}", code="request_failed")
         return number, output
 
     def _submit(self, first: int = 0) -> None:
         """Submits the asks from number `first` on; of texts that become numbers, as many as may be there at once."""
-        last = len(self.asks) if self.asks[first].pooling is None else self._turn(first)
-        wanted = {number: self._wanted(number, self.asks[number].prompt) for number in range(first, last)}
-        _, params, priority, grammar, pooling = self.asks[first]
+        last = len(self.requests) if self.requests[first].pooling is None else self._turn(first)
+        wanted = {number: self._wanted(number, self.requests[number].prompt) for number in range(first, last)}
+        _, params, priority, grammar, pooling = self.requests[first]
         self._service.backend.submit(list(wanted.values()), pooling or params, priority, grammar)
         self._running.update((number, each.request_id) for number, each in wanted.items())
         self._begun = last
 
     def _turn(self, first: int) -> int:
         """Returns the end of the asks, from `first` on, that the engine takes now; at least one."""
-        room = STEPS * self._service.backend.served.step_tokens - self._tokens()
+        room = STEPS * self._service.backend.model_info.step_tokens - self._tokens()
         last = first
-        while last < len(self.asks) and last - first + len(self._running) < TEXTS:
-            room -= len(self.asks[last].prompt.token_ids)
+        while last < len(self.requests) and last - first + len(self._running) < TEXTS:
+            room -= len(self.requests[last].prompt.token_ids)
             if room < 0 and last > first:
                 break
             last += 1
@@ -228,26 +228,26 @@ class EngineCall:
 
     def _tokens(self) -> int:
         """Prompt tokens of the texts that are in the engine."""
-        return sum(len(self.asks[number].prompt.token_ids) for number in self._running)
+        return sum(len(self.requests[number].prompt.token_ids) for number in self._running)
 
     def _go_on(self) -> None:
         """Brings the next texts when half of those before have their numbers: together they cost less."""
-        if self._begun == len(self.asks) or 2 * len(self._running) > TEXTS:
+        if self._begun == len(self.requests) or 2 * len(self._running) > TEXTS:
             return
-        if self._running and 2 * self._tokens() > STEPS * self._service.backend.served.step_tokens:
+        if self._running and 2 * self._tokens() > STEPS * self._service.backend.model_info.step_tokens:
             return
         try:
             self._submit(self._begun)
         except Exception as error:  # the engine is gone: the reader gets the error
-            self.stop(error)
+            self.fail(error)
 
     def _wanted(self, number: int, prompt: Prompt) -> SubmitRequest:
         def deliver(output: RequestOutput) -> None:
             if output.finished:
                 self._running.pop(number, None)
-            self._record.take(number, output)
+            self._record.record_output(number, output)
             self._keep(number, output)
-            if output.finished and self._begun < len(self.asks) and output.pooled is not None:
+            if output.finished and self._begun < len(self.requests) and output.pooled is not None:
                 self._go_on()
 
         # the process that takes this one's place gives other ids, while the engine may still have these
@@ -255,7 +255,7 @@ class EngineCall:
 
     def _keep(self, number: int, output: RequestOutput) -> None:
         """Queues an output for the reader, unless it has stopped reading and too much waits for it."""
-        size = _weight(output) if self._wire is not None and self._wire.stuck else 0
+        size = _weight(output) if self._wire is not None and self._wire.is_stuck else 0
         self._events.put_nowait((number, output, size))
         self._unread += size
         if self._running and self._unread > MAX_UNREAD * self._size.completions:
@@ -265,11 +265,11 @@ class EngineCall:
         assert self._http is not None and self._wire is not None
         name = self._http.scope["state"]["tally"].request_id
         logger.warning("request %s ended: %d bytes wait for a reader that does not read", name, self._unread)
-        self._wire.cut()
+        self._wire.disconnect()
         self._leave()
 
     def _abort(self) -> None:
-        self._begun = len(self.asks)
+        self._begun = len(self.requests)
         self._record.abort(self._running)
         for request_id in self._running.values():
             self._service.backend.abort(request_id)
@@ -285,7 +285,7 @@ class EngineCall:
         """The reader has gone: the loop has better to do than to write out what waits for it."""
         while not self._events.empty():
             self._events.get_nowait()
-        self.stop(ClientGone())
+        self.fail(ClientGone())
 
 
 def _weight(output: RequestOutput) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 
-class Shares:
+class FairShares:
     """Counts by owner, in the quantities that the gate counts. A share is a limit divided by the owners that hold or
     wait.
 
@@ -28,16 +28,16 @@ class Shares:
         amounts = zip(self._held[owner], size, self._limits, strict=True)
         return all(not asked or (held + asked) * num <= limit for held, asked, limit in amounts)
 
-    def enter(self, owner: str, size: Sequence[int]) -> None:
+    def acquire(self, owner: str, size: Sequence[int]) -> None:
         """Counts an owner's request that was admitted."""
         self._waiting.pop(owner, None)
         self._held[owner] = tuple(map(operator.add, self._held.get(owner, self._nothing), size))
 
-    def leave(self, owner: str, size: Sequence[int]) -> None:
+    def release(self, owner: str, size: Sequence[int]) -> None:
         left = tuple(map(operator.sub, self._held.pop(owner), size))
         if any(left):
             self._held[owner] = left
 
-    def wait(self, owner: str, seconds: float) -> None:
+    def note_refused(self, owner: str, seconds: float) -> None:
         """Notes that the owner was refused, and is expected again within that time."""
         self._waiting[owner] = monotonic() + seconds

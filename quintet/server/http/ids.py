@@ -11,6 +11,6 @@ def new_id() -> str:
     return secrets.token_hex(16)
 
 
-def is_sane(given: str) -> bool:
+def is_valid_id(given: str) -> bool:
     """True if it can be a request's name: 1 to 128 letters, digits and ._:- that begin with a letter or a digit."""
     return _SANE.fullmatch(given) is not None

@@ -49,7 +49,7 @@ class Error(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Documented:
+class RouteDocs:
     """Request body, answers and errors of a route."""
 
     body: type[BaseModel] | None = None
@@ -63,11 +63,11 @@ class Documented:
 Route = TypeVar("Route", bound=Callable[..., Any])
 
 
-def documented(**facts: Any) -> Callable[[Route], Route]:
+def documents_route(**facts: Any) -> Callable[[Route], Route]:
     """Marks a route's function; `facts` are the fields of Documented."""
 
     def mark(function: Route) -> Route:
-        setattr(function, _MARK, Documented(**facts))
+        setattr(function, _MARK, RouteDocs(**facts))
         return function
 
     return mark
@@ -93,7 +93,7 @@ def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
              if hasattr(route, "endpoint")}  # fmt: skip
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
-            fact = facts.get((path, method.upper())) or Documented()
+            fact = facts.get((path, method.upper())) or RouteDocs()
             _complete(operation, fact, schemas)
     schema.setdefault("components", {})["schemas"] = {name: schemas[name] for name in sorted(schemas)}
     schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -105,7 +105,7 @@ def _place(route: Any) -> tuple[str, str]:
     return getattr(route, "path_format", route.path), next(iter(sorted(route.methods or ["GET"])))
 
 
-def _complete(operation: dict[str, Any], fact: Documented, schemas: dict[str, Any]) -> None:
+def _complete(operation: dict[str, Any], fact: RouteDocs, schemas: dict[str, Any]) -> None:
     if fact.body is not None:
         body = fact.body.model_json_schema(ref_template=_REF + "{model}")
         schemas.update(body.pop("$defs", {}))
@@ -131,7 +131,7 @@ def _event(data: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": either}, "required": ["data"]}
 
 
-def _errors(fact: Documented) -> Iterable[tuple[int, str]]:
+def _errors(fact: RouteDocs) -> Iterable[tuple[int, str]]:
     found = [(status, why) for status, why in ERRORS.items() if fact.body is not None or status in _WITHOUT_BODY]
     return [*found, (409, "It cannot be, as things are now")] if fact.conflict else found
 

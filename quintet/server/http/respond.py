@@ -22,7 +22,7 @@ _PIECE = 2**18  # bytes of an answer that are handed on at once; the next when t
 
 
 @dataclass(frozen=True)
-class Head:
+class AnswerHead:
     """The fields that all chunks of an answer repeat."""
 
     id: str
@@ -31,9 +31,11 @@ class Head:
     system_fingerprint: str
 
     @classmethod
-    def of(cls, service: AppState, answer_id: str, model: str | None) -> "Head":
+    def for_answer(cls, service: AppState, answer_id: str, model: str | None) -> "AnswerHead":
         """`model` is the name that was asked for."""
-        return cls(answer_id, int(time.time()), model or service.model_names[0], fingerprint(service.backend.served))
+        return cls(
+            answer_id, int(time.time()), model or service.model_names[0], fingerprint(service.backend.model_info)
+        )
 
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "created": self.created, "model": self.model,
@@ -50,12 +52,12 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-def service_of(http: HttpRequest) -> AppState:
+def app_state_of(http: HttpRequest) -> AppState:
     service: AppState = http.app.state.service
     return service
 
 
-class Whole(Response):
+class WholeResponse(Response):
     """An answer that is sent as fast as it is read. Its call keeps its place until then: what waits for slow readers is
     counted, too."""
 
@@ -84,7 +86,7 @@ async def whole_response(
     http: HttpRequest,
     asks: Sequence[PromptRequest],
     answer: Callable[[list[RequestOutput]], Awaitable[Any]],
-) -> Whole:
+) -> WholeResponse:
     """Waits for the last output of each ask; what `answer` makes of them becomes JSON."""
 
     async def read(call: EngineCall) -> Any:
@@ -99,12 +101,12 @@ async def read_response(
     asks: Sequence[PromptRequest],
     read: Callable[[EngineCall], Awaitable[Any]],
     waits: bool = False,
-) -> Whole:
+) -> WholeResponse:
     """Returns what `read` makes of the open call, as JSON. `waits`: see Call."""
     call = service.call(http, asks, waits=waits)
     await call.__aenter__()
     try:
-        return Whole(call, encode(await read(call)))
+        return WholeResponse(call, encode(await read(call)))
     except BaseException:
         call.close()
         raise

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from quintet.outputs import RequestOutput
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
-from quintet.server.http.ids import HEADER, is_sane, new_id
+from quintet.server.http.ids import HEADER, is_valid_id, new_id
 
 
 class CachedTokens(msgspec.Struct):
@@ -39,26 +39,26 @@ class RequestUsage:
     """Name and token counts of one HTTP request, in its scope's state."""
 
     request_id: str = field(default_factory=new_id)
-    named: bool = False  # by the client
+    has_name: bool = False  # by the client
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)  # number of the ask -> tokens
 
     @classmethod
-    def of(cls, http: HttpRequest) -> "RequestUsage":
+    def for_request(cls, http: HttpRequest) -> "RequestUsage":
         """Named by the header, if that is sane."""
         given = http.headers.get(HEADER)
-        return cls() if given is None or not is_sane(given) else cls(given, named=True)
+        return cls() if given is None or not is_valid_id(given) else cls(given, has_name=True)
 
     @property
     def cached_tokens(self) -> int:
         return sum(self.cached.values())
 
-    def ask(self, asks: list[PromptRequest]) -> None:
+    def count_prompts(self, asks: list[PromptRequest]) -> None:
         """Counts the prompts."""
         self.prompt_tokens += sum(len(ask.prompt.token_ids) for ask in asks)
 
-    def take(self, number: int, output: RequestOutput) -> None:
+    def count_output(self, number: int, output: RequestOutput) -> None:
         """Counts an output of ask `number`: a delta, or the only one."""
         if output.num_cached_tokens:
             self.cached[number] = output.num_cached_tokens
@@ -76,21 +76,21 @@ class RequestUsage:
         )
 
 
-def tally_of(http: HttpRequest) -> RequestUsage:
+def usage_of(http: HttpRequest) -> RequestUsage:
     """The request's own."""
     tally: RequestUsage = http.scope.setdefault("state", {}).setdefault("tally", RequestUsage())
     return tally
 
 
-def take_name(http: HttpRequest, given: str | None) -> None:
+def set_request_name(http: HttpRequest, given: str | None) -> None:
     """The name that a body gives its request; the header's goes before it, as in vLLM. Raises ApiError 400."""
     if given is None:
         return
-    if not is_sane(given):
+    if not is_valid_id(given):
         raise ApiError(
             400, "request_id must be 1 to 128 letters, digits and ._:- that begin with a letter or a digit",
             param="request_id", code="invalid_value",
         )  # fmt: skip
-    tally = tally_of(http)
-    if not tally.named:
-        tally.request_id, tally.named = given, True
+    tally = usage_of(http)
+    if not tally.has_name:
+        tally.request_id, tally.has_name = given, True

@@ -20,7 +20,7 @@ _MOST = 2**20  # most bytes of a file; normal ones have a page
 
 
 @dataclass(frozen=True)
-class Address:
+class McpAddress:
     """Address of a tool server: a URL, or a command that speaks over its standard streams."""
 
     name: str | None  # name in requests; None: the server's own name
@@ -45,7 +45,7 @@ class Address:
         return said.replace(self.url, self._shown) if self.url else said
 
 
-def read_addresses(given: Iterable[str]) -> tuple[Address, ...]:
+def read_addresses(given: Iterable[str]) -> tuple[McpAddress, ...]:
     """Parses the flag, comma-separated or repeated. Raises ValueError that begins with tool_server."""
     parts = [part.strip() for text in given for part in text.split(",")]
     found = [address for part in parts for address in _read(part)]
@@ -56,7 +56,7 @@ def read_addresses(given: Iterable[str]) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def _read(part: str) -> list[Address]:
+def _read(part: str) -> list[McpAddress]:
     if part == "demo":
         raise ValueError(
             "tool_server demo is not there: vLLM's own browser and Python tools are no part of this server; name an "
@@ -73,12 +73,12 @@ def _read(part: str) -> list[Address]:
     raise ValueError(f"tool_server must be {_FORMS}, with NAME= before the first two if you like, not {part[:200]!r}")
 
 
-def _at_url(name: str | None, url: str, sse: bool, headers: Mapping[str, str] | None = None) -> Address:
+def _at_url(name: str | None, url: str, sse: bool, headers: Mapping[str, str] | None = None) -> McpAddress:
     if not _leads_somewhere(url):
         raise ValueError(f"tool_server has a URL that leads nowhere: {url[:200]!r}; write http://host:port/mcp")
     if "@" in urlsplit(url).netloc:
         raise ValueError("tool_server has a password in a URL, which process lists show; put headers into a .json file")
-    return Address(name, url, sse, headers or {})
+    return McpAddress(name, url, sse, headers or {})
 
 
 def _leads_somewhere(url: str) -> bool:
@@ -92,7 +92,7 @@ def _leads_somewhere(url: str) -> bool:
 # ----------------------------------------------------------------------------------------------------------- files
 
 
-def _read_file(path: str) -> list[Address]:
+def _read_file(path: str) -> list[McpAddress]:
     """Reads the common MCP file: {"mcpServers": {NAME: {"command": ..., "args": [...]} or {"url": ...}}}."""
     try:
         text = Path(path).read_bytes()
@@ -107,7 +107,7 @@ def _read_file(path: str) -> list[Address]:
         raise ValueError(f"tool_server {path}: the file cannot be used: {' '.join(str(error).split())}") from None
 
 
-def _entry(name: str, entry: Any) -> Address:
+def _entry(name: str, entry: Any) -> McpAddress:
     if not name.strip() or not isinstance(entry, dict):
         raise ValueError(f"{name!r} must be a name, and an object with url or command")
     refuse_unknown(f"key of {name}", entry, _KEYS)
@@ -119,7 +119,7 @@ def _entry(name: str, entry: Any) -> Address:
     return _url_entry(name, entry) if "url" in entry else _command_entry(name, entry)
 
 
-def _url_entry(name: str, entry: Mapping[str, Any]) -> Address:
+def _url_entry(name: str, entry: Mapping[str, Any]) -> McpAddress:
     url, kind = entry["url"], entry.get("type")
     if not isinstance(url, str):
         raise ValueError(f"{name}.url must be text")
@@ -129,7 +129,7 @@ def _url_entry(name: str, entry: Mapping[str, Any]) -> Address:
     return _at_url(name, url, sse, _texts(name, entry, "headers"))
 
 
-def _command_entry(name: str, entry: Mapping[str, Any]) -> Address:
+def _command_entry(name: str, entry: Mapping[str, Any]) -> McpAddress:
     command, args, cwd = entry["command"], entry.get("args", []), entry.get("cwd")
     if entry.get("type", "stdio") != "stdio":
         raise ValueError(f"{name}.type must be stdio beside command")
@@ -139,7 +139,7 @@ def _command_entry(name: str, entry: Mapping[str, Any]) -> Address:
         raise ValueError(f"{name}.args must be a list of texts")
     if cwd is not None and not isinstance(cwd, str):
         raise ValueError(f"{name}.cwd must be text")
-    return Address(name, command=(command, *args), env=_texts(name, entry, "env"), cwd=cwd)
+    return McpAddress(name, command=(command, *args), env=_texts(name, entry, "env"), cwd=cwd)
 
 
 def _texts(name: str, entry: Mapping[str, Any], key: str) -> dict[str, str]:

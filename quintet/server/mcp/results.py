@@ -8,22 +8,22 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
 
 
-class Result(NamedTuple):
+class ToolResult(NamedTuple):
     """Result of one tool call."""
 
     text: str
     failed: bool = False  # the text says why
 
 
-def result_of(given: "CallToolResult", most: int) -> Result:
+def result_of(given: "CallToolResult", most: int) -> ToolResult:
     """Converts a result of at most `most` bytes of UTF-8. A longer one is a failure: a cut result may mislead."""
     text = _text(given.content)
     if not given.content and given.structured_content is not None:
         text = json.dumps(given.structured_content, ensure_ascii=False)
     size = len(text.encode(errors="replace"))
     if size > most:
-        return Result(f"the tool's result has {size} bytes, and {most} can be read; ask it for less", failed=True)
-    return Result(text or ("the tool failed and did not say why" if given.is_error else ""), bool(given.is_error))
+        return ToolResult(f"the tool's result has {size} bytes, and {most} can be read; ask it for less", failed=True)
+    return ToolResult(text or ("the tool failed and did not say why" if given.is_error else ""), bool(given.is_error))
 
 
 def _text(blocks: "Sequence[ContentBlock]") -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quintet.server.mcp.addresses import Address
-from quintet.server.mcp.results import Result, result_of
-from quintet.server.mcp.session import CONNECT, Lost, Session
+from quintet.server.mcp.addresses import McpAddress
+from quintet.server.mcp.results import ToolResult, result_of
+from quintet.server.mcp.session import CONNECT, McpConnectionLost, McpSession
 
 if TYPE_CHECKING:
     from mcp import MCPError
@@ -23,14 +23,14 @@ MAX_LISTED = 2**20  # bytes of JSON of all tools: they go into prompts
 _MAX_PAGES = 100
 
 
-class Limits(NamedTuple):
+class ToolCallLimits(NamedTuple):
     """Limits of one call."""
 
     seconds: float
     result_bytes: int
 
 
-class Unavailable(Exception):
+class ToolServerUnavailable(Exception):
     """A tool server does not work; the message has its name and the reason."""
 
 
@@ -50,10 +50,10 @@ class ServedTool:
 class ToolServer:
     """Client of one tool server: connects on first use, and again after a lost connection."""
 
-    def __init__(self, address: Address, limits: Limits) -> None:
+    def __init__(self, address: McpAddress, limits: ToolCallLimits) -> None:
         self.address, self.limits = address, limits
         self._own_name: str | None = None
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._connecting = asyncio.Lock()
         self._places = asyncio.Semaphore(MAX_CALLS)
         self._closed = False
@@ -72,7 +72,7 @@ class ToolServer:
         """Connects. Raises Unavailable."""
         try:
             await self._connected()
-        except Lost as error:
+        except McpConnectionLost as error:
             raise self._unavailable(error) from None
 
     async def tools(self) -> list[ServedTool]:
@@ -83,25 +83,25 @@ class ToolServer:
             return await asyncio.wait_for(self._listed_anyway(), self.limits.seconds)
         except asyncio.TimeoutError:
             raise self._unavailable(f"no answer within {self.limits.seconds:g} s") from None
-        except (Lost, MCPError, ValueError, RuntimeError, OSError) as error:
+        except (McpConnectionLost, MCPError, ValueError, RuntimeError, OSError) as error:
             raise self._unavailable(error) from None
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> Result:
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a tool. Every error becomes a failed result, except cancellation of the caller."""
         from mcp import MCPError
 
         try:
             return await asyncio.wait_for(self._call(tool, dict(arguments)), self.limits.seconds)
         except asyncio.TimeoutError:
-            return Result(f"the tool took longer than {self.limits.seconds:g} s, and was ended", failed=True)
-        except Lost as error:
+            return ToolResult(f"the tool took longer than {self.limits.seconds:g} s, and was ended", failed=True)
+        except McpConnectionLost as error:
             logger.warning("tool server %s was lost during a call of %r: %s", self, tool[:80], error)
-            return Result("the tool server was lost; whether the tool has run is not known", failed=True)
+            return ToolResult("the tool server was lost; whether the tool has run is not known", failed=True)
         except (MCPError, ValueError, RuntimeError) as error:  # a server error, or a protocol or schema violation
-            return Result(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)
+            return ToolResult(f"the tool server refused: {' '.join(str(error).split())[:2000]}", failed=True)
         except Exception:  # any error of the MCP client: a response must not fail because of a tool
             logger.exception("tool server %s: a call of %s failed", self, tool)
-            return Result("the tool server cannot be used", failed=True)
+            return ToolResult("the tool server cannot be used", failed=True)
 
     async def close(self) -> None:
         """Closes the connection, and ends the process that was started for it."""
@@ -113,25 +113,25 @@ class ToolServer:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _connected(self) -> Session:
+    async def _connected(self) -> McpSession:
         async with self._connecting:
-            if self._session is not None and not self._session.lost:
+            if self._session is not None and not self._session.is_lost:
                 return self._session
             if self._closed:
-                raise Lost("the server ends")
+                raise McpConnectionLost("the server ends")
             if self._session is not None:
                 await self._session.close()
             self._session = None
             # Longer than any caller waits: the client notifies a server of a cancelled call, but not if its own timeout
             # expires at the same time.
-            session = Session(self.address, self.limits.seconds + CONNECT)
+            session = McpSession(self.address, self.limits.seconds + CONNECT)
             await session.open()
             self._session = session
             info = session.client.server_info
             self._own_name = self._own_name or (info.name if info is not None else None) or self.address.url
             return session
 
-    async def _forget(self, session: Session) -> None:
+    async def _forget(self, session: McpSession) -> None:
         """Closes a session that no longer works."""
         async with self._connecting:
             if self._session is session:
@@ -143,10 +143,10 @@ class ToolServer:
         session = await self._connected()
         try:
             return await self._listed(session)
-        except Lost:
+        except McpConnectionLost:
             return await self._listed(await self._connected())
 
-    async def _listed(self, session: Session) -> list[ServedTool]:
+    async def _listed(self, session: McpSession) -> list[ServedTool]:
         found: list[ServedTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
@@ -159,7 +159,7 @@ class ToolServer:
                 return found
         raise ValueError(f"its list of tools has over {_MAX_PAGES} pages")
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> Result:
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         async with self._places:
             for attempt in range(2):
                 session = await self._connected()
@@ -172,36 +172,36 @@ class ToolServer:
                     return result_of(given, self.limits.result_bytes)
         raise AssertionError("the second attempt returns or raises")
 
-    async def _ask(self, session: Session, work: Any) -> Any:
+    async def _ask(self, session: McpSession, work: Any) -> Any:
         """Sends a request. Forgets the session and raises Lost if the connection is lost."""
         from mcp import MCPError
 
         try:
-            return await session.do(work)
+            return await session.run(work)
         except MCPError as error:
             lost = _lost(error)
             if lost is None:
                 raise
             await self._forget(session)
             raise lost from None
-        except Lost:
+        except McpConnectionLost:
             await self._forget(session)
             raise
 
-    def _unavailable(self, why: object) -> Unavailable:
-        return Unavailable(f"tool server {self} cannot be used: {' '.join(str(why).split())[:300]}")
+    def _unavailable(self, why: object) -> ToolServerUnavailable:
+        return ToolServerUnavailable(f"tool server {self} cannot be used: {' '.join(str(why).split())[:300]}")
 
 
-class _Forgotten(Lost):
+class _Forgotten(McpConnectionLost):
     """The server does not know the session, for example after its restart; the call did not run."""
 
 
-def _lost(error: "MCPError") -> Lost | None:
+def _lost(error: "MCPError") -> McpConnectionLost | None:
     from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
     if error.code == INVALID_REQUEST and error.message == "Session terminated":  # the client's words for HTTP 404
         return _Forgotten(error.message)
-    return Lost(error.message) if error.code == CONNECTION_CLOSED else None
+    return McpConnectionLost(error.message) if error.code == CONNECTION_CLOSED else None
 
 
 def _served(listed: "Listed") -> ServedTool:

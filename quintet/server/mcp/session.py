@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet import __version__
-from quintet.server.mcp.addresses import Address
+from quintet.server.mcp.addresses import McpAddress
 
 if TYPE_CHECKING:
     import httpx2
@@ -19,14 +19,14 @@ CONNECT = 15.0  # seconds to connect and agree on a version; a command may impor
 CLOSE = 8.0  # seconds to close: the client gives a command 2 s to exit, and 2 s after SIGTERM
 
 
-class Lost(Exception):
+class McpConnectionLost(Exception):
     """The connection was lost. It is unknown whether a call in flight has run."""
 
 
-class Session:
+class McpSession:
     """A connection, open from open() to close() unless lost before. Many tasks may use it concurrently."""
 
-    def __init__(self, address: Address, timeout: float) -> None:
+    def __init__(self, address: McpAddress, timeout: float) -> None:
         """`timeout`: seconds, maximum of one request, even if its caller waits longer."""
         self._address, self._timeout = address, timeout
         self._ending = asyncio.Event()
@@ -38,7 +38,7 @@ class Session:
         return self._opened.result()
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         return self._task is None or self._task.done()
 
     async def open(self) -> None:
@@ -50,12 +50,12 @@ class Session:
             if not self._opened.done():
                 late = not task.done()
                 await self.close()
-                raise Lost(f"no answer within {CONNECT:g} s" if late else self._why(task))
+                raise McpConnectionLost(f"no answer within {CONNECT:g} s" if late else self._why(task))
         except asyncio.CancelledError:
             await self.close()
             raise
 
-    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for `work` while the connection exists. Raises Lost when that ends."""
         assert self._task is not None
         task = asyncio.get_running_loop().create_task(work)
@@ -63,7 +63,7 @@ class Session:
             await asyncio.wait({task, self._task}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            raise Lost(self._why(self._task))
+            raise McpConnectionLost(self._why(self._task))
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -106,7 +106,7 @@ def _said(error: BaseException | None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _client(address: Address, timeout: float) -> "AsyncIterator[Client]":
+async def _client(address: McpAddress, timeout: float) -> "AsyncIterator[Client]":
     from mcp import Client, StdioServerParameters, stdio_client
     from mcp.client.sse import sse_client
     from mcp.client.streamable_http import streamable_http_client

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import zmq
 
-from quintet.common.metric_types import Row
+from quintet.common.metric_types import MetricSample
 from quintet.engine.processes.messages import encode, push, worker_address
-from quintet.server.processes.messages import Alive, AskRows, FromPeer, TellRows
+from quintet.server.processes.messages import FromPeer, MetricsRequest, MetricsResponse, WorkerHeartbeat
 
 PATIENCE = 1.0  # seconds that a scrape waits for other processes
 _UNSENT = 1000  # queued messages for a process that does not read; more are dropped
@@ -21,10 +21,10 @@ class _Question:
     """A request for metrics rows to several processes."""
 
     def __init__(self, asked: set[int]) -> None:
-        self.missing, self.rows = asked, list[Row]()
+        self.missing, self.rows = asked, list[MetricSample]()
         self.done = asyncio.Event()
 
-    def take(self, worker: int, rows: list[Row]) -> None:
+    def add_rows(self, worker: int, rows: list[MetricSample]) -> None:
         if worker in self.missing:
             self.missing.discard(worker)
             self.rows += rows
@@ -32,24 +32,24 @@ class _Question:
             self.done.set()
 
 
-class Peers:
+class ApiPeers:
     """The other API processes. For one event loop; the process's one inbox passes messages to take()."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", folder: Path, worker: int) -> None:
-        self.rows: Callable[[], list[Row]] = list  # rows of this process
+        self.rows: Callable[[], list[MetricSample]] = list  # rows of this process
         self._context, self._folder, self._worker = context, folder, worker
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(time.time_ns())  # unique: the process that this one replaced used other numbers
         self._quiet: dict[int, float] = {}  # pid -> seconds since its latest heartbeat
 
-    async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[Row], int]:
+    async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[MetricSample], int]:
         """Returns the rows of all other processes, and how many did not answer in time."""
         number = next(self._numbers)
         question = self._questions[number] = _Question(set(range(num_workers)) - {self._worker})
         try:
             for worker in list(question.missing):
-                self._send(worker, AskRows(self._worker, number))
+                self._send(worker, MetricsRequest(self._worker, number))
             if question.missing:
                 await asyncio.wait_for(question.done.wait(), patience)
         except asyncio.TimeoutError:
@@ -58,7 +58,7 @@ class Peers:
             del self._questions[number]
         return question.rows, len(question.missing)
 
-    def turn(self, seconds: float) -> None:
+    def tick(self, seconds: float) -> None:
         """Sends a heartbeat to process 0, or counts seconds without one there. Call it every `seconds`.
 
         Counts calls, not clock time: while this process is stopped, heartbeats wait in its inbox.
@@ -67,23 +67,23 @@ class Peers:
         for pid in self._quiet:
             self._quiet[pid] += seconds
 
-    def quiet(self, pid: int) -> float:
+    def silent_seconds(self, pid: int) -> float:
         """Returns seconds since the latest heartbeat of that process; 0 before the first: imports may be slow."""
         return self._quiet.get(pid, 0.0)
 
-    def forget(self, pid: int) -> None:
+    def remove(self, pid: int) -> None:
         """Removes a process that has ended."""
         self._quiet.pop(pid, None)
 
-    def take(self, message: FromPeer) -> None:
+    def handle(self, message: FromPeer) -> None:
         """Handles a request for rows, a heartbeat, or an answer; late answers are ignored."""
-        if isinstance(message, Alive):
+        if isinstance(message, WorkerHeartbeat):
             self._quiet[message.pid] = 0.0
-        elif isinstance(message, AskRows):
+        elif isinstance(message, MetricsRequest):
             self._say_alive()  # first: a process that answers and then hangs is detected
-            self._send(message.worker, TellRows(self._worker, message.number, self.rows()))
+            self._send(message.worker, MetricsResponse(self._worker, message.number, self.rows()))
         elif message.number in self._questions:
-            self._questions[message.number].take(message.worker, message.rows)
+            self._questions[message.number].add_rows(message.worker, message.rows)
 
     def close(self) -> None:
         for outbox in self._outboxes.values():
@@ -91,7 +91,7 @@ class Peers:
 
     def _say_alive(self) -> None:
         if self._worker:
-            self._send(0, Alive(os.getpid()))
+            self._send(0, WorkerHeartbeat(os.getpid()))
 
     def _send(self, worker: int, message: FromPeer) -> None:
         if worker not in self._outboxes:

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 import msgspec
 
-from quintet.common.metric_types import Row
+from quintet.common.metric_types import MetricSample
 from quintet.engine.observability.metrics import COUNTERS, GAUGES
 from quintet.engine.observability.stats import Stats
 from quintet.engine.processes.model_info import ModelInfo
@@ -18,9 +18,9 @@ _WAITING = "vllm:num_requests_waiting_by_reason"
 _SLEEP = ("awake", "weights_offloaded", "discard_all")  # by level
 
 
-def engine_rows(backend: Backend) -> list[Row]:
+def engine_rows(backend: Backend) -> list[MetricSample]:
     """Returns rows as old as the engine's latest heartbeat. While the model loads, there are few."""
-    up = Row("quintet:engine_up", (), [float(backend.trouble() is None)])
+    up = MetricSample("quintet:engine_up", (), [float(backend.unavailable_reason() is None)])
     rows = [
         msgspec.structs.replace(row, engine=number)
         for number, (served, stats) in enumerate(backend.engines())
@@ -29,31 +29,31 @@ def engine_rows(backend: Backend) -> list[Row]:
     return [*rows, up]
 
 
-def _told(stats: Stats, served: ModelInfo) -> list[Row]:
+def _told(stats: Stats, served: ModelInfo) -> list[MetricSample]:
     queues, steps = stats.scheduler, stats.steps
     values = {name: number(stats) for name, number in _NUMBERS.items()}
     values["vllm:prompt_tokens_total"] = steps.num_prompt_tokens + queues.cached_tokens
     values["quintet:kv_pages_used"] = round(queues.kv_usage * served.num_pages)
     values["quintet:kv_pages_total"] = served.num_pages
     values["quintet:step_tokens"] = steps.step_tokens if queues.num_running else 0  # else the last step is old
-    return [Row(name, (), [value]) for name, value in values.items()]
+    return [MetricSample(name, (), [value]) for name, value in values.items()]
 
 
-def _labelled(stats: Stats, served: ModelInfo) -> Iterator[Row]:
+def _labelled(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     """Yields metrics with their own labels, and the histogram of step sizes."""
     queues, steps = stats.scheduler, stats.steps
     deferred = min(stats.num_deferred, queues.num_waiting)  # another thread counts without stopping the engine
-    yield Row(_WAITING, ("capacity",), [queues.num_waiting - deferred])
-    yield Row(_WAITING, ("deferred",), [deferred])
+    yield MetricSample(_WAITING, ("capacity",), [queues.num_waiting - deferred])
+    yield MetricSample(_WAITING, ("deferred",), [deferred])
     for level, state in enumerate(_SLEEP):
-        yield Row("vllm:engine_sleep_state", (state,), [stats.asleep == level])
-    yield Row("vllm:prompt_tokens_by_source_total", ("local_compute",), [steps.num_prompt_tokens])
-    yield Row("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [queues.prefix_hits])
-    yield Row("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [queues.external_hits])
+        yield MetricSample("vllm:engine_sleep_state", (state,), [stats.asleep == level])
+    yield MetricSample("vllm:prompt_tokens_by_source_total", ("local_compute",), [steps.num_prompt_tokens])
+    yield MetricSample("vllm:prompt_tokens_by_source_total", ("local_cache_hit",), [queues.prefix_hits])
+    yield MetricSample("vllm:prompt_tokens_by_source_total", ("external_kv_transfer",), [queues.external_hits])
     for place, count in enumerate(stats.spec_decode.accepted_at):
-        yield Row("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
-    yield Row("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])
-    yield Row("vllm:cache_config_info", _cache(served), [1])
+        yield MetricSample("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
+    yield MetricSample("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])
+    yield MetricSample("vllm:cache_config_info", _cache(served), [1])
 
 
 def _cache(served: ModelInfo) -> tuple[str, ...]:

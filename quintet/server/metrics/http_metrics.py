@@ -5,14 +5,14 @@ from time import perf_counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.server.http.app_state import AppState
-from quintet.server.http.middleware.base import Http
+from quintet.server.http.middleware.base import HttpMiddleware
 from quintet.server.tracing import RequestSpan
 
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _BROKEN = 500  # status if the app began no response
 
 
-class Counted(Http):
+class HttpMetrics(HttpMiddleware):
     """Counts each response by its route; responses before routing have none."""
 
     def __init__(self, app: ASGIApp, service: AppState) -> None:
@@ -38,17 +38,17 @@ class Counted(Http):
             raise
         finally:
             if started:
-                self._service.metrics.lasted(_route(scope) or "none", _method(scope), perf_counter() - begun)
+                self._service.metrics.record_duration(_route(scope) or "none", _method(scope), perf_counter() - begun)
             if span is not None:
                 span.end(status, _route(scope))
 
     def _begin(self, scope: Scope) -> RequestSpan | None:
         if self._service.tracer is None or scope["method"] != "POST":
             return None
-        return self._service.tracer.begin(scope)
+        return self._service.tracer.start_span(scope)
 
     def _count(self, scope: Scope, status: int) -> None:
-        self._service.metrics.responded(_route(scope) or "none", _method(scope), status)
+        self._service.metrics.count_response(_route(scope) or "none", _method(scope), status)
 
 
 def _method(scope: Scope) -> str:

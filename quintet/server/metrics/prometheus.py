@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from quintet.common.metric_types import Row, add_up
+from quintet.common.metric_types import MetricSample, sum_samples
 from quintet.server.backend import EngineDead
-from quintet.server.metrics.catalogue import METRICS, Metric
+from quintet.server.metrics.catalogue import METRICS, MetricInfo
 from quintet.server.metrics.engine import engine_rows
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ async def scrape(service: "AppState") -> bytes:
     """Returns the metrics of the whole server, from any of its processes."""
     from prometheus_client import CollectorRegistry, generate_latest
 
-    others, silent = await service.metrics.others()
-    served = add_up([*service.metrics.rows(), *others])
-    rows = [*engine_rows(service.backend), *served, Row("quintet:peers_silent", (), [silent])]
+    others, silent = await service.metrics.gather_others()
+    served = sum_samples([*service.metrics.rows(), *others])
+    rows = [*engine_rows(service.backend), *served, MetricSample("quintet:peers_silent", (), [silent])]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Exposition(rows, _model_name(service)))
     return generate_latest(registry)
@@ -41,9 +41,9 @@ def _model_name(service: "AppState") -> str | None:
 class Exposition:
     """Collector of prometheus_client over rows. Metrics of the model have no samples while its name is unknown."""
 
-    def __init__(self, rows: Sequence[Row], model: str | None) -> None:
+    def __init__(self, rows: Sequence[MetricSample], model: str | None) -> None:
         self._model = model
-        self._rows: dict[str, list[Row]] = {}
+        self._rows: dict[str, list[MetricSample]] = {}
         for row in rows:
             self._rows.setdefault(row.name, []).append(row)
 
@@ -54,11 +54,11 @@ class Exposition:
             yield _family(metric, rows, self._model if metric.of_model else None)
 
 
-def _family(metric: Metric, rows: list[Row], model: str | None) -> "Family":
+def _family(metric: MetricInfo, rows: list[MetricSample], model: str | None) -> "Family":
     """Builds one family. `model`: value of model_name; the label engine follows it, as in vLLM."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    def labels(row: Row) -> list[str]:
+    def labels(row: MetricSample) -> list[str]:
         return [*([] if model is None else [model, str(row.engine)]), *row.labels]
 
     if metric.kind == "histogram":

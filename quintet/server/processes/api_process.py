@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from quintet.common.logging_setup import install_for_server
+from quintet.common.logging_setup import install_server_log
 from quintet.common.processes import follow_parent, read_orders
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
@@ -18,7 +18,7 @@ from quintet.server.http.app_state import AppState
 from quintet.server.processes.messages import ApiOrders
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.server.tls import Certificates
-from quintet.server.uvicorn_server import Server, run_loop
+from quintet.server.uvicorn_server import UvicornServer, run_loop
 
 logger = logging.getLogger(__name__)
 
@@ -26,21 +26,21 @@ _LOOK = 0.02  # seconds between two checks whether the engine has sent Hello
 AT_ONCE = 1  # seconds until connections are cut, when calls end at once
 
 
-class Ending(NamedTuple):
+class ServerEnd(NamedTuple):
     """Reason and time of a server's end, and its log messages."""
 
-    why: str  # the signal, as a rule
+    reason: str  # the signal, as a rule
     num_running: int  # calls when it came
-    at: float = 0.0  # time.monotonic()
+    deadline: float = 0.0  # time.monotonic()
 
-    def begun(self, patience: float) -> str:
+    def start_message(self, patience: float) -> str:
         waits = f"{self.num_running} requests run, and get up to {patience:g} s" if self.num_running else "nothing runs"
         return f"the server ends; {waits}"
 
-    def over(self, num_ended: int) -> str:
+    def end_message(self, num_ended: int) -> str:
         finished = max(0, self.num_running - num_ended)
-        took = time.monotonic() - self.at
-        return f"ended after {took:.1f} s ({self.why}): {finished} requests finished, {num_ended} were cut short"
+        took = time.monotonic() - self.deadline
+        return f"ended after {took:.1f} s ({self.reason}): {finished} requests finished, {num_ended} were cut short"
 
 
 class ApiServer:
@@ -55,43 +55,45 @@ class ApiServer:
         profiles: bool = False,
         num_engines: int = 1,
     ) -> None:
-        self.remote = RemoteBackend(folder, worker, settings.step_timeout, num_engines)
-        self.service = AppState(self.remote, settings, worker, profiles)
-        self._server = Server(make_app(self.service), settings, self._signalled)
+        self.backend = RemoteBackend(folder, worker, settings.step_timeout, num_engines)
+        self.service = AppState(self.backend, settings, worker, profiles)
+        self._server = UvicornServer(make_app(self.service), settings, self._signalled)
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
         self._follows = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called by each stop()
-        self.serves = False  # or it still waits for what it needs
-        self.forced = False  # stop() was called a second time
+        self.is_serving = False  # or it still waits for what it needs
+        self.is_forced = False  # stop() was called a second time
         self._draining: asyncio.Task[None] | None = None
-        self.ending: Ending | None = None  # once stop() was called
-        metrics, peers = self.service.metrics, self.remote.peers
+        self.end: ServerEnd | None = None  # once stop() was called
+        metrics, peers = self.service.metrics, self.backend.peers
         metrics.connections = lambda: len(self._server.server_state.connections)
-        metrics.others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
+        metrics.gather_others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
 
     async def run(self, listener: socket.socket) -> None:
         if self._follows:
             loop = asyncio.get_running_loop()
             follow_parent(lambda why: loop.call_soon_threadsafe(self._told, why))
-        self.remote.start()
+        self.backend.start()
         try:
             if self._follows:
                 await self._until_served()  # one that comes later connects to tool servers when they are asked for
             else:
                 await self.service.tool_servers.connect()
-            self.serves = True
+            self.is_serving = True
             await self._serve(listener)
-            if self._follows and self.ending and self.ending.num_running:
-                logger.info("API process %s: %s", self.service.name[1:], self.ending.over(len(self.service.cut_short)))
+            if self._follows and self.end and self.end.num_running:
+                logger.info(
+                    "API process %s: %s", self.service.name[1:], self.end.end_message(len(self.service.ended_calls))
+                )
         finally:
             await self.service.tool_servers.close()
-            self.remote.close()
+            self.backend.close()
             self.service.close()
 
     async def _serve(self, listener: socket.socket) -> None:
         certificates, watching = self._certificates, None
         if certificates is not None:
-            self._server.use(certificates.context)
+            self._server.use_tls(certificates.context)
             if self.service.settings.enable_ssl_refresh:
                 watching = asyncio.get_running_loop().create_task(certificates.watch())
         try:
@@ -104,15 +106,15 @@ class ApiServer:
         """Lets running calls end; a second time, ends them."""
         loop = asyncio.get_running_loop()
         if self._draining is None:
-            self.ending = Ending(why, len(self.service.calls), time.monotonic())
-            self._say(f"{why}: {self.ending.begun(self.service.settings.drain_timeout)}")
+            self.end = ServerEnd(why, len(self.service.calls), time.monotonic())
+            self._say(f"{why}: {self.end.start_message(self.service.settings.drain_timeout)}")
             self.service.draining = True  # from now on a dead process is not replaced
             self._draining = loop.create_task(self._drain())
         else:
             self._say(f"{why} again: {len(self.service.calls)} requests are cut short")
-            self.forced = self._server.should_exit = True
+            self.is_forced = self._server.should_exit = True
             self.service.end_calls()
-            loop.call_later(AT_ONCE, self._server.cut)
+            loop.call_later(AT_ONCE, self._server.disconnect_all)
         self._stopping()
 
     def _say(self, what: str) -> None:
@@ -131,14 +133,14 @@ class ApiServer:
     def fail(self, why: str) -> None:
         """The engine is gone: calls end with the reason, and then the server."""
         self.service.fail(why)  # first: to the engine's client each request fails by itself
-        self.remote.fail(why)
+        self.backend.fail(why)
         self._server.should_exit = True
 
     async def _until_served(self) -> None:
         """Leaves connections to the processes that know the model, until this one does."""
-        while self.remote.trouble() is not None and not self._server.should_exit:
-            if self.remote.dead is not None:
-                raise SystemExit(self.remote.dead)
+        while self.backend.unavailable_reason() is not None and not self._server.should_exit:
+            if self.backend.death_reason is not None:
+                raise SystemExit(self.backend.death_reason)
             await asyncio.sleep(_LOOK)
 
     async def _drain(self) -> None:
@@ -149,7 +151,7 @@ class ApiServer:
 def main() -> int:
     """Runs an API process besides the first; the parent watches the engine."""
     orders = read_orders(ApiOrders)
-    install_for_server(orders.server)
+    install_server_log(orders.server)
     listener, folder = socket.socket(fileno=orders.listen), Path(orders.folder)
     try:
         server = ApiServer(

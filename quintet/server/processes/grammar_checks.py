@@ -7,25 +7,25 @@ from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
 from quintet.structured_output.compile_check import CompileChecker
 from quintet.structured_output.grammar import LATE, SECONDS
-from quintet.structured_output.grammar_source import GrammarWriter, behind, grammar_text
+from quintet.structured_output.grammar_source import GrammarWriter, grammar_after, grammar_text
 
 
-class Shapes(GrammarWriter):
+class GrammarChecks(GrammarWriter):
     """Compiles grammars on trial, and remembers the results."""
 
     def __init__(self, config: StructuredOutputsConfig, seconds: float = SECONDS) -> None:
         super().__init__(config)
         self._seconds = seconds
         self._trials = CompileChecker()
-        self._tried = CompileCache(self._trials.why_not, seconds)
+        self._tried = CompileCache(self._trials.compile_error, seconds)
 
     async def grammar(self, wanted: StructuredOutputsParams) -> str:
         """It as a grammar that compiles. ParameterError says why it does not, or not in time."""
         return await self._compiles(await asyncio.to_thread(grammar_text, wanted, self.config))
 
-    async def behind(self, grammar: str, before: str) -> str:
+    async def grammar_after(self, grammar: str, before: str) -> str:
         """As grammar_text.behind(), for a grammar that compiles; ParameterError as above."""
-        return await self._compiles(await asyncio.to_thread(behind, grammar, before))
+        return await self._compiles(await asyncio.to_thread(grammar_after, grammar, before))
 
     async def _compiles(self, text: str) -> str:
         trial = asyncio.wrap_future(self._tried(text))

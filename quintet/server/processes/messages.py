@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from quintet.common.metric_types import Row
+from quintet.common.metric_types import MetricSample
 from quintet.engine.processes.messages import FromEngine
 
 
@@ -20,27 +20,27 @@ class ApiOrders(msgspec.Struct):
     listen: int  # inherited file descriptor that it accepts on
 
 
-class AskRows(msgspec.Struct, tag=True, array_like=True):
+class MetricsRequest(msgspec.Struct, tag=True, array_like=True):
     """Request for the metrics of another API process."""
 
     worker: int  # that asks
     number: int  # of the question
 
 
-class TellRows(msgspec.Struct, tag=True, array_like=True):
+class MetricsResponse(msgspec.Struct, tag=True, array_like=True):
     """The answer: every series of that process."""
 
     worker: int  # that answers
     number: int
-    rows: list[Row]
+    rows: list[MetricSample]
 
 
-class Alive(msgspec.Struct, tag=True, array_like=True):
+class WorkerHeartbeat(msgspec.Struct, tag=True, array_like=True):
     """Sign of life to the first API process, which watches the others: the event loop runs."""
 
     pid: int
 
 
-FromPeer = AskRows | TellRows | Alive
+FromPeer = MetricsRequest | MetricsResponse | WorkerHeartbeat
 
 decode_to_worker = msgspec.msgpack.Decoder(FromEngine | FromPeer).decode

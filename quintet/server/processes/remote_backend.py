@@ -15,17 +15,17 @@ from quintet.chat.reasoning_tokens import UNMARKED, ReasoningMarkers
 from quintet.config import StructuredOutputsConfig
 from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.observability.stats import Stats
-from quintet.engine.output_processor import OutputProcessor, Processed
-from quintet.engine.parallel.commands import ResetPrefixCache, Sleep, WakeUp
+from quintet.engine.output_processor import OutputProcessor, ProcessedOutputs
+from quintet.engine.parallel.commands import ResetPrefixCacheCommand, SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_clients import EngineClients
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.engine.sampling.logits_processors import load_processors
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
-from quintet.server.backend import Deliver, EngineDead, Refused, SubmitRequest
-from quintet.server.metrics.api_processes import Peers
-from quintet.server.processes.grammar_checks import Shapes
+from quintet.server.backend import Deliver, EngineDead, EngineRefusal, SubmitRequest
+from quintet.server.metrics.api_processes import ApiPeers
+from quintet.server.processes.grammar_checks import GrammarChecks
 from quintet.server.processes.messages import FromPeer, decode_to_worker
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
@@ -46,18 +46,18 @@ class RemoteBackend:
         self._inbox.bind(wire.worker_address(folder, worker))
         self._engines = EngineClients(zmq.Context(context), folder, num_engines, step_timeout)
         self.engines = self._engines.each
-        self.peers = Peers(zmq.Context(context), folder, worker)
+        self.peers = ApiPeers(zmq.Context(context), folder, worker)
         self._served: ModelInfo | None = None
         self._tokenizer: Tokenizer | None = None
         self._admission: InputProcessor | None = None
         self._processor = OutputProcessor(None)
-        self.shapes = Shapes(StructuredOutputsConfig())
-        self.thoughts: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
+        self.grammar_checks = GrammarChecks(StructuredOutputsConfig())
+        self.reasoning_markers: Callable[[], ReasoningMarkers | str] = lambda: UNMARKED
         self._deliver: dict[str, Deliver] = {}
         self._answers: dict[int, asyncio.Future[wire.Answer]] = {}
         self._numbers = itertools.count(time.time_ns())  # the process that this one replaces used other numbers
-        self.traces = _Traces(self._order)
-        self.dead: str | None = None  # why nothing more can come from the engine, or be understood
+        self.trace_control = _Traces(self._order)
+        self.death_reason: str | None = None  # why nothing more can come from the engine, or be understood
         self._reader: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
         self._counter: asyncio.Task[None] | None = None
@@ -75,28 +75,28 @@ class RemoteBackend:
         self._inbox.close(0)
         self._engines.close()
         self.peers.close()
-        self.shapes.close()
+        self.grammar_checks.close()
 
     @property
-    def served(self) -> ModelInfo:
+    def model_info(self) -> ModelInfo:
         if self._served is None:
-            raise EngineDead(self.trouble() or self._engines.loading())
+            raise EngineDead(self.unavailable_reason() or self._engines.loading())
         return self._served
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
-    def hung(self, silence: float = SILENCE) -> str | None:
+    def hung_reason(self, silence: float = SILENCE) -> str | None:
         """Returns why an engine counts as hung, or None. Before the first sign of life it never does: importing may
         take as long as it likes from a slow disk."""
         hung = self._engines.hung(silence)
         return hung and hung[1]
 
-    def trouble(self) -> str | None:
-        if self.dead is not None:
-            return self.dead
-        return self.hung() or (None if self._admission is not None else self._engines.loading())
+    def unavailable_reason(self) -> str | None:
+        if self.death_reason is not None:
+            return self.death_reason
+        return self.hung_reason() or (None if self._admission is not None else self._engines.loading())
 
     def default_params(self) -> SamplingParams:
         return self._ready().default_params()
@@ -139,20 +139,20 @@ class RemoteBackend:
 
     async def reset_prefix_cache(self) -> None:
         self._engines.forget()
-        await self._order(ResetPrefixCache())
+        await self._order(ResetPrefixCacheCommand())
 
     async def sleep(self, level: int) -> None:
         stats = self.stats()
         try:
-            await self._order(Sleep(level))
-        except Refused:
+            await self._order(SleepCommand(level))
+        except EngineRefusal:
             if self._engines.count > 1 and stats is not None and not stats.asleep:
                 await self.wake_up()  # those that sleep: all do, or none
             raise
         self._engines.forget()
 
     async def wake_up(self) -> None:
-        await self._order(WakeUp())
+        await self._order(WakeUpCommand())
 
     async def _order(self, work: wire.Work) -> wire.Answer:
         """Returns when all engines have done it; Refused says why one has not."""
@@ -168,23 +168,23 @@ class RemoteBackend:
             for number in numbers:
                 del self._answers[number]
         if refused := [each.refused for each in told if each.refused]:
-            raise Refused(refused[0])
+            raise EngineRefusal(refused[0])
         return told[0]
 
     def fail(self, why: str) -> None:
         """The engine has ended: so does every request, and none is taken on."""
-        self.dead = why
+        self.death_reason = why
         self._take(self._processor.fail(why))
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(EngineDead(why))
 
-    def forget(self, worker: int) -> None:
+    def remove_worker(self, worker: int) -> None:
         """Another API process has died: the engine ends what it had."""
         self._engines.tell_all(wire.Leave(worker))
 
     def _ready(self) -> InputProcessor:
-        why = self.trouble()
+        why = self.unavailable_reason()
         if why is not None or self._admission is None:
             raise EngineDead(why or self._engines.loading())
         return self._admission
@@ -193,7 +193,7 @@ class RemoteBackend:
         while True:
             message = decode_to_worker(await self._inbox.recv())
             if isinstance(message, FromPeer):  # no sign of life of the engine
-                self.peers.take(message)
+                self.peers.handle(message)
                 continue
             self._engines.hear(message)
             if isinstance(message, wire.Deltas):
@@ -209,7 +209,7 @@ class RemoteBackend:
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(_TURN)
-            self.peers.turn(_TURN)
+            self.peers.tick(_TURN)
             self._engines.turn(_TURN)
 
     async def _meet(self, served: ModelInfo) -> None:
@@ -227,25 +227,32 @@ class RemoteBackend:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())
-        pooling = None if served.pooling is None else served.pooling.ending(self._tokenizer)
+        pooling = None if served.pooling is None else served.pooling.with_end_tokens(self._tokenizer)
         bounds = ModelLimits(
             served.vocab_size,
             served.max_model_len,
             served.max_logprobs,
             by_priority=served.by_priority,
             pooling=pooling,
-            transfers=served.transfers,
+            kv_role=served.transfers,
         )
         defaults = dict(served.defaults) if self._tokenizer else {**served.defaults, "detokenize": False}
         name = f"{self._worker}/" if self._worker else ""
         self._processor = OutputProcessor(self._tokenizer, served.stream_interval)
-        self.shapes = Shapes(served.structured_outputs)
+        self.grammar_checks = GrammarChecks(served.structured_outputs)
         processors = load_processors(served.processors)
         self._admission = InputProcessor(
-            bounds, self._tokenizer, eos, served.seed, processors, defaults, name, thoughts=lambda: self.thoughts()
+            bounds,
+            self._tokenizer,
+            eos,
+            served.seed,
+            processors,
+            defaults,
+            name,
+            reasoning_markers=lambda: self.reasoning_markers(),
         )
 
-    def _take(self, processed: Processed) -> None:
+    def _take(self, processed: ProcessedOutputs) -> None:
         for output in processed.outputs:
             deliver = self._deliver.get(output.request_id)
             if output.finished:

@@ -15,7 +15,7 @@ from quintet.common.processes import ENDING, REFUSED, Child, Exit, close_all
 from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
 from quintet.config.schema.error_names import NameTranslation
-from quintet.engine.data_parallel import each_engine
+from quintet.engine.data_parallel import local_engine_configs
 from quintet.engine.processes.messages import EngineOrders, Failure, engine_name
 from quintet.server.config import ServerConfig
 from quintet.server.processes.messages import ApiOrders
@@ -48,7 +48,7 @@ class Supervisor:
         self._failed: str | None = None  # why the server ends
         self._engines: list[Child] = []  # one, as a rule
         try:
-            for number, config in enumerate(each_engine(engine)):
+            for number, config in enumerate(local_engine_configs(engine)):
                 self._engines.append(Child(ENGINE, self._engine_orders(number, config)))
         except OSError:
             self._end_engines()
@@ -79,8 +79,8 @@ class Supervisor:
             run_loop(self._serve())
         finally:
             self._close()
-        if self._serving and self._api.ending is not None:
-            logger.info("%s", self._api.ending.over(len(self._api.service.cut_short)))
+        if self._serving and self._api.end is not None:
+            logger.info("%s", self._api.end.end_message(len(self._api.service.ended_calls)))
         if self._failed is not None and not self._refused:
             logger.error("%s; the server ends", self._failed)
         return 0 if self._failed is None else 1
@@ -104,7 +104,7 @@ class Supervisor:
 
     async def _until_alone(self) -> None:
         """Waits for API processes that still have calls; handles the engine's end and signals meanwhile."""
-        forced, self._told = self._api.forced, False
+        forced, self._told = self._api.is_forced, False
         drain = self._settings.drain_timeout if self._failed is None else 0.0
         end = self._loop.time() + (_HASTE if forced else _LAST_WORDS + drain)
         while self._loop.time() < end and any(child.exit is None for child in self._others.values()):
@@ -134,15 +134,15 @@ class Supervisor:
         ready = False
         while True:
             await asyncio.sleep(_LOOK if ready else _LOOK / 10)
-            remote = self._api.remote
+            remote = self._api.backend
             if self._told and not self._api.service.draining:
                 self._api.stop(self._signal)
-            if not ready and self._api.serves and remote.trouble() is None:
+            if not ready and self._api.is_serving and remote.unavailable_reason() is None:
                 ready = True
                 logger.info("ready: %s at %s", ", ".join(self._api.service.model_names), self._where())
-            if remote.dead is not None:
-                return self._fail(remote.dead)
-            hung = remote.hung(self._settings.engine_timeout)
+            if remote.death_reason is not None:
+                return self._fail(remote.death_reason)
+            hung = remote.hung_reason(self._settings.engine_timeout)
             if hung is not None:
                 self._fail(f"{hung}; it was ended")
                 for each in self._engines:
@@ -197,20 +197,20 @@ class Supervisor:
     def _api_ended(self, worker: int, how: Exit) -> None:
         """Its requests end; another takes its place."""
         why = self._silent.pop(worker, how)
-        self._api.remote.peers.forget(self._others[worker].pid)
+        self._api.backend.peers.remove(self._others[worker].pid)
         if self._ending or self._failed is not None or self._api.service.draining:
             return
         logger.error("API process %d has ended: %s; another is started", worker, why)
-        self._api.remote.forget(worker)
+        self._api.backend.remove_worker(worker)
         self._loop.call_later(_SOONEST, self._start, worker)
 
     def _end_silent(self) -> None:
         """Ends API processes that are stopped or hang: callers wait in vain, and the engine still writes to them."""
-        peers = self._api.remote.peers
+        peers = self._api.backend.peers
         for worker, child in self._others.items():
-            quiet = peers.quiet(child.pid)
+            quiet = peers.silent_seconds(child.pid)
             if quiet > self._settings.engine_timeout:
-                peers.forget(child.pid)
+                peers.remove(child.pid)
                 self._silent[worker] = f"it gave no sign of life for {quiet:.0f} s"
                 child.kill()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quintet.cli.chat.tool import MAX_RESULT, Called, harmless, run, spec
+from quintet.cli.chat.tool import MAX_RESULT, ToolInvocation, printable, run_tool, tool_definition
 from quintet.cli.chat.tool_files import read_tools
 
 FILE = '''
@@ -63,12 +63,12 @@ def tools(tmp_path: Path) -> Any:
 
 
 def call(tools: Any, name: str, **arguments: Any) -> str:
-    return run(tools, Called(name, json.dumps(arguments)))
+    return run_tool(tools, ToolInvocation(name, json.dumps(arguments)))
 
 
 def test_public_functions_are_the_tools_and_say_what_they_take(tools: Any) -> None:
     assert list(tools) == ["weather", "near", "leave", "save", "long"]
-    function = spec(tools["weather"])["function"]
+    function = tool_definition(tools["weather"])["function"]
     assert function["description"] == "Tells the weather.\n\nOf any city."
     parameters = function["parameters"]
     assert parameters["required"] == ["city"] and parameters["additionalProperties"] is False
@@ -101,8 +101,8 @@ def test_what_goes_wrong_is_told_to_the_model(tools: Any, name: str, arguments: 
 
 
 def test_arguments_that_are_no_object_are_told_too(tools: Any) -> None:
-    assert run(tools, Called("long", "[1]")) == "error: ValueError: the arguments must be a JSON object"
-    assert run(tools, Called("long", "{")).startswith("error: JSONDecodeError")
+    assert run_tool(tools, ToolInvocation("long", "[1]")) == "error: ValueError: the arguments must be a JSON object"
+    assert run_tool(tools, ToolInvocation("long", "{")).startswith("error: JSONDecodeError")
 
 
 def test_a_long_result_is_cut(tools: Any) -> None:
@@ -131,4 +131,4 @@ def test_a_file_without_tools_says_why(tmp_path: Path, code: str, says: str) -> 
 
 
 def test_what_is_shown_obeys_nobody() -> None:
-    assert harmless("a\x1b[2J\u202eb\nä 世") == "a\\x1b[2J\\u202eb\\nä 世"
+    assert printable("a\x1b[2J\u202eb\nä 世") == "a\\x1b[2J\\u202eb\\nä 世"

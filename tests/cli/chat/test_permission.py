@@ -36,7 +36,7 @@ def answered(said: Iterator[str] | None, tools: list[Recorded], *names: str, all
     shown: list[str] = []
     ask = None if said is None else lambda question: next(said)
     box = Toolbox({each.name: each for each in tools}, allowed, shown.append, ask)
-    results, stopped = box.answer(message(*names))
+    results, stopped = box.run_calls(message(*names))
     assert [each["tool_call_id"] for each in results] == [f"id{at}" for at in range(len(names))]
     return [each["content"] for each in results], shown, stopped
 

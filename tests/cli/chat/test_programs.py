@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quintet.cli.chat.program_tools import MAX_OUTPUT, ProgramTool
-from quintet.cli.chat.tool import Called, run
+from quintet.cli.chat.tool import ToolInvocation, run_tool
 from quintet.cli.chat.tool_files import read_tools
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}, "count": {}}, "required": ["text"]}
@@ -21,7 +21,7 @@ def python(code: str, *words: str, timeout: float = 30.0) -> ProgramTool:
 
 
 def said(tool: ProgramTool, **arguments: Any) -> str:
-    return run({"it": tool}, Called("it", json.dumps(arguments)))
+    return run_tool({"it": tool}, ToolInvocation("it", json.dumps(arguments)))
 
 
 def test_arguments_come_as_json_and_in_their_places() -> None:
@@ -96,7 +96,7 @@ def test_a_file_names_programs(tmp_path: Path, kind: str) -> None:
         pytest.importorskip("tomllib")
     file = tmp_path / f"tools.{kind}"
     file.write_text(written)
-    assert run(read_tools(str(file)), Called("say", '{"text": "hello"}')) == "hello"
+    assert run_tool(read_tools(str(file)), ToolInvocation("say", '{"text": "hello"}')) == "hello"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def refused() -> dict[str, str]:
     found = {}
     for name in ALL:
         try:
-            why = trials.why_not(grammar_text(wanted(name, False), StructuredOutputsConfig()))
+            why = trials.compile_error(grammar_text(wanted(name, False), StructuredOutputsConfig()))
         except ParameterError as error:
             why = str(error)
         if why:

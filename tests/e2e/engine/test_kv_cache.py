@@ -34,8 +34,8 @@ def bundled(cached: str) -> LLM:
 def pages(dtype: str, cached: str) -> tuple[int, int]:
     """How many fit in 4 MiB, and the size of one."""
     sizes = {"kv_cache_memory_bytes": 4 << 20, "max_model_len": "auto"}
-    plan = prepare(EngineConfig(device="cpu", dtype=dtype, kv_cache_dtype=cached, **sizes)).plan
-    return plan.num_pages, plan.footprint.page
+    plan = prepare(EngineConfig(device="cpu", dtype=dtype, kv_cache_dtype=cached, **sizes)).memory_plan
+    return plan.num_pages, plan.model_memory.page_bytes
 
 
 @pytest.mark.parametrize(("dtype", "bytes_"), [("float32", 4), ("bfloat16", 2)])
@@ -178,7 +178,7 @@ def computed_scales(tiny: Tiny, **settings: Any) -> dict[str, Tensor]:
         str(tiny.folder), device="cpu", skip_tokenizer_init=True, use_tqdm=False, kv_cache_dtype="fp8",
         calculate_kv_scales=True, **small,
     ) as llm:  # fmt: skip
-        layers = dict(llm._client.prepared.ranks.workers[0].model.named_modules())
+        layers = dict(llm._client.engine_plan.ranks.workers[0].model.named_modules())
         found = {path: each for path, each in layers.items() if isinstance(each, KVScales)}
         return {f"{path}.{name}": scale.clone() for path, each in found.items() for name, scale in each._scales.items()}
 

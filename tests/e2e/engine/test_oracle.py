@@ -187,7 +187,7 @@ def test_pages_come_back_after_random_aborts(seed: int) -> None:
             engine.abort([names.pop(rng.randrange(len(names)))])
         engine.engine.check_integrity()
     assert engine.engine.scheduler.pool.num_used == 0
-    assert len(engine.processor) == 0
+    assert len(engine.output_processor) == 0
 
 
 def test_seeds_matter_and_requests_without_one_differ() -> None:

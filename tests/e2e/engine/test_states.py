@@ -62,8 +62,8 @@ def alone(name: str) -> Result:
 
 def answered(engine: EngineClient) -> Result:
     said = run(engine, asks())
-    assert engine.engine.scheduler.tables.slots is not None
-    assert engine.engine.scheduler.tables.slots.num_used == 0
+    assert engine.engine.scheduler.kv_cache_manager.state_slots is not None
+    assert engine.engine.scheduler.kv_cache_manager.state_slots.num_used == 0
     return said
 
 
@@ -158,7 +158,7 @@ def test_slots_come_back_after_aborts() -> None:
         engine.abort([ask.name])
         engine.engine.check_integrity()
     assert not engine.busy
-    slots = engine.engine.scheduler.tables.slots
+    slots = engine.engine.scheduler.kv_cache_manager.state_slots
     assert slots is not None and slots.num_used == 0
 
 

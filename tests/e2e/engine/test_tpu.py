@@ -87,8 +87,8 @@ def test_layers_with_windows_give_pages_back_and_say_what_transformers_says() ->
     engine = client(
         ("gemma3_text", "plain", "float32", {}), "tpu", **settings, compilation_cache_dir=tpu.programs().name
     )
-    worker = engine.prepared.ranks.workers[0]
-    assert [kept.window for kept in worker.arrangement.groups] == [17, 17, None] and len(worker.layouts) == 1
+    worker = engine.engine_plan.ranks.workers[0]
+    assert [kept.window for kept in worker.kv_cache_layout.groups] == [17, 17, None] and len(worker.layouts) == 1
     prompts = dict(enumerate(random_prompts(5, (5, 119, 33, 1, 70), VOCAB)))
     for key, prompt in prompts.items():
         params = SamplingParams(temperature=0, max_tokens=24, detokenize=False, ignore_eos=True)

@@ -74,14 +74,14 @@ def test_a_request_far_longer_than_its_windows_says_what_transformers_says(famil
 def test_a_long_request_holds_what_its_windows_need(family: str) -> None:
     """Of each group that sees a window: the window, a step's tokens, and a page's rest; of others, its length."""
     client = served(longer(family), enable_prefix_caching=False)
-    arrangement = client.prepared.ranks.workers[0].arrangement
+    arrangement = client.engine_plan.ranks.workers[0].kv_cache_layout
     client.add("a", Prompt(prompt(3)), GREEDY)
     most = 0
     while client.busy:
         client.step()
         most = max(most, client.engine.scheduler.pool.num_used)
     whole = -(-(LENGTH + 24) // 16)
-    assert most <= arrangement.pages(LENGTH + 24, 16, 64)
+    assert most <= arrangement.max_pages(LENGTH + 24, 16, 64)
     windows = sum(kept.window is not None for kept in arrangement.groups)
     assert windows >= 1 and most <= (len(arrangement.groups) - windows) * whole + windows * 6
 

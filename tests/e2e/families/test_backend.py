@@ -19,7 +19,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import RankInfo
 from quintet.layers.moe.moe import Experts
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 from quintet.models import families
 from quintet.models.transformers import TransformersForCausalLM
 from quintet.models.transformers.trace import alike
@@ -82,7 +82,7 @@ def other(family: str) -> Tiny:
 
 def assert_agrees(tiny: Tiny, **runner: Any) -> Runner:
     """Greedy tokens of a ragged batch over the paged cache are transformers', and its logits are near."""
-    run = Runner(tiny, backend=True, **runner)
+    run = Runner(tiny, transformers_backend=True, **runner)
     assert isinstance(run.worker.model, TransformersForCausalLM)
     prompts = random_prompts(0, (23, 1, 40, 7), VOCAB)
     chosen = run.greedy(prompts, 6)
@@ -106,7 +106,7 @@ def test_families_of_ours_run_by_the_code_of_transformers_too(family: str, name:
 
 def test_products_norms_tables_and_experts_are_ours_where_they_are_plain() -> None:
     model = assert_agrees(variant("qwen3_moe", "plain")).worker.model
-    left = [each.weight.name for each in declared(model) if each.path == "beside"]
+    left = [each.weight.name for each in declared_weights(model) if each.path == "beside"]
     assert left == [f"model.layers.{index}.mlp.gate.weight" for index in range(3)]  # its routers are no nn.Linear
     assert sum(isinstance(each, Experts) for each in model.modules()) == 3
 
@@ -130,14 +130,14 @@ def test_a_trial_is_passed_at_the_sizes_of_published_models(family: str, dtype: 
     """Its numbers must not grow with the sizes until no token can be told from another."""
     wide = {"hidden_size": 3072, "intermediate_size": 1536, "head_dim": 64, "num_hidden_layers": 12}
     config = AutoConfig.for_model(family, **{**BASE, **OTHERS[family], **wide})
-    worker = Worker(PLATFORM(), config, ModelSizes(dtype, 16, SERVED, backend=True))
-    assert worker.page_bytes == 12 * 2 * 3 * 64 * 16 * dtype.itemsize // len(worker.arrangement.groups)
+    worker = Worker(PLATFORM(), config, ModelSizes(dtype, 16, SERVED, transformers_backend=True))
+    assert worker.page_bytes == 12 * 2 * 3 * 64 * 16 * dtype.itemsize // len(worker.kv_cache_layout.groups)
 
 
 def test_half_precision_is_near_transformers() -> None:
     tiny = other("gemma4_text")
     prompt = random_prompts(1, (30,), VOCAB)
-    (logits,) = Runner(tiny, torch.bfloat16, backend=True).prompts(prompt)
+    (logits,) = Runner(tiny, torch.bfloat16, transformers_backend=True).prompts(prompt)
     reference = tiny.logits(prompt[0])
     assert float((logits.float() - reference).abs().mean()) < 0.05 * float(reference.std())
 
@@ -160,7 +160,7 @@ def test_asked_for_it_runs_a_family_that_has_a_file_here() -> None:
     tiny = variant("llama", "plain")
     with engine(tiny, model_impl="transformers") as llm, engine(tiny, model_impl="vllm") as own:
         assert answers(llm) == answers(own) == continued(tiny)
-        assert isinstance(llm._client.prepared.ranks.workers[0].model, TransformersForCausalLM)  # type: ignore[attr-defined]
+        assert isinstance(llm._client.engine_plan.ranks.workers[0].model, TransformersForCausalLM)  # type: ignore[attr-defined]
 
 
 CUTS: dict[str, dict[str, Any]] = {
@@ -188,8 +188,8 @@ def test_logits_are_the_same_to_the_bit_alone_and_in_a_batch(family: str) -> Non
     tensor's end by other code than the rest of it, such as the cosines of an odd number of tokens."""
     tiny = make(family, {**BASE, **OTHERS[family], **EVEN})
     prompts = random_prompts(2, (33, 5, 18), VOCAB)
-    together = Runner(tiny, backend=True).prompts(prompts)
-    alone = [Runner(tiny, backend=True).prompts([each])[0] for each in prompts]
+    together = Runner(tiny, transformers_backend=True).prompts(prompts)
+    alone = [Runner(tiny, transformers_backend=True).prompts([each])[0] for each in prompts]
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
@@ -202,8 +202,8 @@ def test_weights_may_be_quantized_while_they_are_loaded() -> None:
         engine(tiny) as plain,
     ):
         assert answers(llm) == answers(own)
-        reasons = llm._client.prepared.reasons  # type: ignore[attr-defined]
-        taken = [each._client.prepared.ranks.workers[0].weight_bytes for each in (llm, plain)]  # type: ignore[attr-defined]
+        reasons = llm._client.engine_plan.reasons  # type: ignore[attr-defined]
+        taken = [each._client.engine_plan.ranks.workers[0].weight_bytes for each in (llm, plain)]  # type: ignore[attr-defined]
     assert any(each.startswith("quantization int8: 15 products") for each in reasons), reasons
     assert taken[0] < 0.6 * taken[1]
 
@@ -233,7 +233,7 @@ def test_what_it_cannot_compute_is_refused_with_the_reason(family: str) -> None:
     settings, why = REFUSED[family]
     config = AutoConfig.for_model(family, **{**BASE, **settings})
     with pytest.raises(ValueError, match=why):
-        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED, backend=True))
+        Worker(PLATFORM(), config, ModelSizes(torch.float32, 16, SERVED, transformers_backend=True))
 
 
 def test_tensors_that_nothing_reads_are_refused_as_for_other_families(tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_tensors_that_nothing_reads_are_refused_as_for_other_families(tmp_path: 
 def test_ranks_share_out_what_the_plan_says() -> None:
     tiny = make("llama", {**BASE, "num_key_value_heads": 2})
     prompts = random_prompts(3, (19, 1, 33), VOCAB)
-    whole = Runner(tiny, backend=True)
+    whole = Runner(tiny, transformers_backend=True)
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> tuple[list[torch.Tensor], int]:
-        run = Runner(tiny, platform=platform, place=RankInfo(rank, 2, endpoint), backend=True)
+        run = Runner(tiny, platform=platform, rank_info=RankInfo(rank, 2, endpoint), transformers_backend=True)
         return run.prompts(prompts), run.worker.page_bytes
 
     expected = whole.prompts(prompts)
@@ -280,7 +280,7 @@ def test_ranks_share_out_what_the_plan_says() -> None:
 )
 def test_plans_that_are_not_carried_out_are_refused_by_name(family: str, size: int, why: str) -> None:
     config = AutoConfig.for_model(family, **{**BASE, "num_key_value_heads": 2})
-    sizes = ModelSizes(torch.float32, 16, SERVED, backend=True)
+    sizes = ModelSizes(torch.float32, 16, SERVED, transformers_backend=True)
     with pytest.raises(ValueError, match=why):
         Worker(LoopbackPlatform(), config, sizes, RankInfo(0, size, "here"))
 

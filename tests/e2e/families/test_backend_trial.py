@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quintet.conformance.check import Lacking
+from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.models.transformers.trace import alike_experts
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, make
@@ -37,8 +37,8 @@ def test_tables_that_go_by_the_longest_text_of_a_step_are_refused() -> None:
     base = {**PLAIN, "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8}
     tiny = make("phimoe", {**base, "rope_parameters": {**said, "long_mscale": 1.5}})
     prompts = random_prompts(0, (23, 7), VOCAB)
-    for prompt, logits in zip(prompts, Runner(tiny, backend=True).prompts(prompts), strict=True):
+    for prompt, logits in zip(prompts, Runner(tiny, transformers_backend=True).prompts(prompts), strict=True):
         reference = tiny.logits(prompt)
         torch.testing.assert_close(logits, reference, rtol=0, atol=1e-4 * float(reference.std()))
-    with pytest.raises(Lacking, match="count tokens by themselves"):
-        Runner(make("phimoe", {**base, "rope_parameters": {**said, "long_mscale": 3.0}}), backend=True)
+    with pytest.raises(NotSupported, match="count tokens by themselves"):
+        Runner(make("phimoe", {**base, "rope_parameters": {**said, "long_mscale": 3.0}}), transformers_backend=True)

@@ -23,8 +23,8 @@ from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
-from quintet.layers.normalised_weights import by_column, by_row
-from quintet.model_loader.loader import declared
+from quintet.layers.normalised_weights import normalise_columns, normalise_rows
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.derived_families import KIN, LIGHTNING
 from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, LENGTH, PLAIN, SERVED, VOCAB, Tiny, make, variant
@@ -106,7 +106,7 @@ def test_an_engine_takes_what_transformers_writes(family: str) -> None:
     """Its names of classes, and where it says how long a text may be."""
     tiny = variant(family, next(iter(KIN[family])))
     settings = EngineConfig(model=str(tiny.folder), device="cpu", skip_tokenizer_init=True, max_model_len=LENGTH)
-    assert prepare(settings).plan.max_model_len == LENGTH
+    assert prepare(settings).memory_plan.max_model_len == LENGTH
 
 
 def test_longrope_turns_long_requests_by_the_long_factors() -> None:
@@ -136,7 +136,7 @@ def test_zamba2_holds_shared_blocks_once() -> None:
     uses = [layer.shared_transformer for layer in model.model.layers if layer.shared_transformer is not None]
     products = [use.self_attn.qkv for use in uses]
     assert [products.index(each) for each in products] == [0, 1, 0]
-    assert sum(each.path.endswith("self_attn.qkv") for each in declared(model)) == 2
+    assert sum(each.path.endswith("self_attn.qkv") for each in declared_weights(model)) == 2
 
 
 def test_zamba2_reads_blocks_that_are_stored_again(tmp_path: Path) -> None:
@@ -360,5 +360,5 @@ def test_a_tied_head_has_a_bias_of_its_own(family: str) -> None:
 
 def test_each_row_or_column_of_a_normalised_head_has_length_1() -> None:
     head = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(by_row(head).norm(dim=1), torch.ones(7))
-    torch.testing.assert_close(by_column(head).norm(dim=0), torch.ones(5))
+    torch.testing.assert_close(normalise_rows(head).norm(dim=1), torch.ones(7))
+    torch.testing.assert_close(normalise_columns(head).norm(dim=0), torch.ones(5))

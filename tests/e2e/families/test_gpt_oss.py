@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.layers.quantization.fp4_fp8 import E2M1
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu.ops import quantized_moe
 from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from tests.helpers.platforms.engines import forms_of, ranked
@@ -53,8 +53,10 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_logits_are_those_of_what_the_blocks_stand_for() -> None:
     tiny = published()
-    run = Runner(tiny, torch.float32, forms=forms_of(tiny))
-    kinds = {each.weight.format.kind for each in declared(run.worker.model) if each.weight.use == "biased experts"}
+    run = Runner(tiny, torch.float32, quantization=forms_of(tiny))
+    kinds = {
+        each.weight.format.kind for each in declared_weights(run.worker.model) if each.weight.use == "biased experts"
+    }
     assert kinds == {"plain" if quantized_moe.probe() else "table4"}
     for prompt in random_prompts(3, (23, 1, 40), VOCAB):
         (logits,) = run.prompts([prompt])

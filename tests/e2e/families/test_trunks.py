@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from quintet.config import EngineConfig
-from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.interface.platform import Platform
@@ -41,7 +41,7 @@ def sequences() -> list[list[int]]:
 
 
 def step(given: list[list[int]], types: list[list[int]]) -> HostBatch:
-    host = laid([Stretch(ids, 0, []) for ids in given], 16, [])
+    host = host_batch([Stretch(ids, 0, []) for ids in given], 16, [])
     return host._replace(inputs=HostInputs(token_type_ids=np.array([each for row in types for each in row], np.int32)))
 
 
@@ -60,7 +60,9 @@ def hidden_states(worker: Worker, host: HostBatch) -> Tensor:
 
 def trunk(folder: Path, config: Any, platform: Platform, dtype: torch.dtype = torch.float32) -> Worker:
     worker = Worker(
-        platform, config, ModelSizes(dtype, 16, 64, wanted=RequestedOutputs(logits=False, hidden_states=True))
+        platform,
+        config,
+        ModelSizes(dtype, 16, 64, requested_outputs=RequestedOutputs(logits=False, hidden_states=True)),
     )
     worker.load(folder, 1, (), progress=False)
     return worker
@@ -77,13 +79,13 @@ def test_a_berts_hidden_states_are_transformers(bert: tuple[Path, Any]) -> None:
         got = hidden_states(worker, step(given, types))
         torch.testing.assert_close(got, wanted, atol=2e-5, rtol=0)
         assert torch.equal(got, alone)
-    assert worker.layouts == () and worker.arrangement.groups == ()
+    assert worker.layouts == () and worker.kv_cache_layout.groups == ()
 
 
 def test_a_berts_hidden_states_without_segments_are_those_of_segment_0(bert: tuple[Path, Any]) -> None:
     folder, model = bert
     worker, (ids, *_) = trunk(folder, model.config, PLATFORM()), sequences()
-    got = hidden_states(worker, laid([Stretch(ids, 0, [])], 16, []))
+    got = hidden_states(worker, host_batch([Stretch(ids, 0, [])], 16, []))
     torch.testing.assert_close(got, reference(model, ids, [0] * len(ids)), atol=2e-5, rtol=0)
 
 
@@ -92,7 +94,7 @@ def test_a_bert_has_no_taps_and_says_so(bert: tuple[Path, Any]) -> None:
         Worker(
             PLATFORM(),
             bert[1].config,
-            ModelSizes(torch.float32, 16, 64, wanted=RequestedOutputs(logits=False, aux_hidden_states=(1,))),
+            ModelSizes(torch.float32, 16, 64, requested_outputs=RequestedOutputs(logits=False, aux_hidden_states=(1,))),
         )
 
 
@@ -112,13 +114,13 @@ def test_a_model_gives_hidden_states_and_taps_as_it_was_built_for(family: str) -
     tiny, (ids, *_) = variant(family, name), sequences()
     count = tiny.config.num_hidden_layers
     sizes = ModelSizes(
-        torch.float32, 16, 64, wanted=RequestedOutputs(hidden_states=True, aux_hidden_states=(0, 1, count))
+        torch.float32, 16, 64, requested_outputs=RequestedOutputs(hidden_states=True, aux_hidden_states=(0, 1, count))
     )
     worker = Worker(PLATFORM(), tiny.config, sizes)
     worker.load(tiny.folder, 12, (), progress=False)
-    groups = worker.arrangement.groups
+    groups = worker.kv_cache_layout.groups
     pages = [range(1 + 3 * index, 4 + 3 * index) for index in range(len(groups))]
-    outputs = worker.run(laid([Stretch(ids, 0, pages)], 16, groups))
+    outputs = worker.run(host_batch([Stretch(ids, 0, pages)], 16, groups))
     assert outputs.hidden_states is not None and outputs.logits is not None and len(outputs.aux_hidden_states) == 3
     with torch.no_grad():
         states = [x[0] for x in tiny.reference(torch.tensor([ids]), output_hidden_states=True).hidden_states]

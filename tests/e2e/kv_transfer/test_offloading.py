@@ -19,7 +19,7 @@ from quintet.engine.kv_transfer.offload.tiers import TieredConnector
 from quintet.engine.request import CoreRequest
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Capabilities
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet_tools.checkpoints.encoders import encoder
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
 from tests.e2e.engine.test_windows import GREEDY, MODELS, prompt, tokens
@@ -384,7 +384,7 @@ def test_pages_of_several_ranks_are_one() -> None:
         )  # fmt: skip
         facts = LoopbackPlatform.probe()
         assert isinstance(facts, Capabilities)
-        prepared = prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
+        prepared = prepare(config, SelectedPlatform(LoopbackPlatform, facts, "for a test"))
         engine = launch(prepared, progress=False)
         turns = [_run(engine, asked(3)) for _ in range(2)]
         assert turns[0] == turns[1]

@@ -237,7 +237,7 @@ def test_prompts_without_room_wait_for_nobody_and_leases_end() -> None:
     told = [ask(first, prompt(at, LENGTH), LENDS, max_tokens=1).kv_transfer_params for at in range(9)]
     assert None in told and told[0] is not None and first.engine.stats().page_transfer.loans_refused == told.count(None)
     left = ask(hasty, prompt(0, LENGTH), LENDS, max_tokens=1).kv_transfer_params
-    loans = hasty.engine.scheduler.kv_transfer.transfer.loans  # type: ignore[union-attr]
+    loans = hasty.engine.scheduler.kv_transfer.p2p_transfer.send_buffer  # type: ignore[union-attr]
     assert loans is not None
     while len(loans):
         loans.expire()

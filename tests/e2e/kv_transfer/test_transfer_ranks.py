@@ -82,9 +82,9 @@ def test_ranks_go_on_with_what_ranks_computed_and_compute_what_one_lacks(
 
 def loans(llm: LLM) -> SendBuffer:
     """That wait at rank 0."""
-    transfer = llm._client.engine.scheduler.kv_transfer.transfer  # type: ignore[union-attr]
-    assert transfer is not None and transfer.loans is not None
-    return transfer.loans
+    transfer = llm._client.engine.scheduler.kv_transfer.p2p_transfer  # type: ignore[union-attr]
+    assert transfer is not None and transfer.send_buffer is not None
+    return transfer.send_buffer
 
 
 def gone_on(first: LLM, second: LLM, number: int) -> list[int]:

@@ -21,8 +21,8 @@ from transformers import BertConfig, BertModel
 from quintet import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quintet.api.explain import explain
 from quintet.conformance.harness.worker_runner import random_prompts
-from quintet.engine.data_parallel import each_engine
-from quintet.engine.data_parallel.engines import Engines
+from quintet.engine.data_parallel import local_engine_configs
+from quintet.engine.data_parallel.engines import DataParallelEngines
 from quintet.sampling_params import StructuredOutputsParams
 from quintet_tools.checkpoints.tiny import VOCAB, Tiny, variant
 from tests.helpers.platforms.engines import answers, engine
@@ -37,9 +37,9 @@ def several(tiny: Tiny, count: int = 2, **settings: Any) -> LLM:
     return engine(tiny, data_parallel_size=count, **settings)
 
 
-def engines_of(llm: LLM) -> Engines:
+def engines_of(llm: LLM) -> DataParallelEngines:
     engines = llm._client.engine
-    assert isinstance(engines, Engines)
+    assert isinstance(engines, DataParallelEngines)
     return engines
 
 
@@ -57,7 +57,7 @@ def test_two_engines_live_as_one() -> None:
     """One start for all of it: starting is what takes time."""
     tiny = variant("llama", "plain")
     with engine(tiny) as alone, several(tiny) as llm:
-        assert "2 engines: a process each" in " ".join(llm._client.prepared.reasons)
+        assert "2 engines: a process each" in " ".join(llm._client.engine_plan.reasons)
         assert [said(llm, GREEDY) for _ in range(2)] == [said(alone, GREEDY) for _ in range(2)]
         each = engines_of(llm).clients.each()
         assert len(each) == 2 and all(stats.steps.num_generation_tokens > 0 for _, stats in each), "both have worked"
@@ -272,7 +272,7 @@ def test_what_cannot_start_says_why_and_leaves_no_process(settings: Any, says: s
 def test_one_of_two_may_be_started_alone() -> None:
     tiny = variant("llama", "plain")
     with engine(tiny) as alone, engine(tiny, data_parallel_size=2, data_parallel_rank=1) as second:
-        assert not isinstance(second._client.engine, Engines)
+        assert not isinstance(second._client.engine, DataParallelEngines)
         assert answers(second) == answers(alone)
 
 
@@ -280,11 +280,11 @@ def test_a_machine_has_its_own_of_many_engines() -> None:
     """They share this machine alone, and count where they stand among all."""
     many = {"data_parallel_size": 6, "data_parallel_size_local": 2, "data_parallel_start_rank": 2}
     asked = EngineConfig(model="bundled", device="cpu", **many, data_parallel_hybrid_lb=True)
-    assert [each.data_parallel_rank for each in each_engine(asked)] == [2, 3]
+    assert [each.data_parallel_rank for each in local_engine_configs(asked)] == [2, 3]
     assert "2 engines: a process each" in str(explain(asked))
     tiny = variant("llama", "plain")
     with engine(tiny) as alone, engine(tiny, **many, data_parallel_hybrid_lb=True) as llm:
-        assert isinstance(llm._client.engine, Engines) and len(llm._client.engine.children) == 2
+        assert isinstance(llm._client.engine, DataParallelEngines) and len(llm._client.engine.children) == 2
         assert answers(llm) == answers(alone)
 
 

@@ -11,11 +11,11 @@ import torch
 from quintet import LLM
 from quintet.api.explain import explain
 from quintet.config import EngineConfig
-from quintet.conformance.check import Lacking
+from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.parallel.eplb import balancer
-from quintet.engine.parallel.eplb.transfer import Staged
-from quintet.engine.parallel.expert_parallel import dealing_of, mixtures
+from quintet.engine.parallel.eplb.transfer import ExpertMove
+from quintet.engine.parallel.expert_parallel import expert_placement_of, moe_layers_of
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import RankInfo
 from quintet.layers.moe.expert_placement import ExpertPlacement, Placement
@@ -41,7 +41,7 @@ MADE: dict[str, Callable[[], Tiny]] = {
 PLACED = {
     "linear": ExpertPlacement(),
     "round robin": ExpertPlacement("round_robin"),
-    "copies": ExpertPlacement("linear", copies=2),
+    "copies": ExpertPlacement("linear", redundant_experts=2),
 }
 Result = tuple[list[torch.Tensor], list[list[int]]]
 
@@ -50,7 +50,7 @@ Result = tuple[list[torch.Tensor], list[list[int]]]
 def whole(request: pytest.FixtureRequest) -> tuple[Tiny, dict[str, Any], Result]:
     """A model, what else it is built with, and what it says on one rank."""
     tiny = MADE[request.param]()
-    more = {"forms": forms_of(tiny)} if request.param == "int4 experts" else {}
+    more = {"quantization": forms_of(tiny)} if request.param == "int4 experts" else {}
     run = Runner(tiny, **more)
     return tiny, more, (run.prompts(PROMPTS), run.greedy(PROMPTS, 3))
 
@@ -63,12 +63,16 @@ def test_ranks_with_whole_experts_equal_one(whole: tuple[Tiny, dict[str, Any], R
 
     def work(rank: int, endpoint: str) -> tuple[Result, list[int]]:
         place = RankInfo(rank, size, endpoint)
-        run = Runner(tiny, platform=platform, place=place, dealing=PLACED[placed], **more)
-        held = [len(each.dealt.own) for _, each in mixtures(run.worker.model) if each.dealt is not None]
+        run = Runner(tiny, platform=platform, rank_info=place, expert_placement=PLACED[placed], **more)
+        held = [
+            len(each.rank_experts.local_experts)
+            for _, each in moe_layers_of(run.worker.model)
+            if each.rank_experts is not None
+        ]
         return (run.prompts(PROMPTS), run.greedy(PROMPTS, 3)), held
 
     if tiny.config.model_type == "nemotron_h" and size == 3:  # two groups of heads, which stay together
-        with pytest.raises((ValueError, Lacking), match="choose a tensor_parallel_size that divides them"):
+        with pytest.raises((ValueError, NotSupported), match="choose a tensor_parallel_size that divides them"):
             each_rank(platform, size, work)
         return
     found = each_rank(platform, size, work)
@@ -85,8 +89,8 @@ MOVING: dict[str, Any] = {"enable_expert_parallel": True, "enable_eplb": True, "
 
 
 def placements(llm: LLM) -> list[Placement]:
-    model = llm._client.prepared.ranks.workers[0].model
-    return [each.dealt.placement for _, each in mixtures(model) if each.dealt is not None]
+    model = llm._client.engine_plan.ranks.workers[0].model
+    return [each.rank_experts.placement for _, each in moe_layers_of(model) if each.rank_experts is not None]
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,7 @@ def test_a_rank_that_cannot_fetch_an_expert_leaves_all_where_they_are(
     llm, _, want = moving
     before = placements(llm)
 
-    def failing(*_: Any) -> Staged:
+    def failing(*_: Any) -> ExpertMove:
         raise MemoryError("no room for an expert")
 
     with monkeypatch.context() as patch:
@@ -194,5 +198,5 @@ def test_a_process_that_drives_all_devices_refuses() -> None:
     config = EngineConfig(enable_expert_parallel=True, tensor_parallel_size=2)
     facts = Capabilities(2, (torch.float32,), spmd=True)
     with pytest.raises(ValueError, match="one process drives all devices here, and its compiler cuts every expert"):
-        dealing_of(config, facts)
-    assert dealing_of(config.replace(tensor_parallel_size=1), facts) is None
+        expert_placement_of(config, facts)
+    assert expert_placement_of(config.replace(tensor_parallel_size=1), facts) is None

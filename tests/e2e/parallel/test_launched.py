@@ -13,11 +13,11 @@ import pytest
 
 from quintet import LLM, SamplingParams
 from quintet.config import EngineConfig
-from quintet.engine.parallel.external_launcher import Launch, launched
-from quintet.engine.parallel.ray import bundle_of, cluster
+from quintet.engine.parallel.external_launcher import LauncherEnvironment, launcher_environment
+from quintet.engine.parallel.ray import cluster_address, rank_resources
 from quintet.engine.startup import prepare
 from quintet.interface.platform import Capabilities
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from tests.helpers.platforms.loopback import LoopbackPlatform
 from tests.helpers.processes import gone
 from tests.helpers.servers.serving import Server, until, words_of
@@ -88,12 +88,12 @@ SAID = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": 
 )
 def test_what_a_launcher_leaves_out_is_named(change: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        launched({**SAID, **change})
+        launcher_environment({**SAID, **change})
 
 
 def test_what_a_launcher_says_is_taken() -> None:
-    assert launched(SAID) == Launch(3, 4, 2, "here", 29500, False, "0")
-    assert launched({**SAID, "TORCHELASTIC_USE_AGENT_STORE": "True"}).store
+    assert launcher_environment(SAID) == LauncherEnvironment(3, 4, 2, "here", 29500, False, "0")
+    assert launcher_environment({**SAID, "TORCHELASTIC_USE_AGENT_STORE": "True"}).has_store
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ def test_a_platform_whose_ranks_are_threads_says_so() -> None:
     ):
         config = EngineConfig.from_kwargs(model="bundled", tensor_parallel_size=2, **settings)
         with pytest.raises(ValueError, match=says):
-            prepare(config, Chosen(LoopbackPlatform, facts, "for a test"))
+            prepare(config, SelectedPlatform(LoopbackPlatform, facts, "for a test"))
 
 
 def test_bundles_are_what_a_rank_takes() -> None:
-    assert bundle_of(Capabilities(devices=8, dtypes=()), 4) == {"GPU": 1.0}
+    assert rank_resources(Capabilities(devices=8, dtypes=()), 4) == {"GPU": 1.0}
     shared = Capabilities(devices=16, dtypes=(), processes=True, ray_resources={"CPU": 12.0})
-    assert (bundle_of(shared, 4), bundle_of(shared, 16)) == ({"CPU": 3.0}, {"CPU": 1.0})
+    assert (rank_resources(shared, 4), rank_resources(shared, 16)) == ({"CPU": 3.0}, {"CPU": 1.0})
 
 
 THERE = importlib.util.find_spec("ray") is not None
@@ -154,14 +154,14 @@ def test_a_ray_cluster_that_does_not_answer_keeps_nobody_waiting(
         address = f"{here}:{nobody.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ValueError, match=f"no Ray cluster answers at {address}, which RAY_ADDRESS says"):
-            cluster()
+            cluster_address()
         monkeypatch.delenv("RAY_ADDRESS")
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)  # what one that was killed leaves
-        assert cluster() is None and f"at {address}, does not answer" in caplog.text
+        assert cluster_address() is None and f"at {address}, does not answer" in caplog.text
         nobody.listen()
-        assert cluster() == address
+        assert cluster_address() == address
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_rays_actors_say_what_one_process_says_and_a_lost_one_is_named(
     assert [each.outputs[0].text for each in llm.generate(["Once upon a time", "The dog"], GREEDY)] == want
     of_ray = psutil.Process().children(recursive=True)
     [actor] = [each for each in of_ray if "RankActor" in " ".join(each.cmdline())]
-    others: Any = llm._client.prepared.ranks.others
+    others: Any = llm._client.engine_plan.ranks.remote_ranks
     if how == "ray.kill":
         ray.kill(others._actors[0])
     else:

@@ -79,9 +79,9 @@ def test_two_machines_live_as_one(want: list[str]) -> None:
     port = free_port()
     with following(*flags(port, 4)) as other:
         with led(port, 4) as llm:
-            assert any("4 ranks on 2 machines" in each for each in llm._client.prepared.reasons)
+            assert any("4 ranks on 2 machines" in each for each in llm._client.engine_plan.reasons)
             assert [answers(llm) for _ in range(3)] == [want] * 3
-            worker = llm._client.prepared.ranks.workers[0]
+            worker = llm._client.engine_plan.ranks.workers[0]
             run = worker.run
 
             def broken(*arguments: Any) -> Any:

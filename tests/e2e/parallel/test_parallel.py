@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from quintet.conformance.check import Lacking
+from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.interface.types import RankInfo
@@ -27,7 +27,7 @@ def shared_out(tiny: Tiny, size: int, dtype: torch.dtype = torch.float32) -> lis
     platform = LoopbackPlatform()
 
     def work(rank: int, endpoint: str) -> Result:
-        run = Runner(tiny, dtype, platform=platform, place=RankInfo(rank, size, endpoint))
+        run = Runner(tiny, dtype, platform=platform, rank_info=RankInfo(rank, size, endpoint))
         return run.prompts(PROMPTS), run.greedy(PROMPTS, 3)
 
     return each_rank(platform, size, work)
@@ -47,7 +47,7 @@ def assert_equal_on_ranks(tiny: Tiny, size: int) -> None:
 def test_ranks_equal_one(family: str, name: str, size: int) -> None:
     if WHOLE.get(family, size) == size:
         return assert_equal_on_ranks(variant(family, name), size)
-    with pytest.raises((ValueError, Lacking), match="choose a tensor_parallel_size that divides them"):
+    with pytest.raises((ValueError, NotSupported), match="choose a tensor_parallel_size that divides them"):
         shared_out(variant(family, name), size)
 
 
@@ -119,7 +119,7 @@ def test_ranks_keep_less_than_the_whole(family: str) -> None:
 
 def test_too_many_ranks_are_refused_with_what_to_do() -> None:
     config = AutoConfig.for_model("llama", **{**PLAIN, "num_attention_heads": 2, "num_key_value_heads": 1})
-    with pytest.raises((ValueError, Lacking), match="lower tensor_parallel_size to 2 or less"):
+    with pytest.raises((ValueError, NotSupported), match="lower tensor_parallel_size to 2 or less"):
         Worker(LoopbackPlatform(), config, ModelSizes(torch.float32, 16, 64), RankInfo(0, 3, "here"))
 
 

@@ -49,7 +49,7 @@ def ranked(tiny: Tiny, ranks: int, **settings: Any) -> LLM:
 
 
 def pids(llm: LLM) -> list[int]:
-    others = llm._client.prepared.ranks.others
+    others = llm._client.engine_plan.ranks.remote_ranks
     assert others is not None
     return others.pids
 
@@ -182,7 +182,7 @@ def test_two_ranks_live_as_one(tmp_path: Path) -> None:
     tiny = variant("llama", "plain")
     traces: Any = {"profiler": "torch", "torch_profiler_dir": str(tmp_path / "traces")}
     with engine(tiny) as alone, ranked(tiny, 2, profiler_config=traces) as llm:
-        assert "2 ranks: a process each" in " ".join(llm._client.prepared.reasons)
+        assert "2 ranks: a process each" in " ".join(llm._client.engine_plan.reasons)
         want = answers(alone)
         assert [answers(llm) for _ in range(3)] == [want] * 3
         # drawn tokens, penalties, and log-probabilities
@@ -222,7 +222,7 @@ def test_two_ranks_live_as_one(tmp_path: Path) -> None:
 
 def _failures(llm: LLM, want: list[list[int]]) -> None:
     """A step that fails on one rank, here rank 0, ends the requests in it, and nothing else."""
-    worker = llm._client.prepared.ranks.workers[0]
+    worker = llm._client.engine_plan.ranks.workers[0]
     run = worker.run
 
     def broken(*arguments: Any) -> Any:
@@ -246,7 +246,7 @@ def test_a_grammar_holds_on_every_rank() -> None:
         [output] = llm.generate("Well?", params, use_tqdm=False)
         said = output.outputs[0].text
         assert said[:3] in ("yes", "no ") and said[-3:].isdigit()
-        assert "shared memory" in llm._client.prepared.reasons[1] + llm._client.prepared.reasons[2]
+        assert "shared memory" in llm._client.engine_plan.reasons[1] + llm._client.engine_plan.reasons[2]
 
 
 def test_a_grammar_that_takes_long_to_compile_keeps_nobody_waiting() -> None:
@@ -259,7 +259,7 @@ def test_a_grammar_that_takes_long_to_compile_keeps_nobody_waiting() -> None:
         shape = grammar_text(StructuredOutputsParams(regex="[0-9]{4}"), client.config.structured_outputs_config)
         (prompt,) = client.parse("Well?")
         for name, text in (("shaped", shape), ("left", shape), ("plain", "")):
-            [[asked]] = client.admission.admit_all([(name, prompt)], params, grammar=text)
+            [[asked]] = client.input_processor.admit_all([(name, prompt)], params, grammar=text)
             client.engine.add(asked)
         with pytest.raises(ValueError, match="is in use"):
             client.engine.add(replace(asked, request_id="left", grammar=shape))

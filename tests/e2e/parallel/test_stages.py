@@ -21,7 +21,7 @@ from quintet.engine.input_processor import InputProcessor, ModelLimits
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import DeviceLost
 from quintet.interface.types import RankInfo
-from quintet.layers.pipeline import Stage, shared_out
+from quintet.layers.pipeline import Stage, layers_per_stage
 from quintet.outputs import TokenLogprobs
 from quintet.platforms.host import nameless_file
 from quintet_tools.checkpoints.encoders import first as first_encoder
@@ -123,7 +123,7 @@ def test_three_stages_live_as_one(tmp_path: Path) -> None:
     """One start for all of it: starting is what takes time."""
     tiny = make("llama", DEEP)
     with engine(tiny, **SMALL) as alone, staged(tiny, 3, **SMALL) as llm:
-        assert "3 stages: embeddings and layers 0 to 0, layers 1 to 1" in " ".join(llm._client.prepared.reasons)
+        assert "3 stages: embeddings and layers 0 to 0, layers 1 to 1" in " ".join(llm._client.engine_plan.reasons)
         want = told(alone)
         assert [told(llm) for _ in range(2)] == [want] * 2
         assert told(llm, DRAWN) == told(alone, DRAWN)
@@ -353,6 +353,6 @@ def test_what_cannot_be_shared_out_says_why(family: str, settings: dict[str, Any
     [(4, 2, (2, 2)), (7, 2, (4, 3)), (10, 4, (2, 3, 3, 2)), (3, 3, (1, 1, 1)), (11, 4, (3, 3, 3, 2)), (5, 1, (5,))],
 )
 def test_what_is_left_over_goes_to_stages_before_the_last(layers: int, stages: int, counts: tuple[int, ...]) -> None:
-    assert shared_out(layers, stages) == counts
+    assert layers_per_stage(layers, stages) == counts
     places = [place for index in range(stages) for place in Stage(index, counts).layers]
     assert places == [*range(layers)]

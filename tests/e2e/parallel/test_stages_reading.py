@@ -58,7 +58,7 @@ def test_what_is_read_of_earlier_stages_is_handed_on(
     assert len(made) == (1 + stages) * share
     if not made[0].refused:  # steps of rwkv7 and zamba2 call torch, and one process runs them anew as well
         for steps in made:
-            assert not steps.refused and any(graph.turns for graph in steps._graphs.values()), "recorded steps served"
+            assert not steps.refused and any(graph.replays for graph in steps._graphs.values()), "recorded steps served"
 
 
 @pytest.mark.sweep

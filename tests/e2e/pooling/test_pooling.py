@@ -132,7 +132,7 @@ def test_a_step_that_fails_is_said_and_the_next_text_is_answered(
     bert: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(bert[0]) as llm:
-        worker = llm._client.prepared.ranks.workers[0]
+        worker = llm._client.engine_plan.ranks.workers[0]
         whole, calls = worker._step, []
 
         def failing(*given: Any) -> Any:

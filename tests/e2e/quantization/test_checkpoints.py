@@ -54,7 +54,7 @@ def assert_agrees(tiny: Tiny, run: Runner, off: float) -> None:
 def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     """On the CPU products are of activations in 16 bits: 2^-15 of a group's largest."""
     tiny = MADE[name]()
-    assert_agrees(tiny, Runner(tiny, forms=forms_of(tiny, PLATFORM)), 2e-3)
+    assert_agrees(tiny, Runner(tiny, quantization=forms_of(tiny, PLATFORM)), 2e-3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
@@ -66,7 +66,7 @@ def test_on_gpus_by_triton(name: str) -> None:
     tiny, kind = MADE[name](), FORMS[name.split()[0]]
     members = {"_fake": FakeRuntime(), "op_priority": {f"linear:{kind}": ("triton",)}}
     platform = type("WithKernels", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
-    run = Runner(tiny, platform=platform, forms=forms_of(tiny, platform))
+    run = Runner(tiny, platform=platform, quantization=forms_of(tiny, platform))
     assert run.worker.ops.choice(f"linear:{kind}").provider == "triton"
     assert_agrees(tiny, run, 1e-3)
 
@@ -75,7 +75,7 @@ def test_on_gpus_by_triton(name: str) -> None:
 @pytest.mark.parametrize("name", ["awq", "awq of 32", "fp8 with ends"])
 def test_on_tpus_by_jax(name: str) -> None:
     tiny, platform = MADE[name](), tpu.platform()
-    run = Runner(tiny, platform=platform, forms=forms_of(tiny, platform))
+    run = Runner(tiny, platform=platform, quantization=forms_of(tiny, platform))
     kind = FORMS[name.split()[0]]
     assert run.worker.ops.choice(f"linear:{kind}").provider == "jax"
     assert_agrees(tiny, run, 1e-3)
@@ -111,7 +111,7 @@ def test_an_engine_reads_what_config_json_says(name: str) -> None:
     tiny = MADE[name]()
     with engine(tiny) as llm:
         assert answers(llm) == continued(tiny)
-        (said,) = [each for each in llm._client.prepared.reasons if "quantized by" in each]
+        (said,) = [each for each in llm._client.engine_plan.reasons if "quantized by" in each]
     assert (
         said
         == {
@@ -176,7 +176,7 @@ def test_replaced_weights_give_what_a_fresh_engine_gives(name: str) -> None:
     settings = {"quantization": name} if name == "int4" else {}
     old, new = made(0), made(1)
     with engine(old, **settings) as llm, engine(new, **settings) as fresh:
-        worker = llm._client.prepared.ranks.workers[0]
+        worker = llm._client.engine_plan.ranks.workers[0]
         before = answers(llm)
         assert answers(llm) == before
         held = {name: each.data_ptr() for name, each in worker.model.named_parameters()}
@@ -219,7 +219,7 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
 def test_a_reload_that_broke_off_serves_nothing_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = make("llama", SIZES), make("llama", SIZES, 1)
     with engine(old) as llm, engine(new) as fresh:
-        worker = llm._client.prepared.ranks.workers[0]
+        worker = llm._client.engine_plan.ranks.workers[0]
         place = worker.platform.place
 
         def failing(weight: Any, parts: Any, into: Any = None) -> Any:

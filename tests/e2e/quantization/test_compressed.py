@@ -64,9 +64,9 @@ def off(logits: Tensor, name: str) -> float:
 
 def test_logits_are_those_of_what_the_checkpoint_stands_for() -> None:
     ids = expected(FOLDER)["ids"].tolist()
-    (floats,) = Runner(committed(FOLDER), forms=forms(frozenset())).prompts([ids])
+    (floats,) = Runner(committed(FOLDER), quantization=forms(frozenset())).prompts([ids])
     assert off(floats, "logits") < 0.02  # the library rounds weights to bfloat16
-    (kept,) = Runner(committed(FOLDER), forms=forms()).prompts([ids])
+    (kept,) = Runner(committed(FOLDER), quantization=forms()).prompts([ids])
     assert off(kept, "logits") < 0.05  # W8A8 rounds activations
     assert off(kept, "logits_quantized") < 1.1 * off(expected(FOLDER)["logits"], "logits_quantized")
 
@@ -78,7 +78,7 @@ def test_ranks_read_their_shares(ranks: int) -> None:
 
     def run(rank: int, endpoint: str) -> Tensor:
         where = RankInfo(rank, ranks, endpoint)
-        (logits,) = Runner(tiny, platform=platform, place=where, forms=forms()).prompts([ids])
+        (logits,) = Runner(tiny, platform=platform, rank_info=where, quantization=forms()).prompts([ids])
         return logits
 
     for logits in each_rank(platform, ranks, run):
@@ -90,7 +90,7 @@ def test_an_engine_says_what_it_read_and_what_it_computes_otherwise() -> None:
         str(DATA / FOLDER), device="cpu", skip_tokenizer_init=True, dtype="float32", kv_cache_memory_bytes="16M",
         max_model_len=64, use_tqdm=False,
     ) as llm:  # fmt: skip
-        reasons = "; ".join(llm._client.prepared.reasons)
+        reasons = "; ".join(llm._client.engine_plan.reasons)
     assert "checkpoint quantized by compressed-tensors: " in reasons
     assert "static scales of inputs are not used" in reasons
     assert "activations stay in the model's type, where the checkpoint means floats of 8 bits" in reasons

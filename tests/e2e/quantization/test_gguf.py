@@ -19,7 +19,7 @@ from quintet.gguf.tensor_types import KINDS
 from quintet.hub.resolve import load_model_config
 from quintet.interface.platform import Capabilities
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import Tiny
 from tests.helpers.checkpoints.gguf import Row, header, joined
@@ -39,8 +39,10 @@ def runner(path: Path, keeps: bool = True) -> Runner:
     config, facts = load_model_config(path), PLATFORM.probe()
     assert isinstance(facts, Capabilities)
     said = getattr(config, "quantization_config", None)
-    forms = QuantizationPlan(checkpoint=quantized(said), kept=facts.weight_formats if keeps else frozenset())
-    return Runner(Tiny(path, config, None), forms=forms, max_model_len=64)
+    forms = QuantizationPlan(
+        checkpoint=read_quantization_config(said), supported_kinds=facts.weight_formats if keeps else frozenset()
+    )
+    return Runner(Tiny(path, config, None), quantization=forms, max_model_len=64)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quintet.conformance.check import Lacking
+from quintet.conformance.check import NotSupported
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
 from tests.helpers.checkpoints.packed import gptq
@@ -57,7 +57,7 @@ MADE: dict[str, Any] = {
 def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     tiny = MADE[name]()
     prompts = random_prompts(3, (23, 1, 40), VOCAB)
-    for prompt, logits in zip(prompts, Runner(tiny, forms=forms_of(tiny)).prompts(prompts), strict=True):
+    for prompt, logits in zip(prompts, Runner(tiny, quantization=forms_of(tiny)).prompts(prompts), strict=True):
         want = tiny.logits(prompt)
         torch.testing.assert_close(logits, want, rtol=0, atol=2e-3 * float(want.std()))
 
@@ -84,13 +84,15 @@ def test_an_engine_reads_what_config_json_says(name: str) -> None:
     tiny = MADE[name]()
     with engine(tiny) as llm:
         assert answers(llm) == continued(tiny)
-        assert any("checkpoint quantized by gptq" in each for each in llm._client.prepared.reasons)
+        assert any("checkpoint quantized by gptq" in each for each in llm._client.engine_plan.reasons)
 
 
 def test_strips_whose_inputs_are_in_another_order_are_refused() -> None:
     tiny = gptq(make("gpt_neox", WHOLE_HEADS), 4, 32, desc_act=True)
-    with pytest.raises(Lacking, match=r"query_key_value is quantized with its inputs in another order \(desc_act\)"):
-        Runner(tiny, forms=forms_of(tiny))
+    with pytest.raises(
+        NotSupported, match=r"query_key_value is quantized with its inputs in another order \(desc_act\)"
+    ):
+        Runner(tiny, quantization=forms_of(tiny))
 
 
 def test_biases_of_zeros_are_none() -> None:

@@ -61,7 +61,9 @@ def test_weights_are_what_the_library_makes_of_them(name: str) -> None:
 def test_logits_are_those_of_the_librarys_weights(name: str) -> None:
     facts, want = PLATFORM.probe(), wanted(name)
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny(name), forms=QuantizationPlan(checkpoint=plan(DATA / name), kept=facts.weight_formats))
+    run = Runner(
+        tiny(name), quantization=QuantizationPlan(checkpoint=plan(DATA / name), supported_kinds=facts.weight_formats)
+    )
     (logits,) = run.prompts([want["ids"].tolist()])
     torch.testing.assert_close(logits, want["logits"], rtol=0, atol=2e-3 * float(want["logits"].std()))
 

@@ -13,7 +13,12 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.weights import CheckpointSlice, ShardRange, WeightFormat
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.online import OnlineQuantization, RoundedWeights, fitting, wish
+from quintet.layers.quantization.online import (
+    OnlineQuantization,
+    RoundedWeights,
+    format_for_inputs,
+    online_quantization,
+)
 from quintet.ops.linear import linear
 from quintet.ops.quantize import quantize
 from quintet.platforms.cpu import PLATFORM as CPU
@@ -35,7 +40,7 @@ class Specified(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Linear, fmt: WeightFormat) -> None:
         super().__init__()
-        self.matrix = quantize(module.weight.detach(), fitting(fmt, module.in_features))
+        self.matrix = quantize(module.weight.detach(), format_for_inputs(fmt, module.in_features))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = linear.reference(x.reshape(-1, x.shape[-1]), self.matrix, None, (len(self.matrix.values),))
@@ -47,7 +52,7 @@ def rounded(tiny: Tiny, wanted: OnlineQuantization) -> Tiny:
     """The reference with the weights that a wish makes, and activations as its products take them."""
     model = copy.deepcopy(tiny.reference)
     for name, module in list(model.named_modules()):
-        fmt = wanted.head if name == "lm_head" else wanted.of(name)
+        fmt = wanted.head if name == "lm_head" else wanted.format_for(name)
         if isinstance(module, torch.nn.Linear) and fmt is not None:
             (outputs, inputs), source = module.weight.shape, f"{name}.weight"
             cut, part = (
@@ -65,7 +70,7 @@ def agrees(wanted: OnlineQuantization, platform: Platform, kinds: set[str], off:
     """Of the platform's logits, and of what its products are held in."""
     tiny, facts = make("llama", SIZES), type(platform).probe()
     assert isinstance(facts, Capabilities)
-    run = Runner(tiny, platform=platform, forms=QuantizationPlan(wanted, None, facts.weight_formats))
+    run = Runner(tiny, platform=platform, quantization=QuantizationPlan(wanted, None, facts.weight_formats))
     held = {module.format.kind for module in run.worker.model.modules() if hasattr(module, "format")}
     assert held == kinds
     known, prompts = rounded(tiny, wanted), random_prompts(3, (23, 1, 40), VOCAB)
@@ -78,7 +83,7 @@ def agrees(wanted: OnlineQuantization, platform: Platform, kinds: set[str], off:
 def test_on_cpus(name: str) -> None:
     facts = CPU.probe()
     assert isinstance(facts, Capabilities)
-    wanted = wish(name).without_activations()
+    wanted = online_quantization(name).without_activation_quantization()
     assert wanted.format is not None
     off = 0.15 if wanted.format.codebook else 2e-3  # nf4's table is of whole numbers in our products
     agrees(wanted, CPU(), {"plain", *({wanted.format.kind} & facts.weight_formats)}, off)
@@ -90,7 +95,7 @@ def test_on_gpus_by_triton(name: str, off: float) -> None:
     from tests.helpers.platforms.triton import needs_triton
 
     needs_triton()
-    wanted = wish(name)
+    wanted = online_quantization(name)
     assert wanted.format is not None
     kept = wanted.format.kind in FakeGPU.probe().weight_formats  # type: ignore[union-attr]
     members = {"_fake": FakeRuntime(), "op_priority": {f"linear:{wanted.format.kind}": ("triton",)}}
@@ -103,7 +108,7 @@ def test_on_gpus_by_triton(name: str, off: float) -> None:
     ("name", "off"), [("fp8", 2e-3), ("fp8_per_block", 0.2), ("w4a8", 0.1), ("bitsandbytes", 2e-3)]
 )
 def test_on_tpus_by_jax(name: str, off: float) -> None:
-    wanted, platform = wish(name), tpu.platform()
+    wanted, platform = online_quantization(name), tpu.platform()
     assert wanted.format is not None
     kept = wanted.format.kind in type(platform).probe().weight_formats
     agrees(wanted, platform, {"plain", *["w8a8"] * bool(wanted.head), *[wanted.format.kind] * kept}, off)
@@ -128,11 +133,11 @@ def test_an_engine_says_what_has_become_of_the_weights(settings: dict[str, Any],
     tiny = make("llama", SIZES)
     (prompt,) = random_prompts(3, (23,), VOCAB)
     with engine(tiny, **settings) as llm:
-        prepared = llm._client.prepared
+        prepared = llm._client.engine_plan
         (reason,) = [each for each in prepared.reasons if each.startswith(said)]
         greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         (answer,) = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
-        wanted = prepared.sizes.forms.wanted
+        wanted = prepared.sizes.quantization.online
     assert isinstance(wanted, OnlineQuantization)
     assert "8 products as" in reason or "8 rounded to" in reason or "weights" in reason
     assert reason.endswith("the head in 8 bits" if settings["quantization"] == "int4" else "the head as it is")

@@ -37,7 +37,7 @@ def test_most_of_the_behaviour_stays(scheme: str, dtype: str) -> None:
 @pytest.mark.parametrize("scheme", HOLD)
 def test_a_quantized_model_is_smaller(scheme: str) -> None:
     plain = LLM(BUNDLED, device="cpu", use_tqdm=False, kv_cache_memory_bytes="64M")
-    sizes = [llm._client.prepared.ranks.workers[0].weight_bytes for llm in (plain, quantized(scheme, "bfloat16"))]
+    sizes = [llm._client.engine_plan.ranks.workers[0].weight_bytes for llm in (plain, quantized(scheme, "bfloat16"))]
     table = 2048 * 256 * 2  # the embedding stays as it is, beside a head of 8 bits
     assert sizes[1] < (0.56 if "8" == scheme[-1] and "4" not in scheme else 0.35) * (sizes[0] - table) + 2 * table
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.config import EngineConfig
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.startup import prepare
-from quintet.model_loader.loader import declared
+from quintet.model_loader.loader import declared_weights
 from quintet.platforms.cpu.ops import quantized_moe
 from quintet_tools.checkpoints.tiny import FAMILIES, VOCAB, Tiny, make
 from tests.helpers.checkpoints.packed import gptq
@@ -77,8 +77,8 @@ def stacked(tiny: Tiny) -> Tiny:
 @pytest.mark.parametrize("name", MADE)
 def test_logits_are_those_of_what_the_checkpoint_stands_for(name: str) -> None:
     tiny = MADE[name]()
-    run = Runner(tiny, torch.float32, forms=forms_of(tiny))
-    kinds = {each.weight.format.kind for each in declared(run.worker.model) if each.weight.use == "experts"}
+    run = Runner(tiny, torch.float32, quantization=forms_of(tiny))
+    kinds = {each.weight.format.kind for each in declared_weights(run.worker.model) if each.weight.use == "experts"}
     assert kinds == {KINDS.get(name, "fp8")}
     for prompt in random_prompts(3, (23, 1, 40), VOCAB):
         (logits,) = run.prompts([prompt])
@@ -105,7 +105,7 @@ def test_ranks_read_their_shares_of_experts(name: str, ranks: int) -> None:
 
 def test_experts_with_orders_of_their_own_are_dequantized_and_that_is_said_once() -> None:
     with engine(MADE["gptq in order"]()) as llm:
-        reasons = [each for each in llm._client.prepared.reasons if "act-order" in each]
+        reasons = [each for each in llm._client.engine_plan.reasons if "act-order" in each]
     assert reasons == ["experts in orders of their own (act-order) are dequantized while they are loaded"]
 
 
@@ -113,7 +113,7 @@ def test_an_engine_answers_from_an_awq_mixtral_as_transformers_does() -> None:
     tiny = MADE["awq"]()
     with engine(tiny) as llm:
         assert answers(llm) == continued(tiny)
-        (said,) = [each for each in llm._client.prepared.reasons if "quantized by" in each]
+        (said,) = [each for each in llm._client.engine_plan.reasons if "quantized by" in each]
     assert said == "checkpoint quantized by awq: 6 products as int4 by native, 6 stacks of experts as int4"
 
 
@@ -124,7 +124,7 @@ def test_experts_are_quantized_while_they_are_loaded_and_the_plan_says_so() -> N
     )
     prepared = prepare(config)
     model = prepared.ranks.workers[0].model
-    experts = [each.weight.format.kind for each in declared(model) if each.weight.use == "experts"]
+    experts = [each.weight.format.kind for each in declared_weights(model) if each.weight.use == "experts"]
     assert experts and set(experts) == {"w8a8"}
     (said,) = [reason for reason in prepared.reasons if reason.startswith("quantization")]
     assert f"{len(experts)} stacks of experts" in said and "routers stay as they are" in said

@@ -10,7 +10,7 @@ from quintet import LLM, SamplingParams
 from quintet.hub.resolve import load_model_config
 from quintet.interface.platform import Capabilities
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.platforms.cpu import PLATFORM
 from quintet.quantize.config import QuantizeConfig
 from quintet.quantize.quantize import quantize
@@ -30,9 +30,12 @@ if "rows" not in FACTS.weight_formats:
 def runner(path: Path, activations: int | None, dtype: torch.dtype, rows: bool = True) -> Runner:
     assert isinstance(FACTS, Capabilities)
     config = load_model_config(path)
-    checkpoint, kept = quantized(config.quantization_config), FACTS.weight_formats - ({"rows"} if not rows else set())
-    forms = QuantizationPlan(checkpoint=checkpoint, kept=kept, activations=activations)
-    return Runner(Tiny(path, config, None), dtype=dtype, forms=forms, max_model_len=64)
+    checkpoint, kept = (
+        read_quantization_config(config.quantization_config),
+        FACTS.weight_formats - ({"rows"} if not rows else set()),
+    )
+    forms = QuantizationPlan(checkpoint=checkpoint, supported_kinds=kept, activations=activations)
+    return Runner(Tiny(path, config, None), dtype=dtype, quantization=forms, max_model_len=64)
 
 
 def table_of(run: Runner) -> torch.Tensor:
@@ -89,7 +92,7 @@ def test_a_tied_table_is_reloaded_and_kept_for_the_next_start(tmp_path: Path) ->
     path = FOLDER / "qwen3.gguf"
     settings: dict[str, Any] = {"skip_tokenizer_init": True, "num_pages": 32, "weights_cache": tmp_path / "kept"}
     llm, again = LLM(path, **settings), LLM(path, **settings)
-    models = [each._client.prepared.ranks.workers[0].model for each in (llm, again)]
+    models = [each._client.engine_plan.ranks.workers[0].model for each in (llm, again)]
     for model in models:
         table, head = model.model.embed_tokens, model.lm_head.linear
         places = [table.weight.data_ptr(), table.scales.data_ptr()]

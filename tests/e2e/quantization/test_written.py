@@ -74,9 +74,9 @@ def off(logits: Tensor, folder: str) -> float:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_logits_are_those_of_what_the_checkpoint_stands_for(folder: str) -> None:
     ids = expected(folder)["ids"].tolist()
-    (floats,) = Runner(committed(folder), forms=forms(folder, frozenset())).prompts([ids])
+    (floats,) = Runner(committed(folder), quantization=forms(folder, frozenset())).prompts([ids])
     assert off(floats, folder) < (1e-3 if folder == "modelopt" else 0.02)  # Quark rounds weights to bfloat16
-    (kept,) = Runner(committed(folder), forms=forms(folder)).prompts([ids])
+    (kept,) = Runner(committed(folder), quantization=forms(folder)).prompts([ids])
     assert off(kept, folder) < 0.05
 
 
@@ -86,7 +86,7 @@ def test_ranks_read_their_shares(folder: str) -> None:
 
     def run(rank: int, endpoint: str) -> Tensor:
         where = RankInfo(rank, 2, endpoint)
-        (logits,) = Runner(tiny, platform=platform, place=where, forms=forms(folder)).prompts([ids])
+        (logits,) = Runner(tiny, platform=platform, rank_info=where, quantization=forms(folder)).prompts([ids])
         return logits
 
     for logits in each_rank(platform, 2, run):
@@ -101,5 +101,5 @@ def test_an_engine_reads_what_modelopt_says_beside_config_json(tmp_path: Path) -
     (folder / "config.json").write_text(json.dumps(config))
     small: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": "16M", "max_model_len": 64, "use_tqdm": False}
     with LLM(str(folder), device="cpu", skip_tokenizer_init=True, **small) as llm:
-        reasons = "; ".join(llm._client.prepared.reasons)
+        reasons = "; ".join(llm._client.engine_plan.reasons)
     assert "checkpoint quantized by modelopt: " in reasons and "activations stay in the model's type" in reasons

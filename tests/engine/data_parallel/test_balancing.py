@@ -55,19 +55,19 @@ def test_salted_and_other_prompts_are_kept_apart() -> None:
     router.close("c")
     assert router.choose("d", list(range(8)), b"two") == 1
     router.close("d")
-    router.forget()
+    router.clear_prefixes()
     assert router.choose("e", list(range(8)), b"two") == 0, "as if nothing were known"
 
 
 def test_what_others_send_counts_and_what_was_sent_here_counts_once() -> None:
     router = LoadBalancer(2, PAGE)
     router.choose("a", [1])
-    router.hear(0, stats(running=1))
+    router.update_load(0, stats(running=1))
     assert router.loads == [1, 0]
-    router.hear(1, stats(running=4, waiting=2))
+    router.update_load(1, stats(running=4, waiting=2))
     assert router.loads == [1, 6]
     assert [router.choose(name, [2]) for name in "bcdef"] == [0] * 5
-    router.hear(1, stats())
+    router.update_load(1, stats())
     assert router.loads == [6, 0]
 
 

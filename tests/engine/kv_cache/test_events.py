@@ -13,7 +13,7 @@ import zmq
 from quintet.config import EngineConfig, KVEventsConfig
 from quintet.engine import startup
 from quintet.engine.kv_cache import events as kv_events
-from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, number
+from quintet.engine.kv_cache.events import EventBatch, KVEventLog, Publisher, external_hash
 from quintet.engine.kv_cache.page_pool import PagePool
 from tests.engine.kv_transfer.test_manager import Connected, Odd, beginnings
 from tests.engine.test_overlap import Served, traffic
@@ -115,7 +115,7 @@ def logging_to(kept: Kept) -> dict[str, Any]:
 
 
 def cached(pool: PagePool) -> set[tuple[int, int]]:
-    return {(number(digest), int.from_bytes(digest[16:], "little")) for digest in pool._page_of}
+    return {(external_hash(digest), int.from_bytes(digest[16:], "little")) for digest in pool._page_of}
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_pages": 17, "max_num_batched_tokens": 7}], ids=str)
@@ -269,7 +269,7 @@ def test_an_engine_does_not_wait_for_its_publisher(caplog: pytest.LogCaptureFixt
 
 def test_nobody_is_told_where_nothing_was_enabled() -> None:
     for config in ({}, {"publisher": "zmq"}, {"enable_kv_cache_events": True, "publisher": "null"}):
-        assert null_client(kv_events_config=config).engine.scheduler.pool.journal is None
+        assert null_client(kv_events_config=config).engine.scheduler.pool.event_log is None
 
 
 @pytest.mark.parametrize(
@@ -314,13 +314,13 @@ def test_each_of_several_engines_tells_at_its_own_address(context: zmq.Context) 
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = KVEventsConfig(enable_kv_cache_events=True, endpoint=f"tcp://127.0.0.1:{port - 1}")
-    journal = kv_events.journal_of(config, 16, 1)
+    journal = kv_events.make_event_log(config, 16, 1)
     listener = context.socket(zmq.SUB)
     listener.subscribe(b"")
     listener.connect(f"tcp://127.0.0.1:{port}")
     try:
         while not listener.poll(20):  # until the subscription has arrived
-            journal.cleared()
+            journal.log_cleared()
             journal.publish()
         assert msgspec.msgpack.decode(listener.recv_multipart()[2])[1] == [{"type": "AllBlocksCleared"}]
     finally:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.engine.kv_cache.manager import extend_chain
+from quintet.engine.kv_cache.manager import extend_page_hashes
 from quintet.engine.kv_cache.page_pool import PagePool
 
 
 def chain(tokens: list[int], size: int = 4, salt: bytes = b"") -> list[bytes]:
     hashes: list[bytes] = []
-    extend_chain(hashes, tokens, size, salt)
+    extend_page_hashes(hashes, tokens, size, salt)
     return hashes
 
 
@@ -29,37 +29,37 @@ def test_a_chain_that_grows_equals_one_made_at_once() -> None:
     grown: list[bytes] = []
     tokens = list(range(23))
     for end in range(len(tokens) + 1):
-        extend_chain(grown, tokens[:end], 4, b"s")
+        extend_page_hashes(grown, tokens[:end], 4, b"s")
     assert grown == chain(tokens, salt=b"s")
 
 
 def test_a_released_page_is_found_until_it_is_taken() -> None:
     pool, hashes = PagePool(4), chain([1, 2, 3, 4])
-    (page,) = pool.take(1)
+    (page,) = pool.allocate(1)
     assert pool.commit(page, hashes[0])
     pool.release([page])
     assert [pool.page(digest) for digest in hashes] == [page] and pool.num_free == 3
-    pool.hold([page])
+    pool.retain([page])
     assert pool.num_free == 2
     pool.release([page])
-    pool.take(3)
+    pool.allocate(3)
     assert not any(pool.has(digest) for digest in hashes)
 
 
 def test_pages_with_nothing_to_lose_are_taken_first() -> None:
     pool = PagePool(4)
-    cached, plain = pool.take(2)
+    cached, plain = pool.allocate(2)
     pool.commit(cached, b"x")
     pool.release([cached])
     pool.release([plain])
-    assert pool.take(1) == [plain]
-    pool.take(1)
+    assert pool.allocate(1) == [plain]
+    pool.allocate(1)
     assert [pool.page(digest) for digest in [b"x"]] == [cached]
 
 
 def test_of_two_pages_for_the_same_tokens_the_first_stands() -> None:
     pool = PagePool(4)
-    first, second = pool.take(2)
+    first, second = pool.allocate(2)
     assert pool.commit(first, b"x") and not pool.commit(second, b"x")
     assert [pool.page(digest) for digest in [b"x"]] == [first]
     pool.check_integrity([[first], [second]])
@@ -67,14 +67,14 @@ def test_of_two_pages_for_the_same_tokens_the_first_stands() -> None:
 
 def test_page_0_is_never_given_out() -> None:
     pool = PagePool(3)
-    assert 0 not in pool.take(2)
+    assert 0 not in pool.allocate(2)
     with pytest.raises(ValueError, match="at least 2 pages"):
         PagePool(1)
 
 
 def test_integrity_notices_a_lost_page() -> None:
     pool = PagePool(4)
-    pages = pool.take(2)
+    pages = pool.allocate(2)
     with pytest.raises(AssertionError, match="other holders"):
         pool.check_integrity([pages[:1]])
 
@@ -85,14 +85,14 @@ def test_the_books_balance_after_any_sequence(moves: list[tuple[str, int]]) -> N
     pool, held = PagePool(8), []
     for step, (move, n) in enumerate(moves):
         if move == "take" and pool.num_free >= n % 4:
-            held.append(pool.take(n % 4))
+            held.append(pool.allocate(n % 4))
         elif move == "release" and held:
             pool.release(held.pop(n % len(held)))
         elif move == "commit" and held and held[n % len(held)]:
             pool.commit(held[n % len(held)][0], bytes([step]))
         elif move == "share":
             found = [pool.page(bytes([n]))] if pool.has(bytes([n])) else []
-            pool.hold(found)
+            pool.retain(found)
             held.append(found)
         elif move == "reset":
             pool.reset_cache()

@@ -67,10 +67,10 @@ class Traffic:
         self._work.take(prepared.ranks.workers[0].ops)
         self.engine = launch(prepared, progress=False)
         self._work.begin()
-        tables = self.engine.scheduler.tables
-        assert tables.slots is not None
+        tables = self.engine.scheduler.kv_cache_manager
+        assert tables.state_slots is not None
         if tight:  # each slot that is taken was somebody's snapshot
-            tables.slots = StateSlotPool(1 + EACH * seqs, config.enable_prefix_caching)
+            tables.state_slots = StateSlotPool(1 + EACH * seqs, config.enable_prefix_caching)
         self.table, self._stem = Table(self.engine), [self._rng.randrange(3, 6) for _ in range(48)]
 
     def run(self) -> None:
@@ -94,8 +94,11 @@ class Traffic:
                 self._work.fails.append((where, self._work.step + 1, rng.choice((ValueError(), KeyboardInterrupt()))))
         while self.engine.busy:
             self._step()
-        assert self.engine.scheduler.tables.slots is not None
-        assert self.engine.scheduler.tables.slots.num_used == 0 and self.engine.scheduler.pool.num_used == 0
+        assert self.engine.scheduler.kv_cache_manager.state_slots is not None
+        assert (
+            self.engine.scheduler.kv_cache_manager.state_slots.num_used == 0
+            and self.engine.scheduler.pool.num_used == 0
+        )
 
     def _step(self) -> None:
         with suppress(KeyboardInterrupt):

@@ -94,7 +94,7 @@ def test_a_step_reads_the_state_of_the_tokens_before_it(
         engine.step()
         engine.engine.check_integrity()
     assert not contents.faults
-    slots = engine.engine.scheduler.tables.slots
+    slots = engine.engine.scheduler.kv_cache_manager.state_slots
     assert slots is not None and slots.num_used == 0 and engine.engine.scheduler.pool.num_used == 0
 
 
@@ -111,22 +111,24 @@ def test_prompts_go_on_from_states_that_are_kept() -> None:
 
 
 def test_the_plan_counts_states() -> None:
-    arrangement = KVCacheLayout((KVCacheGroup(),), (PAGE,), (STATE,), stateful=True)
+    arrangement = KVCacheLayout((KVCacheGroup(),), (PAGE,), (STATE,), has_states=True)
     assert (arrangement.page_bytes, arrangement.slot_bytes) == (1024, 1024)
     footprint = ModelMemory(Estimate(0, 0), arrangement, 128, 64)
     memory = Memory(1 << 30, 1 << 30, 0)
     config = EngineConfig(max_num_seqs=4, max_model_len=128, kv_cache_memory_bytes=100 * 1024)
     made = plan_memory(config, footprint, memory)
-    assert (made.num_slots, made.num_requests) == (1 + 3 * 4, 6)
+    assert (made.num_slots, made.max_requests) == (1 + 3 * 4, 6)
     assert made.num_pages == 1 + 4 * 8 and made.kv_bytes == (33 + 13) * 1024
     without = plan_memory(config.replace(enable_prefix_caching=False), footprint, memory)
-    assert (without.num_slots, without.num_requests) == (1 + 2 * 4, 4)
+    assert (without.num_slots, without.max_requests) == (1 + 2 * 4, 4)
     tight = plan_memory(config.replace(kv_cache_memory_bytes=24 * 1024), footprint, memory)
-    assert (tight.num_slots, tight.num_requests) == (12, 5)
+    assert (tight.num_slots, tight.max_requests) == (12, 5)
     crowded = plan_memory(config.replace(kv_cache_memory_bytes=13 * 1024), footprint, memory)
     assert (crowded.num_slots, crowded.num_pages) == (4, 9), "states leave room for one request's pages"
-    alone = plan_memory(config, replace(footprint, arrangement=KVCacheLayout((), (), (STATE,), stateful=True)), memory)
-    assert alone.num_slots == 13 and alone.each == 0
+    alone = plan_memory(
+        config, replace(footprint, kv_cache_layout=KVCacheLayout((), (), (STATE,), has_states=True)), memory
+    )
+    assert alone.num_slots == 13 and alone.budget_share == 0
     with pytest.raises(ValueError, match="KV cache needs 9 pages"):
         plan_memory(config.replace(kv_cache_memory_bytes=8 * 1024), footprint, memory)
 
@@ -161,8 +163,8 @@ def test_states_alone_hold_as_many_tokens_as_are_asked_for(family: str, tmp_path
         del entries["max_position_embeddings"]
     (tmp_path / "config.json").write_text(json.dumps(entries))
     made = EngineConfig(model=str(tmp_path), device="null", load_format="dummy")
-    assert prepare(made).plan.max_model_len == 2048
-    assert prepare(made.replace(max_model_len=5000)).plan.max_model_len == 5000
+    assert prepare(made).memory_plan.max_model_len == 2048
+    assert prepare(made.replace(max_model_len=5000)).memory_plan.max_model_len == 5000
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_no_other_activation_than_silu_follows_a_convolution(family: str) -> Non
 def test_no_more_requests_run_than_have_states() -> None:
     """Room for the states of two requests at once, of four that may run."""
     worker = Worker(PLATFORM(), variant("mamba2", "plain").config, ModelSizes(torch.float32, 16, 128))
-    size = worker.arrangement.slot_bytes
+    size = worker.kv_cache_layout.slot_bytes
     folder = str(variant("mamba2", "plain").folder)
     given: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 128, "kv_cache_memory_bytes": 5 * size}
     config = EngineConfig.from_kwargs(
@@ -205,6 +207,6 @@ def test_a_platform_that_keeps_pages_alone_refuses_by_name() -> None:
 def test_a_mixer_for_states_says_what_it_keeps() -> None:
     platform = PLATFORM()
     worker = Worker(platform, variant("lfm2", "plain").config, ModelSizes(torch.bfloat16, 16, 128))
-    assert {layout.unit for layout in worker.arrangement.states} == {"request"}
+    assert {layout.unit for layout in worker.kv_cache_layout.states} == {"request"}
     mixer = platform.mixer(StateSpec("state_space", (2, 3, 4)), worker.ops, 0)
     assert mixer.layouts == (Layout(torch.float32, (2, 3, 4), unit="request"),)

@@ -8,10 +8,10 @@ import pytest
 
 from quintet.config import EngineConfig
 from quintet.engine.kv_transfer.p2p import allowed_peers as module
-from quintet.engine.kv_transfer.p2p.allowed_peers import Peers
+from quintet.engine.kv_transfer.p2p.allowed_peers import AllowedPeers
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
-from quintet.engine.kv_transfer.p2p.sockets import connected
-from quintet.engine.kv_transfer_params import Peer
+from quintet.engine.kv_transfer.p2p.sockets import connect
+from quintet.engine.kv_transfer_params import LeasePeer
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from quintet.engine.kv_transfer_params import Peer
     ],
 )
 def test_addresses_ports_and_networks(entry: str, yes: list[tuple[str, int]], no: list[tuple[str, int]]) -> None:
-    listed = Peers([entry])
+    listed = AllowedPeers([entry])
     assert all(listed.allows(host, host, port) for host, port in yes)
     assert not any(listed.allows(host, host, port) for host, port in no)
 
@@ -42,7 +42,7 @@ def test_names_are_what_they_say_or_where_they_lead(monkeypatch: pytest.MonkeyPa
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (places[host], 0))]
 
     monkeypatch.setattr(module.socket, "getaddrinfo", asked)
-    listed = Peers(["First.Pages:14579", "gone.pages"])
+    listed = AllowedPeers(["First.Pages:14579", "gone.pages"])
     assert listed.allows("first.pages", "10.0.0.9", 14579), "the name itself"
     assert listed.allows("10.0.0.5", "10.0.0.5", 14579), "where it leads"
     assert not listed.allows("10.0.0.5", "10.0.0.5", 1) and not listed.allows("other.pages", "10.0.0.6", 14579)
@@ -59,12 +59,12 @@ def test_nobody_else_is_connected_to() -> None:
             came.set()
 
         threading.Thread(target=accept, daemon=True).start()
-        peer = Peer("127.0.0.1", port, "loan")
+        peer = LeasePeer("127.0.0.1", port, "loan")
         for entries in (["10.0.0.0/8"], [f"127.0.0.1:{port - 1}"]):
             with pytest.raises(ProtocolError, match="extra_config.peers does not name it; nothing was asked"):
-                connected(peer, 5.0, 0, True, Peers(entries))
+                connect(peer, 5.0, 0, True, AllowedPeers(entries))
         assert not came.is_set()
-        connected(peer, 5.0, 0, True, Peers([f"127.0.0.1:{port}"])).close()
+        connect(peer, 5.0, 0, True, AllowedPeers([f"127.0.0.1:{port}"])).close()
         assert came.wait(30)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quintet.engine.kv_transfer import async_store as late
-from quintet.engine.kv_transfer.async_store import AsyncStoreConnector, Store
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.async_store import AsyncStoreConnector, PageStore
+from quintet.engine.kv_transfer.connector import PageRows
 from tests.engine.kv_transfer.test_manager import FEW, WORDS, Connected, beginnings, interrupted
 from tests.engine.test_overlap import ENGINES, Served, again, traffic
 from tests.helpers.servers.serving import until
@@ -21,7 +21,7 @@ class Shelf:
 
     def __init__(self, loses: int = 0, refuses: int = 0, patience: float = PATIENCE) -> None:
         self.patience, self.loses, self.refuses = patience, loses, refuses
-        self.pages: dict[bytes, Rows] = {}
+        self.pages: dict[bytes, PageRows] = {}
         self.gate, self.asked, self.closed = threading.Event(), list[bytes](), False
         self.gets = self.puts = 0
         self.gate.set()
@@ -37,7 +37,7 @@ class Shelf:
         self._enter()
         return key in self.pages
 
-    def get(self, key: bytes) -> Rows:
+    def get(self, key: bytes) -> PageRows:
         self._enter()
         self.gets += 1
         if self.loses and self.gets % self.loses == 0:
@@ -46,7 +46,7 @@ class Shelf:
             raise ValueError("lost")
         return self.pages[key]
 
-    def put(self, key: bytes, row: Rows) -> bool:
+    def put(self, key: bytes, row: PageRows) -> bool:
         self._enter()
         self.puts += 1
         if self.refuses and self.puts % self.refuses == 0:
@@ -109,8 +109,8 @@ def test_what_is_behind_a_page_that_is_not_there_is_not_asked_for(begun: Begun) 
     shelf = Shelf()
     shelf.pages = {b"1": np.zeros(WORDS, np.int32), b"3": np.zeros(WORDS, np.int32)}
     lookup = begun(shelf).look_up([b"1", b"2", b"3"])
-    assert until(lambda: lookup.there is not None)
-    assert lookup.there == [True, False, False] and shelf.asked == [b"1", b"2"]
+    assert until(lambda: lookup.found is not None)
+    assert lookup.found == [True, False, False] and shelf.asked == [b"1", b"2"]
 
 
 def test_a_store_that_hangs_costs_a_moment_and_then_none(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,9 @@ def test_a_store_that_hangs_costs_a_moment_and_then_none(begun: Begun, monkeypat
     connector, wanted = begun(shelf), Served(False).run(*asks)
     ours = Connected(connector)
     assert ours.run(*asks) == wanted
-    assert until(lambda: connector.hangs)
+    assert until(lambda: connector.is_stuck)
     before = len(connector._asks)
-    assert connector.look_up([b"1", b"2"]).there == [False, False], "it waits for who is known to hang"
+    assert connector.look_up([b"1", b"2"]).found == [False, False], "it waits for who is known to hang"
     assert len(connector._asks) == before, "and asks it more and more"
     connector.close()
     assert connector._thread.is_alive() and not shelf.closed
@@ -134,9 +134,9 @@ def test_a_request_that_ends_while_it_is_looked_up_waits_for_nothing(begun: Begu
     ours, asks = Connected(begun(shelf)), beginnings(1)
     ours.engine.add(asks[0].admitted())
     ours.engine.step()
-    assert ours.kv_transfer.arriving == 1
+    assert ours.kv_transfer.num_waiting == 1
     ours.engine.abort([asks[0].name])
-    assert ours.kv_transfer.arriving == 0 and not ours.kv_transfer._lookups
+    assert ours.kv_transfer.num_waiting == 0 and not ours.kv_transfer._lookups
     shelf.gate.set()
 
 
@@ -166,7 +166,7 @@ def test_what_waits_is_bounded_and_is_kept_when_it_is_closed(begun: Begun, monke
 
 
 def test_what_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses() -> Store:
+    def refuses() -> PageStore:
         raise ValueError("nothing is there")
 
     with pytest.raises(ValueError, match="nothing is there"):
@@ -174,7 +174,7 @@ def test_what_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late, "BEGINNING", 0.05)
     gate, shelf = threading.Event(), Shelf()
 
-    def hangs() -> Store:
+    def hangs() -> PageStore:
         gate.wait()
         return shelf
 

@@ -43,7 +43,7 @@ def test_an_lmcache_connector_is_lmcache_with_the_settings_behind_its_name() -> 
     asked = {**LMCACHE, "kv_connector_extra_config": {"lmcache.max_local_cpu_size": 2, "lmcache.local_cpu": True}}
     config = EngineConfig.from_kwargs(kv_transfer_config=several(TCP, asked))
     assert (config.kv_offloading_backend, config.kv_offloading_size) == ("lmcache", None)
-    assert config.kv_offloading_lmcache == {"max_local_cpu_size": 2, "local_cpu": True} and config.keeps_elsewhere
+    assert config.kv_offloading_lmcache == {"max_local_cpu_size": 2, "local_cpu": True} and config.stores_kv_externally
     assert config.kv_transfer_config.kv_connector == "TCPConnector"
     alone = EngineConfig.from_kwargs(kv_transfer_config=LMCACHE)
     assert alone == EngineConfig.from_kwargs(kv_offloading_backend="lmcache")
@@ -53,7 +53,7 @@ def test_several_connectors_are_each_what_they_are_alone() -> None:
     asked = several(TCP, offloading(), engine_id="first")
     config = EngineConfig.from_kwargs(kv_transfer_config=asked)
     alone = EngineConfig.from_kwargs(kv_transfer_config={**TCP, "engine_id": "first"}, kv_offloading_size=2)
-    assert config == alone and config.kv_transfer_config.gives
+    assert config == alone and config.kv_transfer_config.is_producer
 
 
 @pytest.mark.parametrize(

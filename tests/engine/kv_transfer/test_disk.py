@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quintet.engine.kv_transfer.offload.disk import HEADER, Disk, left_by_others
+from quintet.engine.kv_transfer.offload.disk import HEADER, DiskTier, other_folders
 
 WORDS = 8
 PAGE = HEADER.size + 4 * WORDS  # bytes of a file
 
 
-def disk(folder: Path, pages: int, others: Sequence[Path] = ()) -> Disk:
-    return Disk(folder, pages * PAGE, WORDS, "lru", others)
+def disk(folder: Path, pages: int, others: Sequence[Path] = ()) -> DiskTier:
+    return DiskTier(folder, pages * PAGE, WORDS, "lru", others)
 
 
 def key(rank: int, at: int) -> bytes:
@@ -36,7 +36,7 @@ def test_pages_of_more_ranks_count_and_go_first(tmp_path: Path) -> None:
     folders = [tmp_path / f"rank-{rank}" for rank in range(4)]
     for rank, folder in enumerate(folders):
         left(folder, rank, 3)
-    others = left_by_others(tmp_path, 2)
+    others = other_folders(tmp_path, 2)
     assert others == folders[2:]
     made = disk(folders[0], 7, others)
     assert len(made) == 3 and pages(others) == 4, "the oldest went at the start"
@@ -52,15 +52,15 @@ def test_pages_of_more_ranks_count_and_go_first(tmp_path: Path) -> None:
 def test_ranks_count_what_one_process_left_and_it_what_they_left(tmp_path: Path) -> None:
     left(tmp_path, 9, 3)
     rank = tmp_path / "rank-0"
-    assert left_by_others(tmp_path, 1) == [tmp_path] and left_by_others(tmp_path, 0) == []
-    made = disk(rank, 4, left_by_others(tmp_path, 1))
+    assert other_folders(tmp_path, 1) == [tmp_path] and other_folders(tmp_path, 0) == []
+    made = disk(rank, 4, other_folders(tmp_path, 1))
     with pytest.raises(ValueError, match="is another engine's while that runs"):
         disk(tmp_path, 4)
     for at in range(4):
         made.write(key(0, at), np.zeros(WORDS, np.int32))
     made.close()
     assert pages([tmp_path]) == 0 and pages([rank]) == 4
-    alone = disk(tmp_path, 2, left_by_others(tmp_path, 0))
+    alone = disk(tmp_path, 2, other_folders(tmp_path, 0))
     alone.close()
     assert pages([rank]) == 2
 
@@ -71,7 +71,7 @@ def test_what_somebody_holds_or_named_otherwise_is_let_be(tmp_path: Path, caplog
     for name in ("rank-2", "rank-x", "rank-00000", "mine"):
         left(tmp_path / name, 2, 3)
     (tmp_path / "rank-3").symlink_to(tmp_path / "mine")
-    others = left_by_others(tmp_path, 2)
+    others = other_folders(tmp_path, 2)
     assert others == [tmp_path / "rank-2"]
     first = disk(tmp_path / "rank-0", 3, others)
     second = disk(tmp_path / "rank-1", 1, others)
@@ -80,4 +80,4 @@ def test_what_somebody_holds_or_named_otherwise_is_let_be(tmp_path: Path, caplog
     second.close()
     disk(tmp_path / "rank-1", 1, others).close()
     assert pages(others) == 1 and pages([tmp_path / "mine"]) == 3
-    assert left_by_others(tmp_path / "nowhere", 2) == []
+    assert other_folders(tmp_path / "nowhere", 2) == []

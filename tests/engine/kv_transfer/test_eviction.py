@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.engine.kv_transfer.offload.eviction import ORDERS, Arc, EvictionPolicy, Lru
-from quintet.engine.kv_transfer.offload.host_memory import HostMemory
+from quintet.engine.kv_transfer.offload.eviction import ORDERS, ARCPolicy, EvictionPolicy, LRUPolicy
+from quintet.engine.kv_transfer.offload.host_memory import HostTier
 from quintet.ops.pages import gather_pages, scatter_pages
 
 TRACES = st.lists(st.integers(0, 12), max_size=200)
@@ -86,13 +86,13 @@ def arc(trace: list[int], c: int) -> list[bool]:
 
 @given(TRACES, st.integers(1, 8))
 def test_least_recently_used_goes_first(trace: list[int], capacity: int) -> None:
-    order = Lru(capacity)
+    order = LRUPolicy(capacity)
     assert [access(order, each) for each in trace] == lru(trace, capacity)
 
 
 @given(TRACES, st.integers(1, 8))
 def test_arc_is_the_papers(trace: list[int], capacity: int) -> None:
-    order = Arc(capacity)
+    order = ARCPolicy(capacity)
     assert [access(order, each) for each in trace] == arc(trace, capacity)
 
 
@@ -130,7 +130,7 @@ def test_who_is_spared_stays_and_who_finds_no_room_is_not_kept(name: str) -> Non
 
 @given(TRACES, st.sampled_from(sorted(ORDERS)), st.sets(st.integers(0, 12), max_size=2))
 def test_host_memory_gives_back_what_was_put_in(trace: list[int], name: str, spared: set[int]) -> None:
-    host = HostMemory(5, 3, name)
+    host = HostTier(5, 3, name)
     assert host.capacity == 5
     for number in trace:
         row = torch.full((3,), number, dtype=torch.int32).numpy()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quintet.engine.kv_transfer.lmcache import store as lmcache_store
-from quintet.engine.kv_transfer.lmcache.config import IDLE, USED, check
+from quintet.engine.kv_transfer.lmcache.config import IDLE, USED, check_lmcache_config
 from quintet.engine.kv_transfer.lmcache.store import HEADER, LMCacheStore
 
 WORDS = 6
@@ -318,7 +318,7 @@ def test_a_setting_that_lmcache_does_not_have_is_refused() -> None:
 def test_what_is_off_is_not_refused() -> None:
     config = StandIn()._config({})
     config._user_set_keys = {"enable_p2p", "use_layerwise", "chunk_size"}
-    check(config, ())
+    check_lmcache_config(config, ())
 
 
 def test_without_the_library_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quintet.engine.kv_cache.manager import KVCacheManager
-from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, Rows
+from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.observability.stats import KVConnectorStats
@@ -40,7 +40,7 @@ class Odd(KVConnector):
         self.loads.append(OddLoad(self, keys))
         return self.loads[-1]
 
-    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+    def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         assert rows.shape == (len(keys), WORDS)
         for key, row in zip(keys, rows, strict=True):
             if self.rng.random() >= self.drops:
@@ -181,9 +181,9 @@ def test_others_go_past_one_that_waits_for_its_pages() -> None:
     while "other" not in heard:
         heard += [delta.request_id for delta in ours.engine.step() if delta.finish_reason]
         ours.engine.check_integrity()
-    assert ours.kv_transfer.arriving == 1 and heard == ["other"], "the second waits for its turn"
+    assert ours.kv_transfer.num_waiting == 1 and heard == ["other"], "the second waits for its turn"
     ours.engine.abort([ask.name for ask in asks])
-    assert all(load.canceled for load in connector.loads if not load.done) and ours.kv_transfer.arriving == 0
+    assert all(load.canceled for load in connector.loads if not load.done) and ours.kv_transfer.num_waiting == 0
     ours.engine.check_integrity()
     assert ours.engine.scheduler.pool.num_used == 0
     connector.delays = 0
@@ -223,7 +223,7 @@ def test_nothing_of_before_is_found_after_a_reset() -> None:
     ours.engine.step()
     ours.engine.reset_prefix_cache()
     ours.engine.check_integrity()
-    assert connector.cleared == 1 and ours.kv_transfer.arriving == 0
+    assert connector.cleared == 1 and ours.kv_transfer.num_waiting == 0
     connector.delays = 0
     while ours.engine.busy:
         ours.engine.step()

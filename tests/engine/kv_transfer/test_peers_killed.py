@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from quintet.engine.kv_transfer.p2p import remote_memory as memory
-from quintet.engine.kv_transfer.p2p.consumer import From, TakerLoad
-from quintet.engine.kv_transfer.p2p.protocol import Channel
-from quintet.engine.kv_transfer_params import Peer
+from quintet.engine.kv_transfer.p2p.consumer import PageOrigin, PeerLoad
+from quintet.engine.kv_transfer.p2p.protocol import PeerChannel
+from quintet.engine.kv_transfer_params import LeasePeer
 from tests.engine.kv_transfer.test_manager import WORDS, beginnings
 from tests.engine.kv_transfer.test_transfers import LENDS, Two, _told, _until, _with
 from tests.engine.test_overlap import Ask, Served, plain
@@ -53,7 +53,7 @@ def lots_of(two: Two, told: dict[str, dict[str, Any]]) -> list[Lot]:
     found = []
     for said in told.values():
         name = said["remote_request_id"]
-        places = two.loans._loans[name].places
+        places = two.loans._loans[name].rows
         rows = two.loans.rows[list(places.values())]
         found.append(Lot(name, list(places), WORDS, rows.tobytes()))
     return found
@@ -62,15 +62,15 @@ def lots_of(two: Two, told: dict[str, dict[str, Any]]) -> list[Lot]:
 def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None], taker: Any) -> None:
     """The giver goes when a page has come, or when the next is being read where it lies."""
     monkeypatch.setattr(memory, "AHEAD", 1)  # page by page
-    bring, opening, came = TakerLoad.bring, taker._way.open, threading.Event()
+    bring, opening, came = PeerLoad.add_page, taker._way.open, threading.Event()
 
-    def brought(load: TakerLoad, place: int, row: Any) -> None:
+    def brought(load: PeerLoad, place: int, row: Any) -> None:
         bring(load, place, row)
         came.set()
         if opening is None:
             kill()
 
-    def opened(channel: Channel, words: int) -> memory.RemoteRegion:
+    def opened(channel: PeerChannel, words: int) -> memory.RemoteRegion:
         far: memory.RemoteRegion = opening(channel, words)
         read = far.read
 
@@ -82,7 +82,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None]
         far.read = reading  # type: ignore[method-assign]
         return far
 
-    monkeypatch.setattr(TakerLoad, "bring", brought)
+    monkeypatch.setattr(PeerLoad, "bring", brought)
     if opening is not None:
         taker._way = taker._way._replace(open=opened)
 
@@ -100,10 +100,10 @@ def test_a_giver_that_is_killed_costs_computation_or_its_requests(
         taker = page_peer.taking(kind, where, WORDS)
         taker._changed = two.places.changed
         killing(monkeypatch, kind, giver.kill, taker)
-        two.taking.taker = taker
+        two.taking.consumer = taker
         got, wanted = two.second.run(*(_with(ask, told[ask.name]) for ask in asks)), Served(False).run(*asks)
     loaded, failed = two.counts.pages_loaded, two.counts.pages_failed
-    assert failed > 0 and two.manager.held == [] and taker.counts()["failed"] == failed
+    assert failed > 0 and two.manager.held_pages == [] and taker.counts()["failed"] == failed
     assert loaded > 0 and loaded + failed == 4 * 9, "each page came once, or failed once"
     for name in wanted:
         assert (
@@ -134,12 +134,12 @@ def test_a_taker_that_is_killed_leaves_the_pages_to_others(kind: str, tmp_path: 
         os.kill(process.pid, signal.SIGKILL)
         _until(lambda: held.readers == 0 and not giver._open)
     taker = page_peer.taking(kind, page_peer.place(at), words)
-    load = taker.load([From(Peer("here", 1, "loan"))], lot.keys, True)
+    load = taker.load([PageOrigin(LeasePeer("here", 1, "loan"))], lot.keys, True)
     came: dict[int, int] = {}
     while not load.done:
         arrived = load.take(5)
         assert not arrived.failed
-        came.update((place, int(row.max())) for place, row in zip(arrived.places, arrived.rows, strict=True))
+        came.update((place, int(row.max())) for place, row in zip(arrived.indices, arrived.rows, strict=True))
     assert came == {place: place for place in range(count)}
     _until(lambda: loans.num_free == count)
     taker.close()

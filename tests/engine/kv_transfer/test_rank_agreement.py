@@ -15,9 +15,9 @@ from quintet.engine.kv_transfer.connector import Load, LoadedPages
 from quintet.engine.kv_transfer.factory import make_kv_transfer
 from quintet.engine.kv_transfer.multi_source import MultiLoad
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
-from quintet.engine.kv_transfer.p2p.transfers import Refused
+from quintet.engine.kv_transfer.p2p.transfers import FailedLoad
 from quintet.engine.kv_transfer.page_copier import PageCopier
-from quintet.engine.kv_transfer.rank_agreement import AHEAD, Agreed, RankAgreement
+from quintet.engine.kv_transfer.rank_agreement import AHEAD, AgreedLoad, RankAgreement
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Channel
 from tests.engine.test_overlap import SETTINGS
@@ -122,13 +122,13 @@ def test_every_rank_is_given_the_same_pages_at_the_same_meeting(size: int) -> No
 
     def part(rank: int, channel: Table) -> Any:
         council, turns = RankAgreement(channel, 60.0), list[tuple[list[int], dict[int, str]]]()
-        load = council.agreed(Shuffled(rank, 5000, lost[rank]), 5000)
-        while council.due:
-            council.meet(900)
+        load = council.agreed_load(Shuffled(rank, 5000, lost[rank]), 5000)
+        while council.has_work:
+            council.exchange(900)
             came = load.take(500)
-            assert came.rows.shape == (len(came.places), WORDS)
-            assert [row[0] for row in came.rows.tolist()] == came.places, "each row is of its own place"
-            turns.append((came.places, came.failed))
+            assert came.rows.shape == (len(came.indices), WORDS)
+            assert [row[0] for row in came.rows.tolist()] == came.indices, "each row is of its own place"
+            turns.append((came.indices, came.failed))
         assert channel.exchanges > len(turns), "long notes come in pieces"
         return turns
 
@@ -148,10 +148,10 @@ def test_what_lies_beside_one_rank_alone_is_not_there() -> None:
         council, request, other = RankAgreement(channel, 60.0), object(), object()
         council.look_up(request, lambda: there[rank])  # type: ignore[arg-type]
         council.look_up(other, lambda: there[rank])  # type: ignore[arg-type]
-        council.forget(other)  # type: ignore[arg-type]
-        assert council.due
-        found = council.meet(8)
-        assert not council.due
+        council.drop(other)  # type: ignore[arg-type]
+        assert council.has_work
+        found = council.exchange(8)
+        assert not council.has_work
         return list(found.values())
 
     assert played(2, part) == [[[True, False, False, False]]] * 2
@@ -161,11 +161,11 @@ def test_a_rank_to_which_nothing_comes_gives_up_for_all() -> None:
     def part(rank: int, channel: Table) -> Any:
         council, failed = RankAgreement(channel, 0.01 if rank else 60.0), dict[int, str]()
         inner = Shuffled(rank, 4, stuck=rank == 1)
-        load = council.agreed(inner, 4)
-        while council.due:
-            council.meet(8)
+        load = council.agreed_load(inner, 4)
+        while council.has_work:
+            council.exchange(8)
             came = load.take(8)
-            assert not came.places
+            assert not came.indices
             failed.update(came.failed)
         return failed
 
@@ -176,8 +176,8 @@ def test_a_rank_to_which_nothing_comes_gives_up_for_all() -> None:
 def test_a_load_that_nobody_wants_any_more_is_not_talked_of() -> None:
     def part(rank: int, channel: Table) -> Any:
         council, inner = RankAgreement(channel, 60.0), Shuffled(rank, 4)
-        council.agreed(inner, 4).cancel()
-        return inner.canceled and not council.due
+        council.agreed_load(inner, 4).cancel()
+        return inner.canceled and not council.has_work
 
     assert played(2, part) == [True, True]
 
@@ -185,13 +185,13 @@ def test_a_load_that_nobody_wants_any_more_is_not_talked_of() -> None:
 def test_a_load_of_which_a_part_will_not_come_gives_the_rest() -> None:
     def part(rank: int, channel: Table) -> Any:
         council, came, failed = RankAgreement(channel, 60.0), list[int](), dict[int, str]()
-        agreed = council.agreed(Shuffled(rank, 6), 6)
-        load = MultiLoad([(agreed, [0, 2, 4, 6, 8, 10]), (Refused(2, "other ranks"), [1, 3])])
+        agreed = council.agreed_load(Shuffled(rank, 6), 6)
+        load = MultiLoad([(agreed, [0, 2, 4, 6, 8, 10]), (FailedLoad(2, "other ranks"), [1, 3])])
         while not load.done:
-            if council.due:
-                council.meet(3)
+            if council.has_work:
+                council.exchange(3)
             arrived = load.take(3)
-            came += arrived.places
+            came += arrived.indices
             failed.update(arrived.failed)
         return sorted(came), failed
 
@@ -201,13 +201,13 @@ def test_a_load_of_which_a_part_will_not_come_gives_the_rest() -> None:
 # ------------------------------------------------------------------------------------- how much waits for a slow rank
 
 
-def all_of(load: Agreed, council: RankAgreement, most: int) -> tuple[list[int], int]:
+def all_of(load: AgreedLoad, council: RankAgreement, most: int) -> tuple[list[int], int]:
     """What a load gives in the end, and the most rows that it held behind a meeting."""
     came, held, meetings = list[int](), 0, 0
-    while council.due:
-        council.meet(most)
+    while council.has_work:
+        council.exchange(most)
         held = max(held, len(load.rows))
-        came += load.take(most).places
+        came += load.take(most).indices
         meetings += 1
         assert meetings < 5000, "nothing comes any more"
     return came, held
@@ -219,7 +219,7 @@ def test_a_fast_rank_holds_few_pages_while_a_slow_one_lags() -> None:
     def part(rank: int, channel: Table) -> Any:
         council = RankAgreement(channel, 60.0)
         inner = Ordered(range(count), random.Random(rank), 1 if rank else most)
-        return all_of(council.agreed(inner, count), council, most)
+        return all_of(council.agreed_load(inner, count), council, most)
 
     for came, held in played(2, part):
         assert came == list(range(count)) and held <= AHEAD * most
@@ -232,7 +232,7 @@ def test_ranks_that_hold_different_pages_wait_for_each_other_but_not_for_ever() 
     def part(rank: int, channel: Table) -> Any:
         council = RankAgreement(channel, 60.0)
         order = list(range(count)) if rank else list(reversed(range(count)))
-        return all_of(council.agreed(Ordered(order, random.Random(rank), most), count), council, most)
+        return all_of(council.agreed_load(Ordered(order, random.Random(rank), most), count), council, most)
 
     for came, held in played(2, part):
         assert sorted(came) == list(range(count)) and held >= count // 2 - most
@@ -254,17 +254,17 @@ def test_whatever_order_pages_come_in_all_come_and_none_runs_far_ahead(seed: int
             inner: Load = Ordered(order, own, own.randint(1, most))
             if lost and own.random() < 0.5:
                 inner = Shuffled(own.randrange(99), count, sorted(lost))
-            loads.append(council.agreed(inner, count))
+            loads.append(council.agreed_load(inner, count))
         for _ in range(5000):
-            if not council.due:
+            if not council.has_work:
                 return given
             share = max(1, AHEAD * most // len(council._loads))
-            council.meet(most)
-            assert all(0 <= load.ahead <= share for load in loads if not load.done)
+            council.exchange(most)
+            assert all(0 <= load.lead <= share for load in loads if not load.done)
             for at, load in enumerate(loads):
                 if not load.done:
                     came = load.take(most)
-                    given += [(at, place, row[0]) for place, row in zip(came.places, came.rows.tolist(), strict=True)]
+                    given += [(at, place, row[0]) for place, row in zip(came.indices, came.rows.tolist(), strict=True)]
                     given += [(at, place, None) for place in came.failed]
         raise AssertionError("nothing comes any more")
 
@@ -287,10 +287,10 @@ def test_ranks_whose_parts_differ_in_size_take_in_as_many_pages() -> None:
         alone = PageCopier(prepared.ranks)
         prepared.ranks.workers[0].comm.channel = channel
         prepared = dataclasses.replace(prepared, config=config.replace(kv_offloading_size="1M"))
-        made = make_kv_transfer(prepared, engine.scheduler.tables, None)
+        made = make_kv_transfer(prepared, engine.scheduler.kv_cache_manager, None)
         assert made is not None and isinstance(made.connector, TieredConnector)
         made.close()
-        return alone.at_once, made.copies.at_once, made._at_once, made.connector.host.capacity
+        return alone.pages_per_copy, made.page_copier.pages_per_copy, made._at_once, made.connector.host.capacity
 
     (one, *first), (other, *second) = played(2, part)
     assert other < one, "the test is of unequal ranks"

@@ -18,17 +18,17 @@ import psutil
 import pytest
 
 from quintet.config import KVTransferConfig
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p import rdma as moved_module
-from quintet.engine.kv_transfer.p2p.consumer import From, PartialPages, ProducerConnection
-from quintet.engine.kv_transfer.p2p.mooncake import MooncakeMover
-from quintet.engine.kv_transfer.p2p.nixl import NixlMover
-from quintet.engine.kv_transfer.p2p.protocol import Channel, Memory, ProtocolError
-from quintet.engine.kv_transfer.p2p.rdma import BUFFERS, ExposedRegion, RemoteReads, Staging, Stagings
-from quintet.engine.kv_transfer.p2p.remote_memory import MappedRegion, RemoteRegion, lend
+from quintet.engine.kv_transfer.p2p.consumer import PageOrigin, PartialPages, ProducerConnection
+from quintet.engine.kv_transfer.p2p.mooncake import MooncakeEngine
+from quintet.engine.kv_transfer.p2p.nixl import NixlEngine
+from quintet.engine.kv_transfer.p2p.protocol import PeerChannel, ProtocolError, RegionAddress
+from quintet.engine.kv_transfer.p2p.rdma import BUFFERS, ExposedRegion, ReceiveBufferPool, ReceiveBuffers, RemoteReads
+from quintet.engine.kv_transfer.p2p.remote_memory import MappedRegion, RemoteRegion, send_memory
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
-from quintet.engine.kv_transfer.p2p.transports import Transport, means_of
-from quintet.engine.kv_transfer_params import Peer
+from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
+from quintet.engine.kv_transfer_params import LeasePeer
 from tests.engine.kv_transfer.test_manager import WORDS, beginnings
 from tests.engine.kv_transfer.test_transfers import FACTS, KEY, Two, _until
 from tests.engine.test_overlap import ENGINES, Served, traffic
@@ -37,13 +37,13 @@ from tests.helpers.servers.mover import Copying
 PATIENCE = 0.1  # seconds
 
 
-def moved(two: Two, giving: Any, taking: Any, patience: float = PATIENCE) -> Staging:
+def moved(two: Two, giving: Any, taking: Any, patience: float = PATIENCE) -> ReceiveBuffers:
     """From now on pages are fetched by these, which may be one."""
-    two.giver.way, two.giver.share = "a test", ExposedRegion(giving, two.loans.rows)
-    stagings = Stagings(taking)
+    two.giver.transport, two.giver.share_memory = "a test", ExposedRegion(giving, two.loans.rows)
+    stagings = ReceiveBufferPool(taking)
     opening = functools.partial(RemoteReads, mover=taking, stagings=stagings, patience=patience)
-    two.taker._way = two.taker._way._replace(open=opening, name="a test")
-    return stagings.of(WORDS)
+    two.taker._way = two.taker._way._replace(open_region=opening, transport="a test")
+    return stagings.for_width(WORDS)
 
 
 @pytest.mark.parametrize("kind", ["whole", "late", "torn", "silent", "cut", "strange"])
@@ -83,48 +83,52 @@ def test_a_request_may_end_where_its_pages_do_not_come() -> None:
 def test_memory_that_is_written_to_still_is_not_used_again() -> None:
     mover = Copying("silent")
     mover.odd = lambda: True  # type: ignore[method-assign]
-    staging, given = Staging(mover, WORDS), []
+    staging, given = ReceiveBuffers(mover, WORDS), []
     for _ in range(BUFFERS):
-        rows = staging.borrow()
+        rows = staging.acquire()
         assert all(rows is not each for each in given)
         given.append(rows)
         moving = mover.begin("peer", [0], rows[:1])
         moving._held = 10**6
-        staging.give_back(rows, moving)
+        staging.release(rows, moving)
     with pytest.raises(ProtocolError, match="were given up, and have not ended"):
-        staging.borrow()
+        staging.acquire()
     moving._held = 0
-    assert staging.borrow() is given[-1], "the last has ended"
+    assert staging.acquire() is given[-1], "the last has ended"
 
 
 def test_the_other_side_must_be_of_the_same_connector() -> None:
     two, mover = Two(), Copying()
     moved(two, mover, mover)
     for way, why in (("", "pages are given by a test, and wanted by TCP"), ("x", "given by a test, and wanted by x")):
-        channel = two.net.connect(Peer("here", 1, "loan"))
+        channel = two.net.connect(LeasePeer("here", 1, "loan"))
         with pytest.raises(ProtocolError, match=why):
-            channel.claim(KEY, FACTS, way)
+            channel.connect_producer(KEY, FACTS, way)
     two.close()
 
 
-def shared(channel: Channel, loans: SendBuffer) -> None:
-    lend(channel, loans.descriptor)
+def shared(channel: PeerChannel, loans: SendBuffer) -> None:
+    send_memory(channel, loans.descriptor)
 
 
 @contextlib.contextmanager
-def claimed(kind: str) -> Iterator[tuple[Two, SendBuffer, Channel, RemoteRegion]]:
+def claimed(kind: str) -> Iterator[tuple[Two, SendBuffer, PeerChannel, RemoteRegion]]:
     """A loan of one page, and a connection to who gives it; its memory is mapped or fetched."""
     two, loans, mover = Two(), SendBuffer(4 * WORDS, WORDS, 60.0, shared=kind == "mapped"), Copying()
-    two.giver._loans, two.giver.way = loans, "a test"
-    two.giver.share = functools.partial(shared, loans=loans) if kind == "mapped" else ExposedRegion(mover, loans.rows)
+    two.giver._loans, two.giver.transport = loans, "a test"
+    two.giver.share_memory = (
+        functools.partial(shared, loans=loans) if kind == "mapped" else ExposedRegion(mover, loans.rows)
+    )
     ours, theirs = socket.socketpair()  # descriptors do not pass by way of somebody in the middle
     threading.Thread(target=two.giver.serve, args=(theirs, "a test"), daemon=True).start()
-    channel = Channel(ours, 5.0, 0)
-    channel.claim(KEY, FACTS, "a test")
+    channel = PeerChannel(ours, 5.0, 0)
+    channel.connect_producer(KEY, FACTS, "a test")
     far: RemoteRegion = (
-        MappedRegion(channel, WORDS) if kind == "mapped" else RemoteReads(channel, WORDS, mover, Stagings(mover), 1.0)
+        MappedRegion(channel, WORDS)
+        if kind == "mapped"
+        else RemoteReads(channel, WORDS, mover, ReceiveBufferPool(mover), 1.0)
     )
-    assert loans.promise("loan", [b"k"])
+    assert loans.reserve("loan", [b"k"])
     loans.fill("loan", [b"k"], np.full((1, WORDS), 7, np.int32))
     yield two, loans, channel, far
     far.close()
@@ -135,23 +139,23 @@ def claimed(kind: str) -> Iterator[tuple[Two, SendBuffer, Channel, RemoteRegion]
 def test_who_reads_too_late_does_not_take_what_lies_there_by_then(kind: str) -> None:
     """A taker that stood still: the giver has let go of the page meanwhile, and another prompt's is there."""
     with claimed(kind) as (two, loans, channel, far):
-        load = two.taker.load([From(Peer("here", 1, "loan"))], [], False)
+        load = two.taker.load([PageOrigin(LeasePeer("here", 1, "loan"))], [], False)
         load.keys, load._left = [b"k"], {0}
         read = far.read
 
         def late(rows: Any) -> Any:
-            loans.end("loan")
+            loans.finish("loan")
             _until(lambda: loans.num_free == 1)
-            assert loans.promise("another", [b"o"])
+            assert loans.reserve("another", [b"o"])
             loans.fill("another", [b"o"], np.full((1, WORDS), 8, np.int32))
             return read(rows)
 
         far.read = late  # type: ignore[method-assign]
         giver, pieces = ProducerConnection(load.sources[0], channel, WORDS), PartialPages(load, range(1), WORDS, 1)
-        giver.far = far
-        giver.ask(load, load.keys)
+        giver.region = far
+        giver.request_pages(load, load.keys)
         with pytest.raises(ProtocolError):
-            giver.answer(load, pieces)
+            giver.receive_pages(load, pieces)
         assert not load._came and load._brought == 0
 
 
@@ -173,7 +177,7 @@ class Held(Copying):
         super().__init__()
         self.may_end = threading.Event()
 
-    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Any:
+    def begin(self, peer: str, addresses: Sequence[int], into: PageRows) -> Any:
         self.begun += 1
         return HeldMoving(self)
 
@@ -192,15 +196,15 @@ class HeldMoving:
 class Quiet:
     """A connection to somebody who has memory, and says nothing more."""
 
-    def receive(self, _: Any) -> Memory:
-        return Memory(b"a test", 4096, 9)
+    def receive(self, _: Any) -> RegionAddress:
+        return RegionAddress(b"a test", 4096, 9)
 
     def look(self) -> None: ...
 
 
 def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.ref[Any]"]:
     """A thread in the midst of a transfer; why it ends; and the memory that is written to."""
-    opening, said = means.open(60.0), list[str]()
+    opening, said = means.open_region(60.0), list[str]()
     assert opening is not None
     far: Any = opening(Quiet(), WORDS)  # type: ignore[arg-type]
 
@@ -211,7 +215,7 @@ def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.r
 
     lent, borrow = list[Any](), far._staging.borrow
 
-    def noted() -> Rows:
+    def noted() -> PageRows:
         rows = borrow()
         lent.append(weakref.ref(rows))
         return rows
@@ -219,7 +223,7 @@ def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.r
     far._staging.borrow = noted
     thread = threading.Thread(target=read)
     thread.start()
-    _until(lambda: means.mover.begun > 0)  # type: ignore[union-attr]
+    _until(lambda: means.transfer_engine.begun > 0)  # type: ignore[union-attr]
     return thread, said, lent[0]
 
 
@@ -235,7 +239,7 @@ def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
     ending.join(30)
     assert mover.closed
     with pytest.raises(ProtocolError, match="the engine ends"):
-        means.stagings.of(WORDS)  # type: ignore[union-attr]
+        means.buffer_pool.for_width(WORDS)  # type: ignore[union-attr]
 
 
 def test_memory_that_is_written_to_outlives_the_engine(
@@ -261,15 +265,15 @@ def test_memory_that_is_written_to_outlives_the_engine(
 
 
 @pytest.fixture
-def nixl() -> Iterator[NixlMover]:
+def nixl() -> Iterator[NixlEngine]:
     pytest.importorskip("nixl")
-    mover = NixlMover("lo")
+    mover = NixlEngine("lo")
     yield mover
     mover.close()
 
 
-def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
-    other = NixlMover("lo")
+def test_nixl_moves_what_one_engine_says(nixl: NixlEngine) -> None:
+    other = NixlEngine("lo")
     two, theirs = Two(**ENGINES["few pages, chunks"]), Served(False, **ENGINES["few pages, chunks"])
     moved(two, nixl, other, 10.0)
     for seed in range(2):
@@ -279,25 +283,25 @@ def test_nixl_moves_what_one_engine_says(nixl: NixlMover) -> None:
     two.close()
     other.close()
     with pytest.raises(ProtocolError, match="NIXL cannot reach it"):
-        nixl.meet(b"nobody")
+        nixl.connect(b"nobody")
     with pytest.raises(ProtocolError, match="the engine ends"):
-        other.told()
+        other.metadata()
     with pytest.raises(ProtocolError, match="the engine ends"):
-        other.begin("peer", [4096], np.zeros((1, WORDS), np.int32))
+        other.start_read("peer", [4096], np.zeros((1, WORDS), np.int32))
 
 
-def test_nixl_listens_where_it_is_told(nixl: NixlMover) -> None:
+def test_nixl_listens_where_it_is_told(nixl: NixlEngine) -> None:
     """UCX has ports of its own, at which nothing asks for a key."""
     at = {each.laddr.ip for each in psutil.Process(os.getpid()).net_connections("tcp") if each.status == "LISTEN"}
     assert at <= {"127.0.0.1", "::1"}
     with pytest.raises(ValueError, match="UCX cannot begin at nowhere0"):
-        NixlMover("nowhere0")
+        NixlEngine("nowhere0")
 
 
 def test_mooncake_moves_what_one_engine_says() -> None:
     """It listens at all addresses for the time of the test."""
     pytest.importorskip("mooncake.engine")
-    one, other = MooncakeMover("127.0.0.1", "tcp"), MooncakeMover("127.0.0.1", "tcp")
+    one, other = MooncakeEngine("127.0.0.1", "tcp"), MooncakeEngine("127.0.0.1", "tcp")
     two, theirs = Two(**ENGINES["few pages, chunks"]), Served(False, **ENGINES["few pages, chunks"])
     moved(two, one, other, 10.0)
     for seed in range(2):
@@ -305,22 +309,22 @@ def test_mooncake_moves_what_one_engine_says() -> None:
         assert two.run(*asks) == theirs.run(*asks)
     assert two.taker.counts()["pages"] > 0 and two.taker.counts()["failed"] == 0
     with pytest.raises(ProtocolError, match="no address of Mooncake's"):
-        one.meet(b"nobody")
+        one.connect(b"nobody")
     into = np.zeros((1, WORDS), np.int32)
-    other.receive(into)
-    reading = other.begin("127.0.0.1:1", [4096], into)
-    _until(reading.stop)
+    other.register_buffer(into)
+    reading = other.start_read("127.0.0.1:1", [4096], into)
+    _until(reading.cancel)
     with pytest.raises(ProtocolError, match="Mooncake could not read there"):
         reading.done()
     two.close()
     for mover in (one, other):
         mover.close()
         with pytest.raises(ProtocolError, match="the engine ends"):
-            mover.told()
+            mover.metadata()
 
 
-LIBRARIES = {"NIXL": ("nixl", lambda: NixlMover("lo")),
-             "Mooncake": ("mooncake.engine", lambda: MooncakeMover("127.0.0.1", "tcp"))}  # fmt: skip
+LIBRARIES = {"NIXL": ("nixl", lambda: NixlEngine("lo")),
+             "Mooncake": ("mooncake.engine", lambda: MooncakeEngine("127.0.0.1", "tcp"))}  # fmt: skip
 
 
 @pytest.mark.parametrize("whose", ["the giver", "the taker"])
@@ -332,15 +336,19 @@ def test_an_engine_may_end_while_a_library_reads(name: str, whose: str) -> None:
     words, count, read = 2**16, 32, threading.Event()
     giving, taking = Transport("a test", make()), Transport("a test", make())
     memory = mmap.mmap(-1, 4 * words * count)
-    rows: Rows = np.ndarray((count, words), np.int32, memory)
+    rows: PageRows = np.ndarray((count, words), np.int32, memory)
     rows[:] = np.arange(count)[:, None]
-    assert giving.mover is not None
-    ExposedRegion(giving.mover, rows)
-    opening, told, said = taking.open(10.0), Memory(giving.mover.told(), rows.ctypes.data, count), list[str]()
+    assert giving.transfer_engine is not None
+    ExposedRegion(giving.transfer_engine, rows)
+    opening, told, said = (
+        taking.open_region(10.0),
+        RegionAddress(giving.transfer_engine.metadata(), rows.ctypes.data, count),
+        list[str](),
+    )
     assert opening is not None
 
     class Told(Quiet):
-        def receive(self, _: Any) -> Memory:
+        def receive(self, _: Any) -> RegionAddress:
             return told
 
     def loop() -> None:
@@ -370,10 +378,10 @@ def test_mooncake_listens_everywhere_only_where_that_is_said() -> None:
     here = KVTransferConfig(kv_connector="MooncakeConnector", kv_role="kv_both")
     for settings in (here, dataclasses.replace(here, kv_ip="0.0.0.0")):
         with pytest.raises(ValueError, match="Mooncake listens at all addresses and checks no key; on a private"):
-            means_of(settings, True)
+            transport_of(settings, True)
     for name in ("Mooncake", "Nixl"):
         with pytest.raises(ValueError, match="others could take pages, which are prompts"):
-            means_of(dataclasses.replace(here, kv_connector=f"{name}Connector", kv_ip="0.0.0.0"), False)
+            transport_of(dataclasses.replace(here, kv_connector=f"{name}Connector", kv_ip="0.0.0.0"), False)
 
 
 @pytest.mark.parametrize(("name", "extra"), [("Nixl", "nixl"), ("Mooncake", "mooncake")])
@@ -387,4 +395,4 @@ def test_without_a_library_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPa
         kv_connector_extra_config={"host": "127.0.0.1"},
     )
     with pytest.raises(ValueError, match=rf"{name}Connector needs .*pip install 'quintet\[{extra}\]'.* use TCP"):
-        means_of(settings, True)
+        transport_of(settings, True)

@@ -17,29 +17,29 @@ from quintet.distributed.connection import NONCE, TAG
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_transfer.connector import NullConnector
 from quintet.engine.kv_transfer.manager import KVTransferManager
-from quintet.engine.kv_transfer.p2p.consumer import Address, From, PageClient, Route
+from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress, PageClient, PageOrigin, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
 from quintet.engine.kv_transfer.p2p.protocol import (
     ASKED,
     PROTOCOL,
-    Channel,
-    Claim,
-    Facts,
+    ConsumerHello,
     Page,
+    PageFormat,
+    PeerChannel,
     ProtocolError,
 )
 from quintet.engine.kv_transfer.p2p.protocol import PageRequest as Asking
 from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
-from quintet.engine.kv_transfer.p2p.transfers import Transfer
+from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
-from quintet.engine.kv_transfer_params import Peer, handoff_of
+from quintet.engine.kv_transfer_params import LeasePeer, transfer_params_of
 from quintet.engine.observability.stats import KVConnectorStats
 from quintet.engine.startup import EnginePlan
 from quintet.sampling_params import ParameterError, SamplingParams
 from tests.engine.kv_transfer.test_manager import WORDS, Odd, beginnings
 from tests.engine.test_overlap import ENGINES, Ask, Said, Served, plain, traffic
 
-FACTS = Facts("a checkpoint", "float32", 4, ((1, 2, 3),))
+FACTS = PageFormat("a checkpoint", "float32", 4, ((1, 2, 3),))
 KEY = b"a key that all engines share"
 LENDS = {"kv_transfer_params": {"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None}}
 
@@ -50,7 +50,7 @@ class Net:
     def __init__(self, giver: PageServer, tamper: Callable[[bytes], bytes | None] = lambda piece: piece) -> None:
         self.giver, self.tamper, self.connections = giver, tamper, 0
 
-    def connect(self, address: Address) -> Channel:
+    def connect(self, address: LeaseAddress) -> PeerChannel:
         (ours, near), (far, theirs) = socket.socketpair(), socket.socketpair()
         self.connections += 1
         for target, args in (
@@ -58,7 +58,7 @@ class Net:
             (_pass_on, (far, near, self.tamper)),
         ):  # fmt: skip
             threading.Thread(target=target, args=args, daemon=True).start()
-        return Channel(ours, 0.5, 4 * WORDS)
+        return PeerChannel(ours, 0.5, 4 * WORDS)
 
 
 def _pass_on(near: socket.socket, far: socket.socket, tamper: Callable[[bytes], bytes | None]) -> None:
@@ -104,12 +104,12 @@ class Two:
         self.giver = PageServer(self.loans, lambda: FACTS, KEY, 0.5)
         self.net = Net(self.giver, tampering(kind, seed))
         self.first, self.giving, _ = _connected(NullConnector(), fails, overlap, **settings)
-        self.giving.loans = self.loans
+        self.giving.send_buffer = self.loans
         self.places = Odd(seed)
-        self.places.keeps = False  # type: ignore[misc]
+        self.places.stores = False  # type: ignore[misc]
         self.second, self.taking, self.manager = _connected(self.places, fails, overlap, **settings)
         self.taker = PageClient(Route(self.net.connect, lambda: FACTS, KEY, WORDS), self.places.changed)
-        self.taking.taker, self.taking.close = self.taker, self.taker.close
+        self.taking.consumer, self.taking.close = self.taker, self.taker.close
 
     @property
     def counts(self) -> KVConnectorStats:
@@ -128,12 +128,14 @@ class Two:
         self.manager.close()
 
 
-def _connected(places: Any, fails: bool, overlap: bool, **settings: Any) -> tuple[Served, Transfer, KVTransferManager]:
+def _connected(
+    places: Any, fails: bool, overlap: bool, **settings: Any
+) -> tuple[Served, P2PTransfer, KVTransferManager]:
     made = []
 
     def make(prepared: EnginePlan, tables: KVCacheManager, _: Any) -> KVTransferManager:
         copies = PageCopier(prepared.ranks)
-        transfer = Transfer(tables, copies.read, 2)
+        transfer = P2PTransfer(tables, copies.read, 2)
         transfer.engine, transfer.host, transfer.port = "one", "here", 1
         made.append((transfer, KVTransferManager(places, copies, tables, b"a model", 60.0, fails, transfer)))
         return made[0][1]
@@ -173,7 +175,7 @@ def test_random_traffic_says_what_one_engine_says(how: str, kind: str, overlap: 
         asks = traffic(seed)
         assert two.run(*asks) == theirs.run(*asks), f"traffic {seed}"
     counts = two.taker.counts()
-    assert two.giving.lent > 0 and two.counts.pages_loaded > 0
+    assert two.giving.num_leases > 0 and two.counts.pages_loaded > 0
     assert (counts["failed"] > 0) == (kind not in ("whole", "late"))
     two.close()
 
@@ -234,26 +236,26 @@ def test_a_stale_answer_costs_a_computation_or_the_request(fails: bool) -> None:
         ),
     ],
 )
-def test_a_peer_of_another_model_or_key_gets_nothing_and_is_told_why(facts: Facts, key: bytes, why: str) -> None:
+def test_a_peer_of_another_model_or_key_gets_nothing_and_is_told_why(facts: PageFormat, key: bytes, why: str) -> None:
     giver = PageServer(SendBuffer(2**20, WORDS, 60.0), lambda: FACTS, KEY, 0.5)
-    channel = Net(giver).connect(Peer("here", 1, "loan"))
+    channel = Net(giver).connect(LeasePeer("here", 1, "loan"))
     with pytest.raises(ProtocolError, match=why):
-        channel.claim(key, facts)
+        channel.connect_producer(key, facts)
     _until(lambda: giver.counts().get("refused") == 1)
 
 
 def test_one_that_gives_pages_without_the_key_is_believed_nothing() -> None:
     giver = PageServer(SendBuffer(2**20, WORDS, 60.0), lambda: FACTS, b"", 0.5)
     with pytest.raises(ProtocolError, match="it knows another key"):
-        Net(giver).connect(Peer("here", 1, "loan")).claim(KEY, FACTS)
+        Net(giver).connect(LeasePeer("here", 1, "loan")).connect_producer(KEY, FACTS)
     ours, theirs = socket.socketpair()
     theirs.sendall(PROTOCOL + b"n" * NONCE + b"w" * TAG)
     with pytest.raises(ProtocolError, match="it knows another key; give all engines the same"):
-        Channel(ours, 0.5, 0).claim(KEY, FACTS)
+        PeerChannel(ours, 0.5, 0).connect_producer(KEY, FACTS)
     ours, theirs = socket.socketpair()
     theirs.sendall(b"quintet pages 3" + b"n" * NONCE)
     with pytest.raises(ProtocolError, match="it does not speak 'quintet pages 4'; run the same quintet on both"):
-        Channel(ours, 0.5, 0).claim(KEY, FACTS)
+        PeerChannel(ours, 0.5, 0).connect_producer(KEY, FACTS)
 
 
 def spoken() -> Iterator[bytes]:
@@ -264,7 +266,7 @@ def spoken() -> Iterator[bytes]:
     yield opening + bytes(TAG)
     yield opening[:-20]
     yield b"quintet pages 7" + b"n" * NONCE + b"p" * TAG
-    for message in (Claim(FACTS), Asking("loan", [b"k"])):
+    for message in (ConsumerHello(FACTS), Asking("loan", [b"k"])):
         content = msgspec.msgpack.encode(message)
         yield opening + b"p" * TAG + head.pack(len(content), 0) + content + b"t" * TAG
         yield head.pack(len(content), 0) + content
@@ -284,7 +286,7 @@ def _heard(connection: socket.socket) -> bytes:
 
 def test_strangers_get_no_page_whatever_they_say() -> None:
     loans = SendBuffer(2**16, WORDS, 60.0)
-    assert loans.promise("loan", [b"k"])
+    assert loans.reserve("loan", [b"k"])
     loans.fill("loan", [b"k"], np.full((1, WORDS), 0x5EC4E7, np.int32))
     secret = np.full(1, 0x5EC4E7, np.int32).tobytes()
     for words in spoken():
@@ -313,8 +315,8 @@ def test_a_recorded_conversation_is_worth_nothing() -> None:
     for target, args in ((giver.serve, (theirs, "a")), (_pass_on, (near, far, record)),
                          (_pass_on, (far, near, lambda piece: piece))):  # fmt: skip
         threading.Thread(target=target, args=args, daemon=True).start()
-    channel = Channel(ours, 0.5, 4 * WORDS)
-    channel.claim(KEY, FACTS)
+    channel = PeerChannel(ours, 0.5, 4 * WORDS)
+    channel.connect_producer(KEY, FACTS)
     channel.send(Asking("loan", [b"k"]))
     _until(lambda: giver.counts().get("lacked") == 1)
     ours, theirs = socket.socketpair()
@@ -329,14 +331,14 @@ def test_a_page_of_another_length_is_no_page() -> None:
     ours, theirs = socket.socketpair()
 
     def lie() -> None:
-        channel = Channel(theirs, 0.5, 0)
-        channel.greet(KEY, FACTS)
+        channel = PeerChannel(theirs, 0.5, 0)
+        channel.accept_consumer(KEY, FACTS)
         channel.receive(ASKED)
         channel.send(Page(0, b"1234"))
 
     threading.Thread(target=lie, daemon=True).start()
-    taker = PageClient(Route(lambda _: Channel(ours, 0.5, 4 * WORDS), lambda: FACTS, KEY, WORDS), threading.Event())
-    load = taker.load([From(Peer("here", 1, "loan"))], [b"k"], True)
+    taker = PageClient(Route(lambda _: PeerChannel(ours, 0.5, 4 * WORDS), lambda: FACTS, KEY, WORDS), threading.Event())
+    load = taker.load([PageOrigin(LeasePeer("here", 1, "loan"))], [b"k"], True)
     _until(lambda: load.num_failed == 1)
     assert load.take(9).failed == {0: f"here:1: a page of 4 bytes, where {4 * WORDS} make one"} and load.done
     taker.close()
@@ -344,23 +346,23 @@ def test_a_page_of_another_length_is_no_page() -> None:
 
 def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
     loans = SendBuffer(10 * 4 * WORDS, WORDS, 0.0)
-    assert loans.capacity == 10 and loans.promise("a", [bytes([each]) for each in range(10)])
-    assert not loans.promise("b", [b"1"] * 11)
-    assert loans.promise("c", [b"1"]) and loans.expired == 1 and len(loans) == 1, "nobody came for the first"
+    assert loans.capacity == 10 and loans.reserve("a", [bytes([each]) for each in range(10)])
+    assert not loans.reserve("b", [b"1"] * 11)
+    assert loans.reserve("c", [b"1"]) and loans.expired == 1 and len(loans) == 1, "nobody came for the first"
     lasting = SendBuffer(2 * 4 * WORDS, WORDS, 60.0)
-    assert lasting.promise("a", [b"1", b"2"]) and not lasting.promise("b", [b"1"])
+    assert lasting.reserve("a", [b"1", b"2"]) and not lasting.reserve("b", [b"1"])
     lasting.fill("a", [b"1"], np.ones((1, WORDS), np.int32))
     (row, late), loan = lasting.read("a", [b"1", b"2"], 0.01)
     assert not isinstance(row, str) and late == "it was not copied in time" and loan is not None
-    lasting.end("a")
-    assert not lasting.promise("b", [b"1"]), "somebody reads them still"
-    lasting.let_go(loan)
-    assert lasting.promise("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_THERE], None)
-    lasting.end("b", of=2, reader=1)
-    lasting.end("b", of=2, reader=1)
-    assert not lasting.promise("c", [b"1"]), "the other one has not read them yet"
-    lasting.end("b", of=2, reader=0)
-    assert lasting.promise("c", [b"1", b"2"])
+    lasting.finish("a")
+    assert not lasting.reserve("b", [b"1"]), "somebody reads them still"
+    lasting.release_read(loan)
+    assert lasting.reserve("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_THERE], None)
+    lasting.finish("b", of=2, reader=1)
+    lasting.finish("b", of=2, reader=1)
+    assert not lasting.reserve("c", [b"1"]), "the other one has not read them yet"
+    lasting.finish("b", of=2, reader=0)
+    assert lasting.reserve("c", [b"1", b"2"])
 
 
 @pytest.mark.parametrize(
@@ -386,9 +388,9 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
 )  # fmt: skip
 def test_what_a_request_says_of_pages_is_checked(said: Any) -> None:
     with pytest.raises(ParameterError, match="^kv_transfer_params "):
-        handoff_of(SamplingParams(extra_args={"kv_transfer_params": said}))
+        transfer_params_of(SamplingParams(extra_args={"kv_transfer_params": said}))
 
 
 def test_what_asks_for_nothing_is_nothing() -> None:
     for said in (None, {}, {"do_remote_decode": False, "do_remote_prefill": None, "remote_host": None}):
-        assert handoff_of(SamplingParams(extra_args={"kv_transfer_params": said})) is None
+        assert transfer_params_of(SamplingParams(extra_args={"kv_transfer_params": said})) is None

@@ -90,7 +90,7 @@ def test_steps_bound_it_and_it_says_so(tmp_path: Path) -> None:
     complete(made, PROMPT, greedy(max_tokens=20))
     assert not made.engine.profiler.running
     found = made.engine.profiler.stop()
-    assert (found.steps, found.ended) == (3, "it had max_iterations=3 steps")
+    assert (found.steps, found.reason) == (3, "it had max_iterations=3 steps")
     assert len(events(read(found.path), "schedule")) == 3
     with pytest.raises(ValueError, match="no trace runs"):
         made.engine.profiler.stop()
@@ -105,7 +105,7 @@ def test_seconds_bound_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     now[0] = 5.0
     complete(made, PROMPT, greedy())
     found = made.engine.profiler.stop()
-    assert (found.steps, found.ended) == (9, "it took max_seconds=5")
+    assert (found.steps, found.reason) == (9, "it took max_seconds=5")
 
 
 def test_bytes_bound_it_and_the_file(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_bytes_bound_it_and_the_file(tmp_path: Path) -> None:
             break
     found = made.engine.profiler.stop()
     trace = read(found.path)
-    assert "max_bytes=65536" in found.ended and found.path.stat().st_size < 2**16 + 2000
+    assert "max_bytes=65536" in found.reason and found.path.stat().st_size < 2**16 + 2000
     assert "events left out" in trace["otherData"]
 
 

@@ -9,8 +9,8 @@ import pytest
 from quintet.engine.executor.model_runner import StepResult
 from quintet.engine.executor.output_rows import OutputRows
 from quintet.engine.parallel import commands as inbox
-from quintet.engine.parallel.leader import together
-from quintet.engine.parallel.step_agreement import Agreement, digest
+from quintet.engine.parallel.leader import run_on_all_ranks
+from quintet.engine.parallel.step_agreement import StepAgreement, digest
 from quintet.engine.request import CoreRequest, Request
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
@@ -74,7 +74,7 @@ def on_each(works: list[Callable[[Channel], Any]]) -> tuple[list[Any], Desk]:
 def plan(*counts: int) -> StepPlan:
     made = StepPlan()
     for order, count in enumerate(counts):
-        made.enter(Request(CoreRequest(str(order), [1] * 40, SamplingParams(), (0, 0), 1), order), count)
+        made.schedule(Request(CoreRequest(str(order), [1] * 40, SamplingParams(), (0, 0), 1), order), count)
     return made
 
 
@@ -83,7 +83,7 @@ def drew(*token_ids: int) -> StepResult:
 
 
 def ended(*steps: tuple[StepPlan, Any]) -> tuple[list[Any], Desk]:
-    return on_each([lambda channel, s=step: Agreement(channel)(*s) for step in steps])  # type: ignore[misc]
+    return on_each([lambda channel, s=step: StepAgreement(channel)(*s) for step in steps])  # type: ignore[misc]
 
 
 def test_what_all_have_is_what_each_gets() -> None:
@@ -121,10 +121,10 @@ def test_a_digest_is_of_what_is_computed_and_not_of_names() -> None:
 
 def test_work_that_all_do_is_done_by_all_or_said_by_all() -> None:
     def fails(channel: Channel) -> int:
-        return together(channel, lambda: int("x"))
+        return run_on_all_ranks(channel, lambda: int("x"))
 
     def works(channel: Channel) -> int:
-        return together(channel, lambda: 3)
+        return run_on_all_ranks(channel, lambda: 3)
 
     assert on_each([works, works])[0] == [3, 3]
     got, desk = on_each([fails, fails])
@@ -139,22 +139,29 @@ def test_an_inbox_arrives_as_it_was() -> None:
     asked = CoreRequest(
         "a", [1, 2, 3], params, (4, -5), 9, frozenset([2, 7]), ((5, 6),), b"salt", 3, embeds=b"\\0\\1", grammar="{}"
     )
-    letter = inbox.encode(7, [inbox.added(asked), inbox.aborted(["b", "c"]), inbox.ResetPrefixCache()], True)
+    letter = inbox.encode(
+        7, [inbox.make_add(asked), inbox.make_abort(["b", "c"]), inbox.ResetPrefixCacheCommand()], True
+    )
     box = inbox.decode(letter)
-    assert (box.number, box.traced, box.joint) == (7, True, None)
+    assert (box.number, box.traced, box.collective) == (7, True, None)
     add, abort, reset = box.items
-    assert isinstance(add, inbox.Add) and isinstance(reset, inbox.ResetPrefixCache)
-    assert isinstance(abort, inbox.Abort) and abort.request_ids == ["b", "c"]
-    assert add.admitted.params.structured_outputs is None and asked.params.structured_outputs is not None
+    assert isinstance(add, inbox.AddCommand) and isinstance(reset, inbox.ResetPrefixCacheCommand)
+    assert isinstance(abort, inbox.AbortCommand) and abort.request_ids == ["b", "c"]
+    assert add.core_request.params.structured_outputs is None and asked.params.structured_outputs is not None
     for name in CoreRequest.__dataclass_fields__:
         if name != "params":
-            assert getattr(add.admitted, name) == getattr(asked, name), name
-    assert add.admitted.params.stop_token_ids == [4]
-    for joint in (inbox.Sleep(2), inbox.WakeUp(), inbox.Reload(None), inbox.SaveSharded("/there")):
-        assert inbox.decode(inbox.encode(1, [], joint=joint)).joint == joint
+            assert getattr(add.core_request, name) == getattr(asked, name), name
+    assert add.core_request.params.stop_token_ids == [4]
+    for joint in (
+        inbox.SleepCommand(2),
+        inbox.WakeUpCommand(),
+        inbox.ReloadCommand(None),
+        inbox.SaveShardedCommand("/there"),
+    ):
+        assert inbox.decode(inbox.encode(1, [], joint=joint)).collective == joint
 
 
 def test_what_no_process_can_be_given_is_refused_before_it_is_queued() -> None:
     params = SamplingParams(extra_args={"x": object()})
     with pytest.raises(ValueError, match="cannot be given to other processes"):
-        inbox.added(CoreRequest("a", [1], params, (0, 0), 1))
+        inbox.make_add(CoreRequest("a", [1], params, (0, 0), 1))

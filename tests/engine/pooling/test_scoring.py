@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from quintet.engine.pooling.scoring import Cuts, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.scoring import PairLimits, PairTemplate, cosine, max_sim, pairs
 from quintet.tokenizers.tokenizer import Tokenizer
 
 WORDS = "what is the capital of france paris berlin germany a b c d e f g".split()
@@ -40,24 +40,24 @@ def _types(raw: bytes, count: int) -> list[int]:
 def test_pairs_as_transformers_makes_them(hf: Any, texts: tuple[str, str], most: int | None) -> None:
     cut = {} if most is None else {"truncation": True, "max_length": most}
     theirs = hf(*texts, return_token_type_ids=True, **cut)
-    ours = PairTemplate(Tokenizer.of(hf)).prompt(*texts, Cuts(pair=most))
+    ours = PairTemplate(Tokenizer.from_transformers(hf)).prompt(*texts, PairLimits(pair=most))
     assert ours.token_ids == theirs["input_ids"]
     assert _types(ours.types, len(ours.token_ids)) == theirs["token_type_ids"]
 
 
 def test_each_text_is_cut_by_itself(hf: Any) -> None:
-    template = PairTemplate(Tokenizer.of(hf))
-    assert template.prompt("what is the capital", "a b c d", Cuts(2, 3)) == template.prompt("what is", "a b c")
+    template = PairTemplate(Tokenizer.from_transformers(hf))
+    assert template.prompt("what is the capital", "a b c d", PairLimits(2, 3)) == template.prompt("what is", "a b c")
 
 
 def test_texts_without_a_separator(hf: Any) -> None:
-    ours = PairTemplate(Tokenizer.of(hf), separated=False).prompt("what is ", "paris")
+    ours = PairTemplate(Tokenizer.from_transformers(hf), has_separator=False).prompt("what is ", "paris")
     assert ours.token_ids == hf("what is paris")["input_ids"] and ours.types == b""
 
 
 def test_a_template_of_ones_own(hf: Any) -> None:
     jinja = "{% for m in messages %}{{ m.role == 'query' and 'what' or 'is' }} {{ m.content }} {% endfor %}"
-    ours = PairTemplate(Tokenizer.of(hf), jinja).prompt("france", "paris")
+    ours = PairTemplate(Tokenizer.from_transformers(hf), jinja).prompt("france", "paris")
     assert ours.token_ids == hf("what france is paris")["input_ids"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from transformers.models.auto import modeling_auto
 
 from quintet.config import EngineConfig
-from quintet.hub.pooling_task import wants_numbers
+from quintet.hub.pooling_task import is_pooling_model
 from quintet.models import families
 from quintet_tools.checkpoints.custom_families import PUBLISHED
 
@@ -14,7 +14,7 @@ CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 def numbers(*architectures: str, **settings: str) -> bool:
-    return wants_numbers(EngineConfig(**settings), {"architectures": [*architectures]}, Path("nowhere"))  # type: ignore[arg-type]
+    return is_pooling_model(EngineConfig(**settings), {"architectures": [*architectures]}, Path("nowhere"))  # type: ignore[arg-type]
 
 
 def test_every_family_that_generates_does_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from quintet.chat.prompts import Prompt
-from quintet.engine.parallel.commands import Sleep, WakeUp
+from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_process import Core, Pulse, Shutdown, served
 from tests.helpers.platforms.null_engine import VOCAB, greedy, null_client
@@ -26,7 +26,7 @@ class Wired:
             inbox.bind(wire.worker_address(folder, worker))
         engine, pulse = self.client.engine, Pulse(self.context, folder, range(2))
         pulse.engine = engine
-        prepared = self.client.prepared
+        prepared = self.client.engine_plan
         self.core = Core(self.context, folder, engine, prepared, served(prepared), pulse)
 
     def obey(self, *messages: wire.ToEngine) -> None:
@@ -38,7 +38,7 @@ class Wired:
         return wire.decode_from_engine(self._inboxes[worker].recv())
 
     def submit(self, name: str) -> wire.Submit:
-        return wire.Submit.of(0, [self.client.admission.admit(name, Prompt([1, 2]), greedy(), 0)])
+        return wire.Submit.of(0, [self.client.input_processor.admit(name, Prompt([1, 2]), greedy(), 0)])
 
 
 @pytest.fixture
@@ -49,19 +49,19 @@ def engine(tmp_path: Path) -> Iterator[Wired]:
 
 
 def test_everybody_hears_of_sleep_first_and_what_cannot_be_is_refused_in_words(engine: Wired) -> None:
-    engine.obey(wire.Order(0, 5, Sleep(1)))
+    engine.obey(wire.Order(0, 5, SleepCommand(1)))
     assert engine.told().stats.asleep == 1
     slept = engine.told()
     assert slept == wire.Answer(5, freed=slept.freed) and slept.freed > 0
-    engine.obey(wire.Order(0, 6, Sleep(2)))
+    engine.obey(wire.Order(0, 6, SleepCommand(2)))
     why = "the engine sleeps at level 1; wake it up before it sleeps at level 2"
     assert engine.told() == wire.Answer(6, why, "ValueError")
     engine.obey(engine.submit("late"))
     (delta,) = engine.told().deltas
     assert (delta.request_id, delta.finish_reason) == ("late", "error") and "the engine is asleep" in delta.error
-    engine.obey(wire.Order(0, 7, WakeUp()))
+    engine.obey(wire.Order(0, 7, WakeUpCommand()))
     assert engine.told().stats.asleep == 0 and engine.told() == wire.Answer(7)
-    engine.obey(engine.submit("late"), wire.Order(0, 8, Sleep(1)))
+    engine.obey(engine.submit("late"), wire.Order(0, 8, SleepCommand(1)))
     assert "the engine has 1 requests" in engine.told().refused
 
 
@@ -83,7 +83,7 @@ def test_what_the_engine_refuses_ends_that_request_alone(engine: Wired) -> None:
 
 def test_admitted_requests_come_off_the_wire_as_they_were_sent(engine: Wired) -> None:
     prompts = [("a", Prompt([1, 2], cache_salt="s")), ("b", Prompt([3]))]
-    admitted = engine.client.admission.admit_all(prompts, greedy(n=3, stop_token_ids=[5]))
+    admitted = engine.client.input_processor.admit_all(prompts, greedy(n=3, stop_token_ids=[5]))
     sent = wire.decode_to_engine(wire.encode(wire.Submit.of(0, admitted)))
     assert isinstance(sent, wire.Submit) and sent.requests() == [*admitted[0], *admitted[1]]
     assert isinstance(sent.requests()[0].stop_ids, frozenset)
@@ -93,7 +93,7 @@ def test_what_the_requests_of_a_call_share_is_sent_and_held_once(engine: Wired) 
     """A thousand completions of one call with all of a vocabulary allowed were a thousand lists in the engine."""
     prompts = [(f"{each}", Prompt([1, 2])) for each in range(64)]
     params = greedy(n=16, extra_args={"a": "x" * 10_000}, allowed_token_ids=list(range(VOCAB)))
-    frame = wire.encode(wire.Submit.of(0, engine.client.admission.admit_all(prompts, params)))
+    frame = wire.encode(wire.Submit.of(0, engine.client.input_processor.admit_all(prompts, params)))
     assert len(frame) < 100_000
     sent = wire.decode_to_engine(frame)
     assert isinstance(sent, wire.Submit) and len({id(each.params) for each in sent.requests()}) == 1
@@ -138,7 +138,7 @@ class Elsewhere:
 def test_other_machines_hear_of_the_end_and_go_before_this_process(
     engine: Wired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    did, farewell, ranks = list[str](), Shutdown(), engine.client.prepared.ranks
+    did, farewell, ranks = list[str](), Shutdown(), engine.client.engine_plan.ranks
     monkeypatch.setattr(os, "_exit", lambda code: did.append(f"exits with {code}"))
     farewell("before they have started")
     monkeypatch.setattr(ranks, "others", Elsewhere(did))

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from quintet.engine.sampling import logits_processors
 from quintet.engine.sampling.logits_processors import (
-    Added,
+    AddedRequest,
     BatchUpdate,
     LogitsProcessor,
     ProcessorFailed,
     RequestLogitsProcessor,
-    compare,
-    follow,
+    apply_batch_update,
+    batch_update_between,
     load_processors,
 )
 from quintet.engine.sampling.sampler import Sampler
@@ -36,7 +36,7 @@ class Recorder(LogitsProcessor):
     def __init__(self, invariant: bool = False) -> None:
         super().__init__(VOCAB, HostDevice())
         self.invariant = invariant
-        self.rows: dict[int, Added] = {}
+        self.rows: dict[int, AddedRequest] = {}
         self.updates: list[BatchUpdate | None] = []
         self.applied = 0
 
@@ -46,7 +46,7 @@ class Recorder(LogitsProcessor):
     def update(self, update):
         self.updates.append(update)
         if update is not None:
-            self.rows = follow(self.rows, update, lambda added: added)
+            self.rows = apply_batch_update(self.rows, update, lambda added: added)
 
     def apply(self, logits):
         self.applied += 1
@@ -59,8 +59,8 @@ def test_following_the_updates_gives_the_rows(steps):
     before, rows = [], {}
     for step in steps:
         after = [POOL[i] for i in step]
-        update = compare(before, after)
-        rows = follow(rows, update, lambda added: added.token_ids)
+        update = batch_update_between(before, after)
+        rows = apply_batch_update(rows, update, lambda added: added.token_ids)
         assert update.size == len(after)
         assert {row: ids[0] for row, ids in rows.items()} == dict(enumerate(step))
         kept = [r for r in before if r in after]
@@ -70,10 +70,10 @@ def test_following_the_updates_gives_the_rows(steps):
 
 
 def test_follow_forgets_rows_that_need_nothing():
-    added = tuple(Added(row, SamplingParams(top_k=row), [row], 1) for row in range(4))
-    rows = follow({}, BatchUpdate(4, (), (), added), lambda a: a.row if a.params.top_k % 2 else None)
+    added = tuple(AddedRequest(row, SamplingParams(top_k=row), [row], 1) for row in range(4))
+    rows = apply_batch_update({}, BatchUpdate(4, (), (), added), lambda a: a.row if a.params.top_k % 2 else None)
     assert rows == {1: 1, 3: 3}
-    assert follow(rows, BatchUpdate(2, (0, 2), ((3, 0),), ()), lambda a: None) == {1: 1, 0: 3}
+    assert apply_batch_update(rows, BatchUpdate(2, (0, 2), ((3, 0),), ()), lambda a: None) == {1: 1, 0: 3}
 
 
 def test_the_sampler_tells_each_step_what_changed():
@@ -163,7 +163,7 @@ def test_a_function_per_request_follows_its_request():
     logits[:, 9] = 5
     assert sample(logits.clone(), [a, free, b]).token_ids.tolist() == [7, 9, 8]
     for r in (a, b, free):
-        r.take(1)
+        r.append_sampled(1)
     assert sample(logits[:2].clone(), [b, a]).token_ids.tolist() == [60, 50]
 
 

@@ -78,7 +78,7 @@ def test_padded_equals_unpadded_bit_for_bit(provider, mode, monkeypatch):
             assert torch.equal(logprobs.logprobs[: len(mine), :num], wanted_logprobs.logprobs)
             assert torch.equal(logprobs.ranks[: len(mine)], wanted_logprobs.ranks)
         for r, token in zip([*mine, *theirs], [*wanted.tolist()] * 2, strict=True):
-            r.take(token)
+            r.append_sampled(token)
 
 
 @pytest.mark.parametrize("most, sizes", [(20, (0, 32)), (100, (0, 100)), (-1, (0, 32, 400)), (900, (0, 400))])
@@ -120,7 +120,7 @@ def test_the_warm_up_takes_every_op_through_every_shape_that_traffic_reaches(mod
         own, wanted = np.zeros(size, np.int32), np.ones(size, np.int32)
         sample.prompt_logprobs(torch.randn(size, VOCAB).to(dtype), own, wanted, rng.choice([0, 1, 5, 50, -1]))
         for r in mine:
-            r.take(rng.randrange(VOCAB))
+            r.append_sampled(rng.randrange(VOCAB))
     assert seen <= warm and {name for name, *_ in seen} == {name for name, *_ in warm}
 
 
@@ -144,7 +144,7 @@ def test_providers_agree_on_every_token():
 def test_a_draw_depends_on_key_and_position_alone():
     one, other = request("1", [1, 2, 3]), request("1", [9, 8, 7], temperature=1.0)
     assert step(sampler(), [one]) == step(sampler(), [other])  # the same key, position and logits
-    other = Request(replace(request("1", [9, 8, 7]).admitted, key=(99, 17)))
+    other = Request(replace(request("1", [9, 8, 7]).core_request, random_key=(99, 17)))
     tokens = [[step(sampler(), [r])[0][0] for _ in range(20)] for r in (request("1", [1, 2, 3]), other)]
     assert tokens[0] != tokens[1]
 
@@ -169,9 +169,9 @@ def test_it_looks_back_where_a_row_is_drawn_by_what_it_said():
     kinds += [{"bad_words_ids": ((5,), (6, 7))}]
     sample, found = sampler(), []
     for kind in kinds:
-        found.append(sample.looks_back([request("1", [1]), request("2", [1], **kind)]))
+        found.append(sample.needs_previous_tokens([request("1", [1]), request("2", [1], **kind)]))
     assert found == [False, False, True, True, True, True]
-    assert not sample.looks_back([request("1", [1])]), "they have left"
+    assert not sample.needs_previous_tokens([request("1", [1])]), "they have left"
 
 
 def penalized(logits: np.ndarray, prompt, output, repetition=1.0, frequency=0.0, presence=0.0) -> np.ndarray:
@@ -203,7 +203,7 @@ def test_penalties_equal_their_definitions_as_the_output_grows(provider):
             got = torch.empty(VOCAB)
             got[logprobs.token_ids[row, 1:].long()] = logprobs.logprobs[row, 1:]
             np.testing.assert_allclose(got.numpy(), wanted[row], rtol=1e-5, atol=1e-5)
-            r.take(rng.randrange(VOCAB))
+            r.append_sampled(rng.randrange(VOCAB))
 
 
 def test_the_repetition_penalty_equals_that_of_transformers():
@@ -267,7 +267,7 @@ def test_min_tokens_bans_what_would_end_the_request_until_then(provider):
     logits[:, [5, 6, 9]] = torch.tensor([3.0, 2.0, 1.0])
     for _ in range(4):
         tokens.append(sample(logits.clone(), [r, never]).token_ids.tolist())
-        r.take(tokens[-1][0])
+        r.append_sampled(tokens[-1][0])
         never.token_ids.append(9)
     assert tokens == [[9, 5], [9, 5], [5, 5], [5, 5]]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quintet import LLM, SamplingParams
 from quintet.engine.sampling import logits_processors
-from quintet.engine.sampling.logits_processors import compare, load_processors
+from quintet.engine.sampling.logits_processors import batch_update_between, load_processors
 from quintet.engine.sampling.vllm_compat import (
     AdapterLogitsProcessor,
     BatchUpdate,
@@ -107,7 +107,7 @@ def test_applying_the_updates_gives_the_rows(theirs: type, steps: list[list[int]
     adapted, before = made(theirs), []
     for step in steps:
         after = [POOL[i] for i in step]
-        adapted.update(compare(before, after) if after != before else None)
+        adapted.update(batch_update_between(before, after) if after != before else None)
         held = [None if kept is None else kept[0][0] for kept in adapted._processor.rows]
         assert held == [*step, *[None] * (20 - len(step))]
         before = after
@@ -115,11 +115,11 @@ def test_applying_the_updates_gives_the_rows(theirs: type, steps: list[list[int]
 
 def test_outputs_grow_in_the_list_that_was_given() -> None:
     adapted, row = made(Bare), request("1", [5, 6], temperature=0)
-    adapted.update(compare([], [row]))
+    adapted.update(batch_update_between([], [row]))
     prompt, output = adapted._processor.rows[0]
-    row.take(7)
+    row.append_sampled(7)
     adapted.update(None)
-    row.take(8)
+    row.append_sampled(8)
     adapted.update(None)
     assert (prompt, output) == ([5, 6], [7, 8]) and type(output) is list
 
@@ -130,8 +130,8 @@ def test_where_vllm_is_there_its_own_directions_are_used(monkeypatch: pytest.Mon
     seen: list[BatchUpdate] = []
     adapted = made(Bare)
     monkeypatch.setattr(adapted._processor, "update_state", seen.append)
-    adapted.update(compare([], POOL[:3]))
-    adapted.update(compare(POOL[:3], [POOL[1], POOL[0]]))
+    adapted.update(batch_update_between([], POOL[:3]))
+    adapted.update(batch_update_between(POOL[:3], [POOL[1], POOL[0]]))
     assert seen[-1].moved == [(1, 0, "swap")] and list(seen[-1].removed) == [2]
 
 

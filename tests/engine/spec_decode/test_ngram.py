@@ -15,12 +15,12 @@ from quintet.engine.sampling.logits_processors import (
     LogitsProcessor,
     RequestLogitsProcessor,
     RowFunction,
-    follow,
+    apply_batch_update,
 )
 from quintet.engine.spec_decode import ngram
-from quintet.engine.spec_decode.ngram import propose
+from quintet.engine.spec_decode.ngram import find_continuation
 from quintet.interface.platform import CacheLost
-from quintet.interface.types import Array
+from quintet.interface.types import IntArray
 from quintet.sampling_params import SamplingParams
 from tests.engine.test_overlap import ENGINES, Ask, Served, again, ahead, plain, traffic
 from tests.helpers.platforms.null_engine import CtrlC, drain, greedy, null_client
@@ -43,7 +43,7 @@ def test_a_proposal_is_what_followed_the_longest_end_when_it_first_stood_there()
         ids = [rng.randrange(rng.choice([2, 3, 9])) for _ in range(rng.randrange(1, 40))]
         least = rng.randrange(1, 4)
         most, count = rng.randrange(least, 6), rng.randrange(1, 6)
-        proposed = propose(np.array(ids, np.int32), least, most, count)
+        proposed = find_continuation(np.array(ids, np.int32), least, most, count)
         assert proposed == wanted(ids, least, most, count), (ids, least, most, count)
         found += bool(proposed)
     assert found > 500
@@ -53,9 +53,9 @@ def test_no_text_is_searched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the scheduler, which asks whether there are drafts before it adds them."""
     searched = []
 
-    def counted(ids: Array, *sizes: int) -> list[int]:
+    def counted(ids: IntArray, *sizes: int) -> list[int]:
         searched.append(tuple(ids.tolist()))
-        return propose(ids, *sizes)
+        return find_continuation(ids, *sizes)
 
     monkeypatch.setattr(ngram, "propose", counted)
     served = Served(speculative_config=GUESS)
@@ -180,7 +180,7 @@ class Counting(LogitsProcessor):
         for row in self._rows.values():
             row[1] += 1
         if update is not None:
-            self._rows = follow(self._rows, update, lambda added: [added.token_ids, len(added.token_ids)])
+            self._rows = apply_batch_update(self._rows, update, lambda added: [added.token_ids, len(added.token_ids)])
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         for tokens, count in self._rows.values():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.hub.resolve import load_model_config
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import Quantized, quantized
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, read_quantization_config
 from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
 from quintet_tools.checkpoints.tiny import Tiny
@@ -23,8 +23,8 @@ def said(folder: Path) -> dict[str, Any]:
     return found
 
 
-def plan(folder: Path) -> Quantized:
-    found = quantized(said(folder), lambda: tensors_of(folder, model_class(config(folder))))
+def plan(folder: Path) -> CheckpointQuantization:
+    found = read_quantization_config(said(folder), lambda: tensors_of(folder, model_class(config(folder))))
     assert found is not None
     return found
 
@@ -44,4 +44,4 @@ def tiny(name: str) -> Tiny:
 
 
 def forms(name: str, kept: frozenset[str] | None = None) -> QuantizationPlan:
-    return QuantizationPlan(checkpoint=plan(DATA / name), kept=kept)
+    return QuantizationPlan(checkpoint=plan(DATA / name), supported_kinds=kept)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from quintet.interface.weights import CheckpointSlice, ShardRange, StoredTensor
-from quintet.layers.quantization.checkpoint_config import Quantized, quantized
+from quintet.layers.quantization.checkpoint_config import CheckpointQuantization, read_quantization_config
 from quintet.ops.quantized import dequantized
 from quintet_tools.checkpoints.tiny import Tiny
 
@@ -29,7 +29,7 @@ def expected(name: str) -> dict[str, Tensor]:
 
 
 def read_out(
-    found: Quantized,
+    found: CheckpointQuantization,
     module: str,
     shape: tuple[int, int],
     tensors: Mapping[str, Tensor],
@@ -64,7 +64,7 @@ def listed(tensors: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
     return {name: StoredTensor(tuple(each.shape), (each.dtype,)) for name, each in tensors.items()}
 
 
-def plan_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Quantized:
-    found = quantized(config, lambda: listed(tensors))
+def plan_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CheckpointQuantization:
+    found = read_quantization_config(config, lambda: listed(tensors))
     assert found is not None
     return found

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quintet.interface.platform import Capabilities, Device, State, Step
 from quintet.interface.types import Batch, Layout, Outputs, ShapeBucket, leaves
 from quintet.ops.registry import Op, Ops
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.null.platform import Null, NullDevice
 
 SAMPLING = (
@@ -187,7 +187,7 @@ class BehindDevice(NullDevice):
         return wait
 
 
-def behind(work: Work, **facts: Any) -> Chosen:
+def behind(work: Work, **facts: Any) -> SelectedPlatform:
     """Such a platform, doing this work."""
 
     class Behind(Null):
@@ -215,7 +215,7 @@ def behind(work: Work, **facts: Any) -> Chosen:
 
     probed = Null.probe()
     assert isinstance(probed, Capabilities)
-    return Chosen(Behind, Capabilities(devices=1, dtypes=probed.dtypes, **facts), "for a test")
+    return SelectedPlatform(Behind, Capabilities(devices=1, dtypes=probed.dtypes, **facts), "for a test")
 
 
 def _model(cache: np.ndarray[Any, Any], batch: Batch, vocab: int) -> np.ndarray[Any, Any]:

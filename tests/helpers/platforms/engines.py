@@ -12,7 +12,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import RankInfo
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.model_loader.loader import tensors_of
 from quintet.models import model_class
 from quintet.platforms.cpu import PLATFORM
@@ -61,7 +61,7 @@ def forms_of(tiny: Tiny, platform: type[Platform] | Platform = PLATFORM) -> Quan
     assert isinstance(facts, Capabilities)
     said = json.loads((tiny.folder / "config.json").read_text())["quantization_config"]
     there = functools.partial(tensors_of, tiny.folder, model_class(tiny.config))
-    return QuantizationPlan(checkpoint=quantized(said, there), kept=facts.weight_formats)
+    return QuantizationPlan(checkpoint=read_quantization_config(said, there), supported_kinds=facts.weight_formats)
 
 
 def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:
@@ -70,7 +70,7 @@ def ranked(tiny: Tiny, ranks: int, prompt: Sequence[int]) -> list[Tensor]:
 
     def run(rank: int, endpoint: str) -> Tensor:
         place, forms = RankInfo(rank, ranks, endpoint), forms_of(tiny)  # what the CPU keeps: its ranks are the CPU's
-        (logits,) = Runner(tiny, platform=platform, place=place, forms=forms).prompts([list(prompt)])
+        (logits,) = Runner(tiny, platform=platform, rank_info=place, quantization=forms).prompts([list(prompt)])
         return logits
 
     return each_rank(platform, ranks, run)

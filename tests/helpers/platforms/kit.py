@@ -9,7 +9,7 @@ import pytest
 from quintet.config import EngineConfig
 from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.report import Outcome
+from quintet.conformance.report import TrialOutcome
 from tests.helpers.platforms.tpu import programs
 
 
@@ -25,7 +25,9 @@ def sections(mark: pytest.MarkDecorator, long: Mapping[str, int]) -> Sequence[An
 
 
 def assert_conforms(device: str, section: str, every: int = 1) -> None:
-    tried = [(each, trial) for each in kit.checks([section]) for trial in [*kit.listed(each, subject(device))][::every]]
-    results = [kit.tried(each, trial) for each, trial in tried]
-    failed = [f"{each.clause}, {each.what}: {each.detail}" for each in results if each.outcome is Outcome.FAILED]
+    tried = [
+        (each, trial) for each in kit.checks([section]) for trial in [*kit.list_trials(each, subject(device))][::every]
+    ]
+    results = [kit.run_trial(each, trial) for each, trial in tried]
+    failed = [f"{each.clause}, {each.what}: {each.detail}" for each in results if each.outcome is TrialOutcome.FAILED]
     assert results and not failed, "\n".join(failed)

@@ -15,7 +15,7 @@ from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.outputs import RequestOutput
-from quintet.platforms.null.platform import following
+from quintet.platforms.null.platform import next_token
 
 VOCAB = 97
 
@@ -45,7 +45,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
     """What greedy decoding gives on the null platform."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(following(tokens[-1], len(tokens) - 1, VOCAB))
+        tokens.append(next_token(tokens[-1], len(tokens) - 1, VOCAB))
     return tokens[len(prompt) :]
 
 

@@ -11,7 +11,7 @@ import torch
 from quintet.conformance import kit
 from quintet.conformance.harness.subject import Subject
 from quintet.ops import Ops
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.cpu.platform import CPU
 
 Provider = Callable[..., Any]
@@ -23,7 +23,7 @@ class Planted(Subject):
     def __init__(self, platform: type[CPU] = CPU, providers: Mapping[str, Provider] | None = None) -> None:
         super().__init__("cpu")
         self.facts = replace(self.facts, dtypes=(torch.float32,))
-        self.chosen = Chosen(platform, self.facts, "a test's")
+        self.chosen = SelectedPlatform(platform, self.facts, "a test's")
         self._providers = providers or {}
 
     @cached_property

@@ -10,7 +10,7 @@ from quintet.platforms.cpu import PLATFORM
 from quintet_tools.checkpoints.tiny import Tiny
 
 
-class Runner(direct.Runner):
+class Runner(direct.WorkerRunner):
     """See there."""
 
     def __init__(

@@ -39,7 +39,7 @@ def request(name: str, prompt: list[int], output: list[int] = (), **params) -> R
     extra = {key: params.pop(key) for key in ("stop_ids", "bad_words_ids") if key in params}
     made = Request(CoreRequest(name, prompt, SamplingParams(**params), (int(name), 17), 100, **extra))
     for token_id in output:
-        made.take(token_id)
+        made.append_sampled(token_id)
     return made
 
 

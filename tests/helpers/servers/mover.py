@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
 
 
@@ -16,7 +16,7 @@ class Copying:
 
     def __init__(self, kind: str = "whole") -> None:
         self.kind, self._lock, self._asked = kind, threading.Lock(), 0
-        self.offered, self.met, self.begun, self.closed = list[Rows](), list[str](), 0, False
+        self.offered, self.met, self.begun, self.closed = list[PageRows](), list[str](), 0, False
 
     def odd(self) -> bool:
         """Every third time, beginning with the second."""
@@ -24,10 +24,10 @@ class Copying:
             self._asked += 1
             return self._asked % 3 == 2
 
-    def offer(self, rows: Rows) -> None:
+    def offer(self, rows: PageRows) -> None:
         self.offered.append(rows)
 
-    def receive(self, rows: Rows) -> None:
+    def receive(self, rows: PageRows) -> None:
         self.offered.append(rows)
 
     def told(self) -> bytes:
@@ -42,7 +42,7 @@ class Copying:
     def part(self, peer: str) -> None:
         self.met.remove(peer)
 
-    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> "Copy":
+    def begin(self, peer: str, addresses: Sequence[int], into: PageRows) -> "Copy":
         if self.kind == "cut" and self.odd():
             raise ProtocolError("it does not begin")
         self.begun += 1
@@ -53,7 +53,7 @@ class Copying:
 
 
 class Copy:
-    def __init__(self, mover: Copying, addresses: Sequence[int], into: Rows) -> None:
+    def __init__(self, mover: Copying, addresses: Sequence[int], into: PageRows) -> None:
         self._addresses, self._into = list(addresses), into
         self._kind = mover.kind if mover.odd() else "whole"
         self._looks, self._held = 3 if self._kind == "late" else 0, 2 if self._kind == "silent" else 0

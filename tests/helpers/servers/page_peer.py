@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 
 from quintet.config import KVTransferConfig
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p import remote_memory as memory
-from quintet.engine.kv_transfer.p2p.consumer import From, PageClient, Route, TakerLoad
+from quintet.engine.kv_transfer.p2p.consumer import PageClient, PageOrigin, PeerLoad, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
-from quintet.engine.kv_transfer.p2p.protocol import Channel, Facts
+from quintet.engine.kv_transfer.p2p.protocol import PageFormat, PeerChannel
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
-from quintet.engine.kv_transfer.p2p.transports import Transport, means_of
-from quintet.engine.kv_transfer_params import Peer
+from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
+from quintet.engine.kv_transfer_params import LeasePeer
 
-FACTS = Facts("a checkpoint", "float32", 4, ((1, 2, 3),))
+FACTS = PageFormat("a checkpoint", "float32", 4, ((1, 2, 3),))
 KEY = b"a key that all engines share"
 PATIENCE = 20.0  # seconds; nothing here waits so long
 CONNECTORS = {"tcp": "TCPConnector", "shared memory": "SharedMemoryConnector", "nixl": "NixlConnector"}
@@ -40,7 +40,7 @@ class Lot(msgspec.Struct):
 
 
 def means(kind: str) -> Transport:
-    return means_of(KVTransferConfig(kv_connector=CONNECTORS[kind], kv_role="kv_both"), True)
+    return transport_of(KVTransferConfig(kv_connector=CONNECTORS[kind], kv_role="kv_both"), True)
 
 
 def listening(kind: str) -> socket.socket:
@@ -58,11 +58,11 @@ def place(of: socket.socket) -> str:
     return str(name if isinstance(name, str) else name[1])
 
 
-def connect(where: str, words: int) -> Channel:
+def connect(where: str, words: int) -> PeerChannel:
     found = socket.socket(socket.AF_INET if where.isdigit() else socket.AF_UNIX, socket.SOCK_STREAM)
     found.settimeout(PATIENCE)
     found.connect(("127.0.0.1", int(where)) if where.isdigit() else where)
-    return Channel(found, PATIENCE, 4 * words)
+    return PeerChannel(found, PATIENCE, 4 * words)
 
 
 def lent(kind: str, lots: list[Lot]) -> tuple[PageServer, SendBuffer, Transport]:
@@ -70,17 +70,17 @@ def lent(kind: str, lots: list[Lot]) -> tuple[PageServer, SendBuffer, Transport]
     words, found = lots[0].words, means(kind)
     loans = SendBuffer(4 * words * sum(len(lot.keys) for lot in lots), words, 3600.0, kind == "shared memory")
     for lot in lots:
-        assert loans.promise(lot.loan, lot.keys)
-        rows: Rows = np.frombuffer(lot.rows, np.int32).reshape(-1, words)
+        assert loans.reserve(lot.loan, lot.keys)
+        rows: PageRows = np.frombuffer(lot.rows, np.int32).reshape(-1, words)
         loans.fill(lot.loan, lot.keys, rows)
     giver = PageServer(loans, lambda: FACTS, KEY, PATIENCE)
-    giver.way, giver.share = found.name, found.share(loans)
+    giver.transport, giver.share_memory = found.name, found.share_memory(loans)
     return giver, loans, found
 
 
 def taking(kind: str, where: str, words: int) -> PageClient:
     found = means(kind)
-    opening = found.open(PATIENCE)
+    opening = found.open_region(PATIENCE)
     return PageClient(
         Route(lambda _: connect(where, words), lambda: FACTS, KEY, words, opening, found.name), threading.Event()
     )
@@ -100,18 +100,18 @@ def _take(kind: str, lots: list[Lot], where: str) -> None:
         print("here", flush=True)
         time.sleep(3600)
 
-    TakerLoad.bring = stop  # type: ignore[assignment]
+    PeerLoad.add_page = stop  # type: ignore[assignment]
     taker = taking(kind, where, lots[0].words)
-    if taker._way.open is not None:
-        opening = taker._way.open
+    if taker._way.open_region is not None:
+        opening = taker._way.open_region
 
-        def opened(channel: Channel, words: int) -> memory.RemoteRegion:
+        def opened(channel: PeerChannel, words: int) -> memory.RemoteRegion:
             far = opening(channel, words)
             far.read = stop  # type: ignore[assignment]
             return far
 
-        taker._way = taker._way._replace(open=opened)
-    taker.load([From(Peer("here", 1, lots[0].loan))], lots[0].keys, True)
+        taker._way = taker._way._replace(open_region=opened)
+    taker.load([PageOrigin(LeasePeer("here", 1, lots[0].loan))], lots[0].keys, True)
 
 
 def main() -> None:

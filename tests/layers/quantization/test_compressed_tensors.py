@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.interface.weights import PLAIN, ShardRange
 from quintet.layers.quantization import QuantizationPlan
-from quintet.layers.quantization.module_patterns import expression, regular, wildcards
+from quintet.layers.quantization.module_patterns import compile_pattern, regex_names, wildcard_names
 from tests.helpers.checkpoints.quantized_files import plan_of, read_out
 
 SIZES = OUTPUTS, INPUTS = 24, 96
@@ -133,7 +133,7 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
     found, cut = plan_of(config, {}), ShardRange((0, 8), (0, 64))
     kinds = {"w8a8": {"w8a8", "int8"}, "int8": {"int8"}, "plain": {"int4"}}
     for kind, kept in kinds.items():
-        assert QuantizationPlan(None, found, frozenset(kept)).of(Q, cut)[0].kind == kind
+        assert QuantizationPlan(None, found, frozenset(kept)).format_for(Q, cut)[0].kind == kind
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_products_of_eight_bits_leave_activations_where_a_platform_has_no_others
 )
 def test_patterns_with_too_many_ways_through_them_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="a list has the pattern .* which could take long to match"):
-        expression(pattern, "a list")
+        compile_pattern(pattern, "a list")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_patterns_with_too_many_ways_through_them_are_refused(pattern: str) -> N
     ],
 )
 def test_patterns_that_people_write_are_taken(pattern: str) -> None:
-    assert expression(pattern, "a list").match("model.layers.12.mlp.experts.7.down_proj.") is None
+    assert compile_pattern(pattern, "a list").match("model.layers.12.mlp.experts.7.down_proj.") is None
 
 
 ONLINE = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"location": "input"}, {"location": "weight_input"}]}}}
@@ -210,7 +210,7 @@ def test_what_is_not_read_is_refused_by_name(config: dict[str, Any], message: st
 )  # fmt: skip
 def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="could take long to match|is no module's name"):
-        regular([f"re:{pattern}"], "a list")
+        regex_names([f"re:{pattern}"], "a list")
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
     ],
 )
 def test_patterns_of_checkpoints_are_taken(pattern: str, name: str) -> None:
-    assert regular([f"re:{pattern}"], "a list").has([name])
+    assert regex_names([f"re:{pattern}"], "a list").has([name])
 
 
 def test_wildcards_mean_whole_names() -> None:
-    names = wildcards(["*lm_head", "model.layers.1.*", "a.b"], "a list")
+    names = wildcard_names(["*lm_head", "model.layers.1.*", "a.b"], "a list")
     there = ["lm_head", "model.lm_head", "model.layers.1.x", "a.b"]
     assert all(names.has([each]) for each in there)
     assert not any(names.has([each]) for each in ["lm_head.x", "model.layers.11.x", "a.b.c", "a"])

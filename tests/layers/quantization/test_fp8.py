@@ -65,4 +65,4 @@ def test_what_was_left_out_is_in_floats() -> None:
 def test_scales_of_inputs_are_passed_over_and_that_is_said() -> None:
     (said,) = plan_of({**FP8, "activation_scheme": "static"}, {}).notes
     assert "activations stay in the model's type" in said and "static scales of inputs are not used" in said
-    assert plan_of(FP8, {}).silent and "static" not in plan_of(FP8, {}).notes[0]
+    assert plan_of(FP8, {}).ignored_suffixes and "static" not in plan_of(FP8, {}).notes[0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, CheckpointSlice, ShardRange, StoredTensor
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.layers.quantization.formats.gptq import Gptq
 from quintet.layers.quantization.formats.marlin import Marlin
 from quintet.ops.quantized import dequantized
@@ -34,7 +34,7 @@ def there(tensors: dict[str, Tensor]) -> dict[str, StoredTensor]:
 def reader(tensors: dict[str, Tensor], name: str = NAME, **said: Any) -> Gptq:
     """Of a checkpoint's configuration."""
     config = {"quant_method": "gptq", "bits": 4, "group_size": 64, **said}
-    found = quantized(config, lambda: there(tensors))
+    found = read_quantization_config(config, lambda: there(tensors))
     assert found is not None
     read = found.plan.reader(name)
     assert isinstance(read, Gptq)
@@ -153,7 +153,9 @@ def test_symmetric_ones_are_held_to_it() -> None:
 def test_marlins_layout(group: int) -> None:
     part, x = CheckpointSlice(f"{NAME}.weight", (128, 256), ((0, 128),)), numbers(weight(2, 128, 256), 4, group, True)
     tensors = marlin_tensors(NAME, x)
-    found = quantized({**GPTQ, "group_size": group, "is_marlin_format": True, "sym": True}, lambda: there(tensors))
+    found = read_quantization_config(
+        {**GPTQ, "group_size": group, "is_marlin_format": True, "sym": True}, lambda: there(tensors)
+    )
     assert found is not None
     read = found.plan.reader(NAME)
     assert read is not None
@@ -178,7 +180,9 @@ def test_overrides_of_modules() -> None:
         r"+:.*\.(?:0|1)\..*down": {"bits": 8, "group_size": 32},
         r".*q_proj": {"bits": 2, "sym": False},
     }
-    found = quantized({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic})
+    found = read_quantization_config(
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "dynamic": dynamic}
+    )
     assert found is not None and not found.heads
     read = [found.plan.reader(name) for name in names]
     assert read == [
@@ -190,21 +194,21 @@ def test_overrides_of_modules() -> None:
     ("said", "heads"), [({}, False), ({"lm_head": True}, True), ({"dynamic": {"lm_head": {"bits": 8}}}, True)], ids=str
 )
 def test_a_head_is_packed_if_that_is_said(said: dict[str, Any], heads: bool) -> None:
-    found = quantized({"quant_method": "gptq", "bits": 4, "group_size": 128, **said})
+    found = read_quantization_config({"quant_method": "gptq", "bits": 4, "group_size": 128, **said})
     assert found is not None and found.heads == heads
 
 
 def test_modules_that_the_files_hold_in_floats_are_read_as_they_are() -> None:
     _, _, tensors = packed(4, 64, True, False, "gptq")
     files = {**there(tensors), "model.layers.0.odd.weight": StoredTensor((4, 4), FLOATS[:1])}
-    found = quantized({"quant_method": "gptq", "bits": 4, "group_size": 64}, lambda: files)
+    found = read_quantization_config({"quant_method": "gptq", "bits": 4, "group_size": 64}, lambda: files)
     assert found is not None and found.plan.reader("model.layers.0.odd") is None
 
 
 def test_names_that_were_quantized_leave_out_all_others() -> None:
     only = [["self_attn.q_proj", "self_attn.k_proj"], ["mlp.up_proj"]]
     said = {"bits": 4, "group_size": 64, "modules_in_block_to_quantize": only, "modules_to_not_convert": ["layers.3"]}
-    found = quantized({"quant_method": "gptq", **said})
+    found = read_quantization_config({"quant_method": "gptq", **said})
     assert found is not None
     names = ["layers.0.self_attn.q_proj", "layers.0.self_attn.v_proj", "layers.1.mlp.up_proj", "layers.3.mlp.up_proj"]
     assert [found.plan.reader(f"model.{name}") is not None for name in names] == [True, False, True, False]
@@ -214,14 +218,14 @@ def test_names_may_lie_in_any_depth_of_lists() -> None:
     only: list[Any] = ["up_proj"]
     for _ in range(5000):
         only = [only, None]
-    found = quantized({**GPTQ, "modules_in_block_to_quantize": only})
+    found = read_quantization_config({**GPTQ, "modules_in_block_to_quantize": only})
     assert found is not None
     assert [found.plan.reader(f"layers.0.{name}") is None for name in ("up_proj", "q_proj")] == [False, True]
 
 
 def test_an_order_means_nothing_to_marlins_layout() -> None:
     files = {"a.B": torch.zeros(8, 256, dtype=torch.int32), "a.g_idx": torch.arange(128, dtype=torch.int32)}
-    found = quantized({**GPTQ, "checkpoint_format": "marlin"}, lambda: there(files))
+    found = read_quantization_config({**GPTQ, "checkpoint_format": "marlin"}, lambda: there(files))
     assert found is not None and isinstance(found.plan.reader("a"), Marlin)
 
 
@@ -257,7 +261,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 )
 def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        quantized({**GPTQ, **said})
+        read_quantization_config({**GPTQ, **said})
     assert "\n" not in str(error.value)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quintet.interface.weights import CheckpointSlice, ShardRange, StoredTensor
-from quintet.layers.quantization.checkpoint_config import quantized
+from quintet.layers.quantization.checkpoint_config import read_quantization_config
 from quintet.layers.quantization.formats.awq import Awq
 from quintet.layers.quantization.formats.awq_gemv import Gemv, GemvFast, width
 from quintet.layers.quantization.formats.gptq import Gptq
@@ -18,7 +18,7 @@ NAME = "model.layers.0.mlp.up_proj"
 
 
 def reader(said: dict[str, Any], module: str = NAME) -> Any:
-    found = quantized(said)
+    found = read_quantization_config(said)
     assert found is not None
     return found.plan.reader(module)
 
@@ -26,13 +26,13 @@ def reader(said: dict[str, Any], module: str = NAME) -> Any:
 @pytest.mark.parametrize(
     ("said", "want"),
     [
-        ({}, Gptq(4, 128, True, first=True)),
-        ({"packing_format": "auto_round:auto_gptq"}, Gptq(4, 128, True, first=True)),
-        ({"backend": "auto_round:gptq:exllamav2"}, Gptq(4, 128, True, first=True)),
-        ({"backend": "auto_round:exllamav2", "sym": False}, Gptq(4, 128, False, first=False)),
-        ({"packing_format": "auto_round", "sym": False}, Gptq(4, 128, False, first=False)),
-        ({"packing_format": "auto_round", "bits": 5, "group_size": -1}, Gptq(5, 0, True, first=False)),
-        ({"packing_format": "auto_round:gptqmodel", "bits": 2}, Gptq(2, 128, True, first=False)),
+        ({}, Gptq(4, 128, True, zeros_minus_one=True)),
+        ({"packing_format": "auto_round:auto_gptq"}, Gptq(4, 128, True, zeros_minus_one=True)),
+        ({"backend": "auto_round:gptq:exllamav2"}, Gptq(4, 128, True, zeros_minus_one=True)),
+        ({"backend": "auto_round:exllamav2", "sym": False}, Gptq(4, 128, False, zeros_minus_one=False)),
+        ({"packing_format": "auto_round", "sym": False}, Gptq(4, 128, False, zeros_minus_one=False)),
+        ({"packing_format": "auto_round", "bits": 5, "group_size": -1}, Gptq(5, 0, True, zeros_minus_one=False)),
+        ({"packing_format": "auto_round:gptqmodel", "bits": 2}, Gptq(2, 128, True, zeros_minus_one=False)),
         ({"packing_format": "auto_round:auto_awq", "sym": False}, Awq(128)),
         ({"quant_method": "intel/auto-round"}, Gptq(4, 128, True)),
         ({"quant_method": "inc"}, Gptq(4, 128, True)),
@@ -50,7 +50,9 @@ def test_auto_rounds_modules() -> None:
         "mlp.*down": {"bits": 16, "data_type": "fp"},
         "lm_head": {"bits": 4, "sym": False},
     }
-    found = quantized({**ROUND, "extra_config": extra, "block_name_to_quantize": "model.layers,model.other"})
+    found = read_quantization_config(
+        {**ROUND, "extra_config": extra, "block_name_to_quantize": "model.layers,model.other"}
+    )
     assert found is not None and found.heads
     read = found.plan.reader
     assert read("model.layers.0.mlp.up_proj") == Gptq(4, 128, True)
@@ -115,7 +117,7 @@ def test_how_awq_packs(said: dict[str, Any], want: Any) -> None:
 )
 def test_what_is_not_read_is_refused_by_name(said: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        quantized(said)
+        read_quantization_config(said)
     assert "\n" not in str(error.value)
 
 

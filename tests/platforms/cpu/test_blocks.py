@@ -14,7 +14,7 @@ from quintet.ops.embedding import quantized_embedding
 from quintet.ops.linear import linear
 from quintet.ops.moe import quantized_experts
 from quintet.ops.quantize import canonical
-from quintet.ops.quantized import dequantized, rounded
+from quintet.ops.quantized import dequantized, fake_quantized_activations
 from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.ops import quantized_moe
@@ -72,7 +72,7 @@ def test_unpacked_is_what_the_reader_makes_of_them(name: str) -> None:
 @each_leveled
 def test_laid_stands_for_what_the_file_says(name: str) -> None:
     weight = weight_of(name, parts=3)
-    found = blocks.laid(weight, tensors_of(weight, name))
+    found = blocks.pack(weight, tensors_of(weight, name))
     want = dequantized(canonical(weight, tensors_of(weight, name)))
     got = tiles.unpack(found, OUTPUTS, INPUTS, weight.format)
     assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * 2**-22)  # minima are added in one rounding
@@ -85,7 +85,7 @@ def test_rows_are_looked_up_where_products_read(name: str) -> None:
     ids, shape = torch.tensor([0, 149, 63, 64, 17, 150], dtype=torch.int32), (OUTPUTS, INPUTS)
     for activations in BOTH:
         weight = weight_of(name, activations)
-        found = blocks.laid(weight, tensors_of(weight, name))
+        found = blocks.pack(weight, tensors_of(weight, name))
         known = tiles.unpack(found, *shape, weight.format)[ids[:5].long()]
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             got = quantized_embedding.providers["native"](ids, as_held(weight, found), 0, shape, dtype)
@@ -102,9 +102,9 @@ def test_a_k_quants_bits_are_its_own_and_few_more() -> None:
 def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: str, name: str, activations: int) -> None:
     weight = weight_of(name, activations)
     tensors = tensors_of(weight, name)
-    held, matrix = as_held(weight, blocks.laid(weight, tensors)), canonical(weight, tensors)
+    held, matrix = as_held(weight, blocks.pack(weight, tensors)), canonical(weight, tensors)
     x = torch.randn(70, INPUTS, generator=torch.Generator().manual_seed(7))
-    known = rounded(x, matrix) if activations == 8 else x
+    known = fake_quantized_activations(x, matrix) if activations == 8 else x
     native = linear.kinds[weight.format.kind].providers["native"]
     got, want = native(x, held, None, (OUTPUTS,)), known @ dequantized(matrix).T
     assert torch.allclose(got, want, rtol=0, atol=float(want.abs().max()) * (1e-5 if activations == 8 else 2e-4))
@@ -115,7 +115,7 @@ def test_products_are_the_specifications_and_a_row_has_its_bits_anywhere(isa: st
 @each_leveled
 def test_instruction_sets_give_the_same_bits(isas: Iterator[str], name: str) -> None:
     weight = weight_of(name, 8)
-    held = as_held(weight, blocks.laid(weight, tensors_of(weight, name)))
+    held = as_held(weight, blocks.pack(weight, tensors_of(weight, name)))
     x = torch.randn(9, INPUTS, generator=torch.Generator().manual_seed(4)).bfloat16()
     native = linear.kinds[weight.format.kind].providers["native"]
     first, *others = (native(x, held, None, (OUTPUTS,)) for _ in isas)
@@ -129,7 +129,7 @@ def test_scales_that_are_not_finite_are_refused(name: str) -> None:
     at = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}[name]
     tensors["0"][-1, at : at + 2] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
     with pytest.raises(ValueError, match="not finite"):
-        blocks.laid(weight, tensors)
+        blocks.pack(weight, tensors)
 
 
 @each_leveled
@@ -139,7 +139,7 @@ def test_tensors_of_fewer_rows_or_blocks_than_the_weight_has_are_refused(name: s
     whole = tensors_of(weight, name)["0"]
     for short in (whole[:-1], whole[:1], whole[:, : whole.shape[1] // 2], whole[:, : whole.shape[1] // 2].contiguous()):
         with pytest.raises(ValueError, match="rows"):
-            blocks.laid(weight, {"0": short})
+            blocks.pack(weight, {"0": short})
 
 
 def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, Matrix]:
@@ -150,7 +150,7 @@ def stack_of(name: str, outputs: int, inputs: int, parts: int) -> tuple[Matrix, 
     weight = Weight("it", made, 0, 0, torch.bfloat16, "experts", fmt, reader, stack=EXPERTS)
     rows = rows_of(name, outputs * EXPERTS)[:, : FILE[name].shape[1] * inputs // INPUTS]
     tensors = {part.source: rows[i * each : (i + 1) * each] for i, part in enumerate(made)}
-    found, whole = quantized_moe.placed(weight, tensors), canonical(weight, tensors)
+    found, whole = quantized_moe.pack(weight, tensors), canonical(weight, tensors)
     held = Matrix(found["it"], found["it_scales"], found.get("it_zeros"), None, fmt, found.get("it_mins"))
     values, scales, zeros, mins = (
         None if x is None else x.view(EXPERTS, outputs, -1)

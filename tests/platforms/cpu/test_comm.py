@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet.interface.platform import DeviceLost
 from quintet.interface.types import RankInfo
 from quintet.platforms.cpu import shared_memory as comms
-from quintet.platforms.cpu.shared_memory import Groups, SharedMemory, joined
+from quintet.platforms.cpu.shared_memory import SharedFiles, SharedMemory, connect_ranks
 from quintet.platforms.host import nameless_file
 
 _cpu = pytest.importorskip("quintet._cpu")
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[T | BaseException]:
     """The work of every rank, threads that share a file -> what each gave, or raised."""
-    rooms, found = Groups(), dict[int, Any]()
+    rooms, found = SharedFiles(), dict[int, Any]()
 
     def run(rank: int) -> None:
         try:
-            found[rank] = work(joined(RankInfo(rank, size, "inproc://here"), rooms, seconds))
+            found[rank] = work(connect_ranks(RankInfo(rank, size, "inproc://here"), rooms, seconds))
         except BaseException as error:
             found[rank] = error
 
@@ -165,7 +165,7 @@ def test_a_rank_that_leaves_a_step_takes_the_others_out_of_it() -> None:
 
 def test_who_does_not_come_is_named() -> None:
     def work(comm: Any) -> None:
-        with comms.naming_the_lost():
+        with comms.rank_lost_as_device_lost():
             for _ in range(2):  # all have come, all have loaded
                 comm.channel.exchange(b"")
             if comm.rank != 1:
@@ -195,17 +195,17 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 
 
 def test_wrong_places_are_refused() -> None:
-    rooms = Groups()
-    assert isinstance(joined(RankInfo(0, 2, "inproc://x"), rooms, 1.0), SharedMemory)
+    rooms = SharedFiles()
+    assert isinstance(connect_ranks(RankInfo(0, 2, "inproc://x"), rooms, 1.0), SharedMemory)
     for place, says in [
         (RankInfo(0, 3, "inproc://x"), "where 2 ranks meet"),
         (RankInfo(2, 2, "inproc://y"), "ranks count from 0"),
         (RankInfo(0, 2, "tcp://here:1"), "is neither"),
     ]:
         with pytest.raises(ValueError, match=says):
-            joined(place, rooms, 1.0)
+            connect_ranks(place, rooms, 1.0)
     with pytest.raises(RuntimeError, match="has met no other"):
-        joined(RankInfo(1, 2), rooms, 1.0).all_reduce(torch.ones(1))
+        connect_ranks(RankInfo(1, 2), rooms, 1.0).all_reduce(torch.ones(1))
 
 
 RANK = """

@@ -66,7 +66,7 @@ def test_every_number_is_widened_exactly(isa: str, dtype: torch.dtype, kind: tor
     known = finite(kind).view(torch.uint8)
     values = known.repeat(40)[: 130 * 66].reshape(130, 66).view(kind)
     matrix = Matrix(values, torch.ones(130, 1), format=WeightFormat("fp8", 8, 16, dtype=kind))
-    packed = float8.laid(matrix)
+    packed = float8.pack(matrix)
     for rows in (torch.eye(66, dtype=dtype), torch.eye(66, dtype=dtype)[:1], torch.eye(66, dtype=dtype)[63:66]):
         got = native(rows, matrix, packed, None)
         assert torch.equal(got, (rows.float() @ values.float().t()).to(dtype))
@@ -78,7 +78,7 @@ def test_products_are_those_of_the_specification(isa: str, dtype: torch.dtype, k
     """Within roundings of the type at the result's size; a row alone has the bits that it has in every batch."""
     for outputs, inputs, group in SHAPES:
         matrix = made(kind, outputs, inputs, group)
-        packed = float8.laid(matrix)
+        packed = float8.pack(matrix)
         generator = torch.Generator().manual_seed(inputs)
         x, bias = torch.randn(max(ROWS), inputs, generator=generator).to(dtype), torch.randn(outputs).to(dtype)
         want = product.reference(x.float(), matrix, bias.float(), (outputs,))
@@ -97,7 +97,7 @@ def test_threads_change_no_bit(kind: torch.dtype) -> None:
     results = []
     for count in (1, 2, 3):
         _cpu.set_threads(count)
-        packed = float8.laid(matrix)
+        packed = float8.pack(matrix)
         results.append((*packed.values(), *(native(x[:rows], matrix, packed, None) for rows in (1, 5, 64, 270))))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -109,7 +109,7 @@ def test_packing_keeps_every_bit_in_as_many_bytes_as_were_promised(kind: torch.d
         matrix = made(kind, outputs, inputs, group)
         wide = torch.cat([matrix.values.view(torch.uint8)] * 2, 1).view(kind)
         for values in (matrix.values, wide[:, inputs:]):
-            packed = float8.laid(matrix._replace(values=values))
+            packed = float8.pack(matrix._replace(values=values))
             back = float8.unpack(packed["weight"], outputs, inputs, kind)
             assert torch.equal(back.view(torch.uint8), matrix.values.view(torch.uint8))
         assert float8.packed_bytes((outputs, inputs), matrix.format) == sum(each.nbytes for each in packed.values())
@@ -117,7 +117,7 @@ def test_packing_keeps_every_bit_in_as_many_bytes_as_were_promised(kind: torch.d
 
 def test_strided_rows_are_as_good_as_contiguous_ones() -> None:
     matrix, x = made(torch.float8_e4m3fn, 70, 128, 32), torch.randn(9, 128).bfloat16()
-    packed = float8.laid(matrix)
+    packed = float8.pack(matrix)
     want = native(x, matrix, packed, None)
     assert torch.equal(native(torch.cat([x, x], dim=1)[:, 128:], matrix, packed, None), want)
     assert torch.equal(native(x.T.contiguous().T, matrix, packed, None), want)
@@ -131,15 +131,15 @@ def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     matrix, x = made(torch.float8_e4m3fn, 70, 128, 32), torch.randn(3, 128)
-    packed = float8.laid(matrix)
+    packed = float8.pack(matrix)
     weight = Matrix(packed["weight"], packed["scales"], format=matrix.format)
     for rows, outputs in ((x[:, :64], 70), (x, 200), (x, 64)):
         with pytest.raises(ValueError, match="do not fit"):
             served()(rows, weight, None, (outputs,))
     with pytest.raises(ValueError, match="cuts the pairs"):
-        float8.laid(made(torch.float8_e4m3fn, 3, 34, 17))
+        float8.pack(made(torch.float8_e4m3fn, 3, 34, 17))
     with pytest.raises(ValueError, match="not torch.float32"):
-        float8.laid(matrix._replace(values=matrix.values.float()))
+        float8.pack(matrix._replace(values=matrix.values.float()))
 
 
 @each_format
@@ -149,6 +149,6 @@ def test_what_is_not_finite_is_refused(kind: torch.dtype) -> None:
         values = matrix.values.float()
         values[69, 128] = bad
         with pytest.raises(ValueError, match="not finite"):
-            float8.laid(matrix._replace(values=values.to(kind)))
+            float8.pack(matrix._replace(values=values.to(kind)))
         with pytest.raises(ValueError, match="not finite"):
-            float8.laid(matrix._replace(scales=torch.full((70, 1), bad)))
+            float8.pack(matrix._replace(scales=torch.full((70, 1), bad)))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.model_ops import MIXES
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, StepContext
 from quintet.ops import Op
-from quintet.ops.attention import row_width, stored
+from quintet.ops.attention import row_width, to_cache_rows
 from quintet.platforms.cpu.ops import attention as native_attention
 
 if reason := native_attention.probe():
@@ -71,15 +71,15 @@ def specified(q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) ->
     return Op.registry["paged_attention"].reference(q.float(), kv, context, of, sinks)
 
 
-def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, StepContext]:
-    cache = Cache(of, [r.cached + r.new for r in requests])
+def batched(of: AttentionSpec, requests: list[AttentionRequest]) -> tuple[Tensor, Tensor, StepContext]:
+    cache = RandomKVCache(of, [r.cached + r.new for r in requests])
     q, context = cache.batch(dict(enumerate(requests)))
     return q, cache.kv, context
 
 
 def broken(of: AttentionSpec, x: float = float("nan")) -> Tensor:
     """A row of the cache that holds no numbers."""
-    return stored(torch.full((of.head_dim,), x), of.cache_dtype)
+    return to_cache_rows(torch.full((of.head_dim,), x), of.cache_dtype)
 
 
 @functools.cache
@@ -112,7 +112,7 @@ def test_every_instruction_set_equals_the_specification(isa: str, types: Types) 
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 def test_extreme_scores_give_finite_results(isa: str, dtype: torch.dtype) -> None:
     of = spec(4, 2, 32, dtype=dtype, scale=300.0)
-    q, kv, context = batched(of, [Request(0, 130)])
+    q, kv, context = batched(of, [AttentionRequest(0, 130)])
     assert native(q, kv, context, of).isfinite().all()
 
 
@@ -122,7 +122,7 @@ def test_what_a_page_holds_past_the_end_does_not_leak(isa: str, types: Types, le
     for heads, kv_heads, dim, page_size in SHAPES:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size)
         lengths = [37, 129, 3]
-        q, kv, context = batched(of, [Request(length - 1, 1) for length in lengths])
+        q, kv, context = batched(of, [AttentionRequest(length - 1, 1) for length in lengths])
         want = native(q, kv, context, of)
         for row, length in enumerate(lengths):
             last = int(context.group.block_table[row, (length - 1) // page_size])
@@ -138,7 +138,7 @@ def test_pages_that_were_given_back_do_not_leak(isa: str, types: Types, left: fl
     for heads, kv_heads, dim, page_size in SHAPES:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, window=50)
         for length in (130, 63, 64, 65, 66):
-            q, kv, context = batched(of, [Request(length - 3, 3), Request(20, 1)])
+            q, kv, context = batched(of, [AttentionRequest(length - 3, 3), AttentionRequest(20, 1)])
             want = native(q, kv, context, of)
             table = context.group.block_table.clone()
             table[0, : (length - 3 - 50 + 1) // page_size] = 0
@@ -152,7 +152,7 @@ def test_pages_of_earlier_chunks_do_not_leak(isa: str, types: Types) -> None:
     """The step's tokens are in the chunk from 50 on, whose first page holds the end of the one before."""
     for heads, kv_heads, dim, page_size in SHAPES[:3]:
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, chunk=50)
-        q, kv, context = batched(of, [Request(60, 30), Request(20, 1)])
+        q, kv, context = batched(of, [AttentionRequest(60, 30), AttentionRequest(20, 1)])
         want = native(q, kv, context, of)
         table = context.group.block_table.clone()
         table[0, : 50 // page_size] = 0
@@ -165,7 +165,7 @@ def test_pages_of_earlier_chunks_do_not_leak(isa: str, types: Types) -> None:
 def test_keys_alone_are_written_where_values_are_part_of_them(isa: str, types: Types) -> None:
     op, (dtype, cached) = Op.registry["write_kv"], types
     of = spec(4, 2, 24, dtype=dtype, kv_dtype=cached, shared=16)
-    _, kv, context = batched(of, [Request(37, 20), Request(8, 1)])
+    _, kv, context = batched(of, [AttentionRequest(37, 20), AttentionRequest(8, 1)])
     k = torch.randn(21, 2, 24).to(dtype)
     want = op.reference(kv.clone(), k, None, context)
     assert kv.shape[1] == 1 and torch.equal(bits(op.providers["native"](kv, k, None, context)), bits(want))
@@ -182,7 +182,7 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
         of = spec(heads, kv_heads, dim, dtype=dtype, page_size=page_size, source="none", **settings)
         lengths = (33, 1, 64, 17, 150)
         q, k, v = (torch.randn(sum(lengths), count, dim).to(dtype) for count in (heads, kv_heads, kv_heads))
-        _, _, context = batched(replace(of, source="self"), [Request(0, length) for length in lengths])
+        _, _, context = batched(replace(of, source="self"), [AttentionRequest(0, length) for length in lengths])
         got = op.providers["native"](q, k, v, context.batch, of, None)
         want = op.reference(q.float(), k.float(), v.float(), context.batch, of, None)
         limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
@@ -190,7 +190,7 @@ def test_attention_that_keeps_nothing_is_the_specifications(isa: str, dtype: tor
         first = 0
         for length in lengths:
             own = slice(first, first + length)
-            _, _, alone = batched(replace(of, source="self"), [Request(0, length)])
+            _, _, alone = batched(replace(of, source="self"), [AttentionRequest(0, length)])
             assert torch.equal(op.providers["native"](q[own], k[own], v[own], alone.batch, of, None), got[own])
             first += length
 
@@ -204,28 +204,30 @@ def test_a_tokens_bits_depend_on_its_request_alone(isa: str, types: Types, setti
     for heads, kv_heads, dim, page_size in ((4, 2, 64, 16), (3, 1, 24, 8), (7, 1, 16, 32)):
         more = {**settings, "shared": dim} if settings.get("shared") == -1 else settings
         of = spec(heads, kv_heads, dim, dtype=types[0], kv_dtype=types[1], page_size=page_size, **more)
-        cache = Cache(of, [300, 90, 211])
+        cache = RandomKVCache(of, [300, 90, 211])
 
-        def run(requests: dict[int, Request], cache: Cache = cache, of: AttentionSpec = of) -> Tensor:
+        def run(requests: dict[int, AttentionRequest], cache: RandomKVCache = cache, of: AttentionSpec = of) -> Tensor:
             q, context = cache.batch(requests)
             return native(q, cache.kv, context, of)
 
-        whole = run({0: Request(0, 300)})
+        whole = run({0: AttentionRequest(0, 300)})
         for size in (7, 64, 100):
-            chunks = [Request(first, min(size, 300 - first)) for first in range(0, 300, size)]
+            chunks = [AttentionRequest(first, min(size, 300 - first)) for first in range(0, 300, size)]
             assert torch.equal(torch.cat([run({0: chunk}) for chunk in chunks]), whole)
         for first in (0, 1, 63, 64, 150, 299):
-            assert torch.equal(run({0: Request(first, 1)})[0], whole[first])
-            beside = run({1: Request(80, 10), 0: Request(first, 1), 2: Request(0, 211)})
+            assert torch.equal(run({0: AttentionRequest(first, 1)})[0], whole[first])
+            beside = run({1: AttentionRequest(80, 10), 0: AttentionRequest(first, 1), 2: AttentionRequest(0, 211)})
             assert torch.equal(beside[10], whole[first])
-        assert torch.equal(run({2: Request(5, 40), 0: Request(0, 300), 1: Request(89, 1)})[40:340], whole)
+        assert torch.equal(
+            run({2: AttentionRequest(5, 40), 0: AttentionRequest(0, 300), 1: AttentionRequest(89, 1)})[40:340], whole
+        )
 
 
 @pytest.mark.parametrize("types", TYPES, ids=str)
 def test_a_broken_token_does_not_reach_those_before_it(isa: str, types: Types) -> None:
     """In a prefill the values of later tokens are there already; in a decode they are not."""
     of = spec(6, 3, 16, dtype=types[0], kv_dtype=types[1])
-    q, kv, context = batched(of, [Request(0, 100)])
+    q, kv, context = batched(of, [AttentionRequest(0, 100)])
     want = native(q, kv, context, of)
     kv[context.group.block_table[0, 50 // 16], :, :, 50 % 16] = broken(of)
     got = native(q, kv, context, of)
@@ -248,13 +250,13 @@ def test_long_contexts_split_over_threads_give_the_same_bits(isa: str, threads: 
     """Few heads and many threads: stretches of 1024 positions are shared out, and merged in order."""
     for (dtype, cached), (heads, dim) in zip(TYPES[::2], ((2, 16), (5, 24), (1, 32), (9, 16), (3, 8)), strict=True):
         of = spec(heads, 1, dim, dtype=dtype, kv_dtype=cached, **settings)
-        cache = Cache(of, [2300, 1024])
+        cache = RandomKVCache(of, [2300, 1024])
         _cpu.set_threads(1)
-        q, context = cache.batch({0: Request(0, 2300)})
+        q, context = cache.batch({0: AttentionRequest(0, 2300)})
         whole = native(q, cache.kv, context, of)
         for count, first in itertools.product((1, 4), (2299, 2047, 2048, 1023, 1200)):
             _cpu.set_threads(count)
-            q, context = cache.batch({1: Request(1020, 4), 0: Request(first, 1)})
+            q, context = cache.batch({1: AttentionRequest(1020, 4), 0: AttentionRequest(first, 1)})
             got = native(q, cache.kv, context, of)
             assert torch.equal(got[4], whole[first]), (count, first)
             limit = ROUNDINGS[dtype] * torch.finfo(dtype).eps
@@ -266,19 +268,19 @@ def test_heads_shared_out_over_threads_give_the_same_bits(isa: str, threads: Non
     """One token whose heads share one K: threads take some each. A prompt has them together, and reads copies of K."""
     for (dtype, cached), heads in itertools.product(TYPES, (16, 9)):
         of = spec(heads, 1, 96, dtype=dtype, kv_dtype=cached, **settings)
-        cache = Cache(of, [200])
+        cache = RandomKVCache(of, [200])
         _cpu.set_threads(1)
-        q, context = cache.batch({0: Request(0, 200)})
+        q, context = cache.batch({0: AttentionRequest(0, 200)})
         whole = native(q, cache.kv, context, of)
         for count, first in itertools.product((1, 2, 3, 5), (199, 63)):
             _cpu.set_threads(count)
-            q, context = cache.batch({0: Request(first, 1)})
+            q, context = cache.batch({0: AttentionRequest(first, 1)})
             assert torch.equal(native(q, cache.kv, context, of)[0], whole[first]), (dtype, cached, heads, count, first)
 
 
 def test_tokens_of_a_product_may_stand_apart() -> None:
     of = spec(4, 2, 16)
-    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9), AttentionRequest(20, 1)])
     apart = torch.zeros(len(q), 3, *q.shape[1:])
     apart[:, 1] = q
     assert torch.equal(native(apart[:, 1], kv, context, of), native(q, kv, context, of))
@@ -286,7 +288,7 @@ def test_tokens_of_a_product_may_stand_apart() -> None:
 
 def test_padding_gets_zeros() -> None:
     of = spec(4, 2, 16)
-    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9), AttentionRequest(20, 1)])
     none = torch.zeros(6, dtype=torch.int32)
     batch, group = context
     padded = StepContext(
@@ -305,7 +307,7 @@ def test_padding_gets_zeros() -> None:
 
 def test_a_batch_that_points_outside_is_refused() -> None:
     of = spec(4, 2, 16)
-    q, kv, context = batched(of, [Request(3, 9), Request(20, 1)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9), AttentionRequest(20, 1)])
     for field, value in (
         ("block_table", 99),
         ("positions", 50),
@@ -341,7 +343,7 @@ def test_written_keys_and_values_are_the_specifications(isa: str, types: Types, 
     for page_size, count, (kv_heads, dim) in itertools.product((8, 16, 32), (1, 2), ((1, 24), (3, 8), (8, 128))):
         _cpu.set_threads(count)
         of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        _, kv, context = batched(of, [Request(37, 80), Request(8, 1), Request(0, page_size)])
+        _, kv, context = batched(of, [AttentionRequest(37, 80), AttentionRequest(8, 1), AttentionRequest(0, page_size)])
         qkv = (
             torch.randn(len(context.group.slot_mapping), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))
         ).to(dtype)
@@ -363,7 +365,7 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(isa: str, cache
     for dtype in (torch.bfloat16, torch.float16):
         k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(4096, 1, 16)
         k = torch.where(k.isnan(), 1.0, k)
-        context = batched(spec(1, 1, 16), [Request(0, 4096)])[2]
+        context = batched(spec(1, 1, 16), [AttentionRequest(0, 4096)])[2]
         got, want = torch.zeros(2, 257, 2, 1, 16, row_width(16, cached), dtype=torch.int8).view(cached)
         Op.registry["write_kv"].providers["native"](got, k, k, context)
         Op.registry["write_kv"].reference(want, k, k, context)
@@ -372,7 +374,7 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(isa: str, cache
 
 def test_a_cache_of_another_type_is_refused() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, context = batched(of, [Request(3, 9)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9)])
     for cached in (torch.int8, torch.float32):
         with pytest.raises(ValueError, match="and must be"):
             native(q, kv, context, replace(of, kv_dtype=cached))

@@ -13,7 +13,7 @@ from quintet.conformance.cases.random_arguments import randn
 from quintet.interface.weights import CheckpointSlice, Weight
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
-from quintet.platforms.cpu.arena import Arena, lending
+from quintet.platforms.cpu.arena import Arena, use_arena
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 from quintet.platforms.cpu.ops.extension import missing
@@ -288,7 +288,7 @@ def test_recorded_calls_run_again_on_new_numbers(isa: str) -> None:
         torch.ones(9),
     )
     counts, graph, arena = torch.full((9,), 7, dtype=torch.int32), _cpu.Graph(), Arena()
-    with lending(arena):
+    with use_arena(arena):
         graph.begin()
         result = step()
         graph.end()
@@ -354,7 +354,7 @@ def test_a_checkpoints_experts_are_packed_as_their_stack_is(inner: int, dtype: t
     parts = tuple(CheckpointSlice(f"{e}.{name}", (inner, 32), ranges) for e in range(3) for name in ("gate", "up"))
     weight = Weight("gate_up", parts, 0, 0, dtype, "experts", stack=3)
     tensors = {part.source: randn(inner, 32, dtype=torch.float32, scale=at + 1.0) for at, part in enumerate(parts)}
-    assert native_moe.packs(weight)
+    assert native_moe.can_pack(weight)
     packed = native_moe.pack(weight, tensors)
     assert torch.equal(packed, pack_experts(weight.local(tensors).to(dtype)))
     assert packed.numel() * packed.element_size() == native_moe.packed_bytes(weight)

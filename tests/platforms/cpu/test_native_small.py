@@ -13,7 +13,7 @@ from quintet.conformance.cases.random_arguments import randn
 from quintet.interface.types import HeadNorms
 from quintet.ops import Op, bind
 from quintet.ops.activation import KINDS
-from quintet.platforms.cpu.arena import Arena, lending
+from quintet.platforms.cpu.arena import Arena, use_arena
 from quintet.platforms.cpu.ops import elementwise as native_elementwise
 from quintet.platforms.cpu.ops import embedding as native_embedding
 from quintet.platforms.cpu.ops import norm as native_norm
@@ -59,7 +59,7 @@ def test_every_instruction_set_passes_its_probe(isa: str) -> None:
 def relu3(monkeypatch: pytest.MonkeyPatch) -> str:
     """An activation that quintet has and the extension lacks."""
     monkeypatch.setitem(KINDS, "relu3", lambda x: x.relu().pow(3))
-    native_elementwise.lacking.cache_clear()
+    native_elementwise.is_missing.cache_clear()
     return "relu3"
 
 
@@ -332,7 +332,7 @@ def test_recorded_calls_run_again_on_new_numbers(isa: str) -> None:
     *_, angles, positions = turned_by(16, 16, torch.bfloat16)
     ids, table, x = positions.clone() % 50, randn(50, 64, dtype=torch.bfloat16), randn(TOKENS, 64, dtype=torch.bfloat16)
     weight, graph, arena = randn(64, dtype=torch.bfloat16), _cpu.Graph(), Arena()
-    with lending(arena):
+    with use_arena(arena):
         graph.begin()
         results = step()
         graph.end()

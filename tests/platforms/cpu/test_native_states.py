@@ -11,7 +11,7 @@ from torch import Tensor
 from quintet.conformance.cases.random_arguments import randn
 from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops import Op
-from quintet.ops.states import Conv, Moves, Scan, Turns
+from quintet.ops.states import ConvWeights, DeltaRuleInputs, ScanInputs, ScanWeights
 from quintet.platforms.cpu.ops import states as native_states
 from quintet.platforms.cpu.ops.extension import missing
 
@@ -45,13 +45,13 @@ def context(counts: tuple[int, ...], units: tuple[tuple[int, int], ...]) -> Step
 def space(heads: int, groups: int, dim: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
     fused = randn(TOKENS, heads * dim + 2 * groups * width + heads, dtype=dtype)  # slices of one product
     x, into, out, dt = fused.split([heads * dim, groups * width, groups * width, heads], dim=-1)
-    moves = Moves(
+    moves = ScanInputs(
         x.reshape(TOKENS, heads, dim),
         dt,
         into.reshape(TOKENS, groups, -1),
         out.reshape(TOKENS, groups, -1) * width**-0.5,
     )
-    scan = Scan(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(3)))
+    scan = ScanWeights(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(3)))
     return (moves, scan), randn(4, heads, dim, width, dtype=torch.float32), (0.01,)
 
 
@@ -59,13 +59,13 @@ def selective(channels: int, width: int, dtype: torch.dtype) -> tuple[Given, Ten
     x, dt = randn(TOKENS, channels, 1, dtype=dtype), randn(TOKENS, channels, dtype=dtype, scale=3.0)
     into, out = (randn(TOKENS, 1, width, dtype=dtype, scale=scale) for scale in (1.0, width**-0.5))
     rates = torch.log(torch.arange(1, width + 1).float()).repeat(channels, 1)
-    scan = Scan(rates, *(randn(channels, dtype=torch.float32, scale=0.5) for _ in range(2)))
-    return (Moves(x, dt, into, out), scan), randn(4, channels, width, dtype=torch.float32), ()
+    scan = ScanWeights(rates, *(randn(channels, dtype=torch.float32, scale=0.5) for _ in range(2)))
+    return (ScanInputs(x, dt, into, out), scan), randn(4, channels, width, dtype=torch.float32), ()
 
 
 def conv(channels: int, taps: int, gated: bool, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
     gates = randn(TOKENS, 2 * channels, dtype=dtype) if gated else None
-    weights = Conv(randn(channels, taps, dtype=dtype), None if gated else randn(channels, dtype=dtype))
+    weights = ConvWeights(randn(channels, taps, dtype=dtype), None if gated else randn(channels, dtype=dtype))
     return (
         (randn(TOKENS, channels, dtype=dtype), gates, weights),
         randn(4, channels, taps - 1, dtype=dtype),
@@ -76,8 +76,8 @@ def conv(channels: int, taps: int, gated: bool, dtype: torch.dtype) -> tuple[Giv
 def delta(heads: int, groups: int, values: int, width: int, dtype: torch.dtype) -> tuple[Given, Tensor, Settings]:
     q, k = (randn(TOKENS, groups, width, dtype=dtype) for _ in range(2))
     rates = [randn(TOKENS, heads, dtype=dtype) for _ in range(2)]
-    scan = Scan(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(2)))
-    turns = Turns(q, k, randn(TOKENS, heads, values, dtype=dtype), *rates)
+    scan = ScanWeights(*(randn(heads, dtype=torch.float32, scale=0.5) for _ in range(2)))
+    turns = DeltaRuleInputs(q, k, randn(TOKENS, heads, values, dtype=dtype), *rates)
     return (turns, scan), randn(4, heads, values, width, dtype=torch.float32), ()
 
 
@@ -100,7 +100,7 @@ def drawn(dtype: torch.dtype) -> dict[str, tuple[str, tuple[Given, Tensor, Setti
 
 def part(x: Any, first: int, last: int) -> Any:
     """The same tokens of all that a step gives: what has one number or more for each of TOKENS."""
-    if isinstance(x, Conv | Scan):
+    if isinstance(x, ConvWeights | ScanWeights):
         return x
     if isinstance(x, tuple):
         rest = [part(each, first, last) for each in x]
@@ -195,4 +195,4 @@ def test_what_is_of_another_type_is_refused_and_not_misread() -> None:
     kept = torch.zeros(2, 4, 2)
     for gates in (x, torch.zeros(3, 8, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="^gates .* do not fit x"):
-            native_states._short_conv(x, gates, Conv(weight), kept, context((3,), ((0, 1),)), False)
+            native_states._short_conv(x, gates, ConvWeights(weight), kept, context((3,), ((0, 1),)), False)

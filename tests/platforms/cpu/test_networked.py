@@ -20,8 +20,8 @@ from quintet.distributed import rendezvous
 from quintet.engine.parallel import multiproc as processes
 from quintet.interface.platform import DeviceLost
 from quintet.interface.types import RankInfo
-from quintet.platforms.cpu.shared_memory import Groups, joined, naming_the_lost
-from quintet.platforms.cpu.tcp_comm import networked
+from quintet.platforms.cpu.shared_memory import SharedFiles, connect_ranks, rank_lost_as_device_lost
+from quintet.platforms.cpu.tcp_comm import connect_over_network
 from tests.platforms.cpu.test_comm import SHAPES, given
 
 _cpu = pytest.importorskip("quintet._cpu")
@@ -36,7 +36,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def listener() -> tuple[int, int]:
     """An open descriptor that listens on the loopback interface, and its port."""
-    made = rendezvous.listening("127.0.0.1", 0)
+    made = rendezvous.listen_on("127.0.0.1", 0)
     port = made.getsockname()[1]
     return made.detach(), port
 
@@ -68,7 +68,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def on_each(size: int, work: Callable[[Any], T], seconds: float = 30.0) -> list[T | BaseException]:
     def run(rank_info: RankInfo) -> T:
-        return work(networked(rank_info, rendezvous.Terms(seconds)))
+        return work(connect_over_network(rank_info, rendezvous.RendezvousTerms(seconds)))
 
     return at_once([lambda place=place: run(place) for place in places(size)])  # type: ignore[misc]
 
@@ -84,8 +84,10 @@ def test_what_is_computed_over_the_network_has_the_bits_of_shared_memory(size: i
             found.append(comm.broadcast(given(comm.rank, shape, torch.float32), 1))
         return found
 
-    rooms = Groups()
-    want = at_once([lambda r=r: work(joined(RankInfo(r, size, "inproc://here"), rooms, 30)) for r in range(size)])  # type: ignore[misc]
+    rooms = SharedFiles()
+    want = at_once(
+        [lambda r=r: work(connect_ranks(RankInfo(r, size, "inproc://here"), rooms, 30)) for r in range(size)]
+    )  # type: ignore[misc]
     for rank, got in enumerate(on_each(size, work)):
         assert isinstance(got, list), got
         for one, other in zip(got, want[rank], strict=True):
@@ -157,7 +159,7 @@ def test_who_does_not_come_is_named() -> None:
     gate = threading.Event()
 
     def work(comm: Any) -> None:
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             for _ in range(2):  # all have come, all have loaded
                 comm.channel.exchange(b"")
             if comm.rank != 1:
@@ -177,7 +179,7 @@ def test_a_connection_that_ends_is_a_rank_that_is_lost_on_all() -> None:
         comm.channel.exchange(b"")
         if comm.rank == 2:
             return  # and what it held is closed
-        with naming_the_lost():
+        with rank_lost_as_device_lost():
             if comm.rank == 1:
                 comm.channel.receive()
             comm.all_reduce(torch.ones(4))
@@ -193,7 +195,7 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
             comm.channel.abort("somebody pulled the plug")
             comm.channel.abort("too late")
         try:
-            with naming_the_lost():
+            with rank_lost_as_device_lost():
                 comm.channel.receive() if comm.rank == 0 else comm.channel.exchange(b"")
         finally:
             assert comm.channel.aborted == "somebody pulled the plug"
@@ -205,8 +207,8 @@ def test_a_stop_ends_every_wait_with_its_reason() -> None:
 def meeting(
     rank_info: RankInfo, key: bytes = KEY, alike: dict[str, str] | None = None, start: float = 10, nodes: int = 1
 ) -> Any:
-    met = rendezvous.meet(rank_info, key, alike or {"torch": "2"}, rendezvous.Terms(5, start, nodes))
-    for each in met.wires.values():
+    met = rendezvous.join(rank_info, key, alike or {"torch": "2"}, rendezvous.RendezvousTerms(5, start, nodes))
+    for each in met.connections.values():
         each.close()
     for descriptor in met.sockets:
         if descriptor >= 0:
@@ -294,7 +296,7 @@ def test_a_meeting_that_has_not_begun_is_called_off_when_it_does(monkeypatch: py
         assert tried.wait(30)
         return meeting(RankInfo(0, 2, endpoint))
 
-    error, _ = at_once([late, lambda: processes.called_off(endpoint, "rank 1 was killed", lambda: False)])
+    error, _ = at_once([late, lambda: processes.report_call_off(endpoint, "rank 1 was killed", lambda: False)])
     assert str(error) == "rank 1 was killed"
 
 
@@ -305,7 +307,7 @@ def test_machine_0_alone_calls_a_meeting_off(monkeypatch: pytest.MonkeyPatch, no
     monkeypatch.setattr(processes, "Child", lambda *_, **__: SimpleNamespace(follow=lambda _: None))
     monkeypatch.setattr(processes, "called_off", lambda endpoint, why, done: said.append((endpoint, why)))
     config = EngineConfig(model="x", nnodes=2, node_rank=node_rank, tensor_parallel_size=2)
-    others = processes.Processes(config, 2, range(1, 2), "tcp://127.0.0.1:1")
+    others = processes.RankProcesses(config, 2, range(1, 2), "tcp://127.0.0.1:1")
     others._ended(0, Exit(9))
     assert said == [("tcp://127.0.0.1:1", "rank 1 of 2 has ended: it exited with code 9")] * tells
 
@@ -324,10 +326,10 @@ def test_what_no_rank_sends_ends_the_mesh() -> None:
 
 def test_greetings_are_strict() -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode([0, 1, 2]), type=rendezvous.Hello)
+        msgspec.msgpack.decode(msgspec.msgpack.encode([0, 1, 2]), type=rendezvous.RankHello)
     for endpoint in ("tcp://here", "tcp://:1", "http://here:1", "tcp://here:x"):
         with pytest.raises(ValueError, match="is not tcp://HOST:PORT"):
-            rendezvous.where(endpoint)
+            rendezvous.parse_endpoint(endpoint)
     with pytest.raises(ValueError, match="rank 0 cannot listen on 192.0.2.1:1"):
-        rendezvous.listening("192.0.2.1", 1)
+        rendezvous.listen_on("192.0.2.1", 1)
     assert letters.SEAL <= 64  # what the mesh leaves for it

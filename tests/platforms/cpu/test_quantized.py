@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
-from quintet.layers.quantization import fitting
+from quintet.layers.quantization import format_for_inputs
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear as product
 from quintet.ops.quantize import quantize
@@ -63,7 +63,7 @@ def drawn(tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[T
 
 def of(name: str, inputs: int) -> WeightFormat:
     """With a group that divides the inputs, as layers have it."""
-    fmt = fitting(SCHEMES[name], inputs)
+    fmt = format_for_inputs(SCHEMES[name], inputs)
     return SCHEMES[name] if fmt.plain else fmt
 
 
@@ -280,8 +280,8 @@ def test_a_canonical_matrix_is_packed_without_rounding(isa: str, name: str) -> N
     """In the shapes that were promised; products are the specification's; a row alone has the batch's bits."""
     fmt = HELD[name]
     for outputs, inputs in ((70, 384), (64, 128), (129, 1152)):
-        matrix = Canonical(fmt).made(outputs, inputs)
-        packed = tiles.laid(matrix)
+        matrix = CanonicalReader(fmt).random_matrix(outputs, inputs)
+        packed = tiles.pack(matrix)
         assert tiles.packed_bytes((outputs, inputs), fmt) == sum(each.nbytes for each in packed.values())
         known = tiles.unpack(packed, outputs, inputs, fmt)
         torch.testing.assert_close(known, dequantized(matrix._replace(input_order=None)), rtol=2e-7, atol=1e-7)
@@ -297,16 +297,16 @@ def test_a_canonical_matrix_is_packed_without_rounding(isa: str, name: str) -> N
 def test_canonical_matrices_give_every_instruction_set_the_same_bits(isas: Iterator[str], name: str) -> None:
     results = []
     for _ in isas:
-        matrix = Canonical(HELD[name]).made(129, 1152)
+        matrix = CanonicalReader(HELD[name]).random_matrix(129, 1152)
         x, _, bias = drawn(19, 129, 1152, torch.float32)
-        results.append(served(HELD[name].kind)(x, as_held(matrix, tiles.laid(matrix)), bias, (129,)))
+        results.append(served(HELD[name].kind)(x, as_held(matrix, tiles.pack(matrix)), bias, (129,)))
     assert all(torch.equal(each, results[0]) for each in results)
 
 
 def test_a_table_of_any_numbers_is_held_to_a_127th_of_its_largest() -> None:
-    matrix = Canonical(WeightFormat("table4", 4, 16, 32, codebook=MIXED)).made(70, 128)
+    matrix = CanonicalReader(WeightFormat("table4", 4, 16, 32, codebook=MIXED)).random_matrix(70, 128)
     assert matrix.scales is not None
-    known = tiles.unpack(tiles.laid(matrix), 70, 128, matrix.format)
+    known = tiles.unpack(tiles.pack(matrix), 70, 128, matrix.format)
     off = (known - dequantized(matrix)).abs().reshape(70, 4, 32)
     assert (off <= matrix.scales[:, :, None] / 127).all()
 
@@ -314,12 +314,12 @@ def test_a_table_of_any_numbers_is_held_to_a_127th_of_its_largest() -> None:
 def test_scales_beyond_float16_are_held_with_powers_of_two() -> None:
     """To the same part of a column's largest: nothing that is finite is refused."""
     for name in ("zeros", "minima", "e2m1", "int8 and minima"):
-        matrix = Canonical(HELD[name]).made(70, 256)
+        matrix = CanonicalReader(HELD[name]).random_matrix(70, 256)
         assert matrix.scales is not None
         powers = 2.0 ** torch.arange(-35, 35).reshape(70, 1)
         mins = None if matrix.mins is None else matrix.mins * powers
         wide = matrix._replace(scales=matrix.scales * powers, mins=mins)
-        packed = tiles.laid(wide)
+        packed = tiles.pack(wide)
         torch.testing.assert_close(tiles.unpack(packed, 70, 256, wide.format), dequantized(wide), rtol=1e-6, atol=0)
         x = drawn(9, 70, 256, torch.float32)[0]
         got, want = served(wide.format.kind)(x, as_held(wide, packed), None, (70,)), linear_of(x, wide, 70)
@@ -329,41 +329,41 @@ def test_scales_beyond_float16_are_held_with_powers_of_two() -> None:
 def test_other_numbers_of_a_form_are_laid_where_these_are() -> None:
     """Weights are reloaded into the same tensors, whatever float16 holds of their scales."""
     for name in ("int8", "w8a8", "zeros", "minima", "e2m1"):
-        matrix = Canonical(HELD[name]).made(70, 256)
+        matrix = CanonicalReader(HELD[name]).random_matrix(70, 256)
         assert matrix.scales is not None
-        there, other = tiles.laid(matrix), tiles.laid(matrix._replace(scales=matrix.scales * 1e-9))
+        there, other = tiles.pack(matrix), tiles.pack(matrix._replace(scales=matrix.scales * 1e-9))
         assert {key: each.shape for key, each in there.items()} == {key: each.shape for key, each in other.items()}
 
 
 @pytest.mark.parametrize("scale", [65504.0, 65530.0, 65599.0, 1e38, 1e-38])
 def test_scales_at_the_ends_of_float16_stay_finite(scale: float) -> None:
-    matrix = Canonical(HELD["int8"]).made(3, 64)
+    matrix = CanonicalReader(HELD["int8"]).random_matrix(3, 64)
     assert matrix.scales is not None
     ends = matrix._replace(scales=torch.full_like(matrix.scales, scale))
-    torch.testing.assert_close(tiles.unpack(tiles.laid(ends), 3, 64, ends.format), dequantized(ends), rtol=1e-3, atol=0)
+    torch.testing.assert_close(tiles.unpack(tiles.pack(ends), 3, 64, ends.format), dequantized(ends), rtol=1e-3, atol=0)
 
 
 def test_what_cannot_be_packed_exactly_is_refused_or_held_otherwise() -> None:
-    matrix = Canonical(HELD["zeros"]).made(70, 128)
+    matrix = CanonicalReader(HELD["zeros"]).random_matrix(70, 128)
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="not finite"):
-            tiles.laid(matrix._replace(scales=torch.full((70, 1), bad)))
+            tiles.pack(matrix._replace(scales=torch.full((70, 1), bad)))
     odd = matrix._replace(zeros=torch.full((70, 1), 7.5))
-    known = tiles.unpack(tiles.laid(odd), 70, 128, odd.format)
+    known = tiles.unpack(tiles.pack(odd), 70, 128, odd.format)
     torch.testing.assert_close(known, dequantized(odd), rtol=1e-3, atol=1e-5)
 
 
 def test_a_matrix_that_is_not_packed_goes_to_the_reference() -> None:
     x = torch.randn(3, 64)
     for fmt in HELD.values():
-        matrix = Canonical(fmt).made(5, 64)
+        matrix = CanonicalReader(fmt).random_matrix(5, 64)
         torch.testing.assert_close(served(fmt.kind)(x, matrix, None, (5,)), linear_of(x, matrix, 5))
 
 
 def test_a_row_has_its_bits_in_every_batch_where_its_matrix_is_not_packed() -> None:
     x = torch.randn(19, 100)
     for fmt in (each for each in HELD.values() if not each.group):
-        matrix = Canonical(fmt).made(129, 100)
+        matrix = CanonicalReader(fmt).random_matrix(129, 100)
         whole = served(fmt.kind)(x, matrix, None, (129,))
         for row in range(19):
             assert torch.equal(served(fmt.kind)(x[row : row + 1], matrix, None, (129,)), whole[row : row + 1]), fmt
@@ -396,7 +396,7 @@ def test_what_does_not_fit_is_refused() -> None:
 )
 def test_a_short_group_at_the_end_is_not_held(group: int, inputs: int, there: bool) -> None:
     """Larger groups are cut into pieces of one size, which would not fit it: such a matrix goes to torch."""
-    assert tiles.holds(WeightFormat("int8", 8, 16, group), inputs) is there
+    assert tiles.can_pack(WeightFormat("int8", 8, 16, group), inputs) is there
 
 
 @pytest.mark.parametrize("name", ["int8", "w4a8"])

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, Weight, WeightFormat
 from quintet.ops import Op
 from quintet.ops.activation import KINDS
-from quintet.ops.moe import one_of
-from quintet.ops.quantize import attributes, joined
+from quintet.ops.moe import expert_matrix
+from quintet.ops.quantize import attributes, concat_outputs
 from quintet.ops.quantized import dequantized
 from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.ops import quantized_moe
@@ -33,7 +33,7 @@ EXPERTS, HIDDEN, INNER = 5, 64, 96  # gate and up are three blocks of outputs, d
 
 def stacked(fmt: WeightFormat, outputs: int, inputs: int) -> Matrix:
     """Canonical, each expert another."""
-    made = Canonical(fmt).made(EXPERTS * outputs, inputs)
+    made = CanonicalReader(fmt).random_matrix(EXPERTS * outputs, inputs)
     scales, zeros = (None if x is None else x.view(EXPERTS, outputs, -1) for x in (made.scales, made.zeros))
     return Matrix(made.values.view(EXPERTS, outputs, -1), scales, zeros, format=made.format)
 
@@ -41,8 +41,8 @@ def stacked(fmt: WeightFormat, outputs: int, inputs: int) -> Matrix:
 def packed(matrix: Matrix) -> Matrix:
     """As place() lays it."""
     spare = -matrix.values.shape[1] % quantized_moe.COLUMNS
-    each = [quantized_moe._longer(one_of(matrix, expert), spare) for expert in range(EXPERTS)]
-    laid = quantized_moe.packer_of(matrix.format).laid(joined(each))
+    each = [quantized_moe._longer(expert_matrix(matrix, expert), spare) for expert in range(EXPERTS)]
+    laid = quantized_moe.packer_of(matrix.format).laid(concat_outputs(each))
     laid = {name: x.view(EXPERTS, -1, *x.shape[1:]) for name, x in laid.items()}
     return Matrix(laid["weight"], laid["scales"], laid.get("zeros"), format=matrix.format)
 
@@ -135,8 +135,8 @@ def test_stacks_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_promised() -> None:
-    reader = Canonical(FORMS["int4 with zeros"])
-    matrix = reader.made(EXPERTS * 2 * INNER, HIDDEN)
+    reader = CanonicalReader(FORMS["int4 with zeros"])
+    matrix = reader.random_matrix(EXPERTS * 2 * INNER, HIDDEN)
     names = [f"experts.{expert}.{each}" for expert in range(EXPERTS) for each in ("gate_proj", "up_proj")]
     parts = tuple(CheckpointSlice(f"{name}.weight", (INNER, HIDDEN), ((0, INNER),)) for name in names)
     fmt = reader.format(ShardRange((0, INNER), (0, HIDDEN)))
@@ -146,11 +146,11 @@ def test_a_checkpoints_stack_is_packed_without_rounding_in_the_bytes_that_were_p
         for suffix, x in (("", matrix.values), (".scales", matrix.scales), (".zeros", matrix.zeros)):
             assert x is not None
             tensors[part.source + suffix] = x[i * INNER : (i + 1) * INNER]
-    found = quantized_moe.placed(weight, tensors)
+    found = quantized_moe.pack(weight, tensors)
     assert set(found) == {"gate_up", "gate_up_scales", "gate_up_zeros"}
-    assert quantized_moe.placed_bytes(weight) == sum(each.nbytes for each in found.values())
+    assert quantized_moe.stack_packed_bytes(weight) == sum(each.nbytes for each in found.values())
     held = Matrix(found["gate_up"], found["gate_up_scales"], found["gate_up_zeros"], format=fmt)
-    each = (attributes(one_of(held, expert)) for expert in range(EXPERTS))
+    each = (attributes(expert_matrix(held, expert)) for expert in range(EXPERTS))
     back = torch.stack([tiles.unpack(laid, 2 * INNER, HIDDEN, fmt) for laid in each])
     assert torch.equal(back.reshape(-1, HIDDEN), dequantized(matrix))
 
@@ -161,9 +161,9 @@ def test_no_stack_is_packed_for_products_that_are_not_there(monkeypatch: pytest.
     stacks = [
         Weight("down", parts, 0, 0, torch.float32, "experts", FORMS[name], stack=EXPERTS) for name in ("fp8", "w4a8")
     ]
-    assert all(map(quantized_moe.packs, stacks))
+    assert all(map(quantized_moe.can_pack, stacks))
     monkeypatch.setattr(quantized_moe.quantized, "probe", lambda: "the compiled extension is older than this provider")
-    assert [quantized_moe.packs(each) for each in stacks] == [True, False]
-    found = quantized_moe.placed(stacks[1], {part.source: torch.ones(64, 96) for part in parts})
+    assert [quantized_moe.can_pack(each) for each in stacks] == [True, False]
+    found = quantized_moe.pack(stacks[1], {part.source: torch.ones(64, 96) for part in parts})
     assert found["down"].shape == (EXPERTS, 64, 48)
-    assert quantized_moe.placed_bytes(stacks[1]) == sum(each.nbytes for each in found.values())
+    assert quantized_moe.stack_packed_bytes(stacks[1]) == sum(each.nbytes for each in found.values())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases.published_formats import FORMS
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.ops.embedding import embedding, quantized_embedding
 from quintet.ops.quantize import attributes
@@ -41,7 +41,7 @@ def held(packed: Mapping[str, Tensor], fmt: WeightFormat) -> Matrix:
 @pytest.mark.parametrize("what", [what for what, fmt in FORMS.items() if fmt.kind != "fp8a8"])
 def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype) -> None:
     """Where float16 holds the scales. Tables that are no whole multiples of a step are held to a 127th."""
-    matrix = Canonical(FORMS[what]).made(*SHAPE)
+    matrix = CanonicalReader(FORMS[what]).random_matrix(*SHAPE)
     got, want = (
         look_up(held(packer_of(matrix.format).laid(matrix), matrix.format), dtype),
         dequantized(matrix)[IDS.long()],
@@ -60,12 +60,12 @@ def test_rows_are_the_dequantized_ones_bit_for_bit(what: str, dtype: torch.dtype
     "what", ["Q8_0, Q6_K", "Q4_1, Q4_K", "W8A8, Quark INT8, torchao int8 with dynamic activations"]
 )
 def test_rows_are_what_products_read_whatever_float16_makes_of_the_scales(what: str, dtype: torch.dtype) -> None:
-    matrix = Canonical(FORMS[what]).made(*SHAPE)
+    matrix = CanonicalReader(FORMS[what]).random_matrix(*SHAPE)
     assert matrix.scales is not None
     powers = 2.0 ** torch.arange(-100, 100).clamp(-35, 10).reshape(-1, 1) * 1.0009
     mins = None if matrix.mins is None else matrix.mins * powers
     wide = matrix._replace(scales=matrix.scales * powers, mins=mins)
-    packed = tiles.laid(wide)
+    packed = tiles.pack(wide)
     got, read = look_up(held(packed, wide.format), dtype), tiles.unpack(packed, *SHAPE, wide.format)[IDS.long()]
     assert torch.equal(got, read.to(dtype))
     most = 2**-9 * dequantized(wide)[IDS.long()].abs().amax(1, keepdim=True)
@@ -75,7 +75,7 @@ def test_rows_are_what_products_read_whatever_float16_makes_of_the_scales(what: 
 def test_ids_that_are_no_rows_give_zeros() -> None:
     ids = torch.tensor([-1, 200, 255, 5, 204, 2**31 - 1, -(2**31)], dtype=torch.int32)
     for fmt in (FORMS["W4A8; Q4_0"], FORMS["FP8 in blocks"]):
-        matrix = Canonical(fmt).made(*SHAPE)
+        matrix = CanonicalReader(fmt).random_matrix(*SHAPE)
         known = dequantized(matrix)
         for table in (held(packer_of(fmt).laid(matrix), fmt), matrix):
             got = look_up(table, torch.float32, ids)
@@ -105,7 +105,7 @@ def test_rows_of_a_plain_packed_weight_are_the_weights(dtype: torch.dtype) -> No
 
 def test_what_does_not_fit_is_refused() -> None:
     fmt = FORMS["W4A8; Q4_0"]
-    table = held(tiles.laid(Canonical(fmt).made(*SHAPE)), fmt)
+    table = held(tiles.pack(CanonicalReader(fmt).random_matrix(*SHAPE)), fmt)
     for matrix, ids, dtype, message in (
         (table._replace(values=table.values[:2]), IDS, torch.float32, "is not"),
         (table._replace(scales=None if table.scales is None else table.scales.float()), IDS, torch.float32, "is not"),
@@ -121,8 +121,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("what", ["Q8_0, Q6_K", "Q4_1, Q4_K", "FP8 in blocks", "NVFP4"])
 def test_a_tied_head_and_its_table_are_placed_once(what: str) -> None:
-    reader = Canonical(FORMS[what])
-    matrix, platform = reader.made(*SHAPE), PLATFORM()
+    reader = CanonicalReader(FORMS[what])
+    matrix, platform = reader.random_matrix(*SHAPE), PLATFORM()
     parts = {"w" if name == "weight" else f"w.{name}": x for name, x in attributes(matrix).items()}
     of = (CheckpointSlice("w", SHAPE, ((0, SHAPE[0]),)),), 0, 0, torch.bfloat16
     both = [Weight("weight", *of, use, matrix.format, reader, shared=True) for use in ("embedding", "linear")]

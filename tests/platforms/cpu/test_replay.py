@@ -13,7 +13,7 @@ from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.interface.types import Batch, Group, Outputs
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.cpu import graph as replay
-from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, lending
+from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, use_arena
 from quintet.platforms.cpu.graph import LEAST_PAGES, Replay
 from quintet_tools.checkpoints.tiny import FAMILIES, SERVED, variant
 from tests.helpers.platforms.run_model import Runner
@@ -33,7 +33,7 @@ class Watched(Replay):
     @property
     def replayed(self) -> int:
         """Steps that were replayed and not run beside it."""
-        return sum(graph.turns for graph in self._graphs.values())
+        return sum(graph.replays for graph in self._graphs.values())
 
     def _record(self, *args: Any) -> Outputs:
         self.recorded += 1
@@ -103,7 +103,7 @@ def test_another_cache_is_not_written_through_old_addresses(watched: type[Watche
     run.finish(0)
     old = [pages.clone() for pages in run.worker._state]
     kept = run.worker._state
-    run.worker.renew_cache()
+    run.worker.recreate_cache()
     for token in (1, 2):
         again = run.step({0: [token]})[0]
     assert torch.equal(again, first)
@@ -282,7 +282,7 @@ def test_what_comes_back_while_a_piece_is_sought_spoils_nothing() -> None:
 
 def test_results_lie_in_the_arena_while_it_lends_and_only_in_this_thread() -> None:
     arena = Arena()
-    with lending(arena):
+    with use_arena(arena):
         inside = empty((3,), torch.float32)
     assert arena.nbytes == SEGMENT
     outside = empty((3,), torch.float32)

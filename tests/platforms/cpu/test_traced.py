@@ -25,7 +25,7 @@ def test_kernels_are_told_and_no_bit_changes(tmp_path: Path) -> None:
         traced = said(llm)
         path = llm.stop_profile()
         after = said(llm)
-        layers = llm._client.prepared.hf_config.num_hidden_layers
+        layers = llm._client.engine_plan.hf_config.num_hidden_layers
     assert before == traced == after
     trace = json.loads(gzip.decompress(Path(path).read_bytes()))
     steps = trace["otherData"]["steps"]

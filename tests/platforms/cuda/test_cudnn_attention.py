@@ -14,16 +14,16 @@ from torch.nn import functional
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import HostBatch, HostGroup, MaxShape, ShapeBucket
 from quintet.ops import Op, bind
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.cuda import cudnn_attention
 from quintet.platforms.cuda.platform import CUDA
-from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, Planning
+from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, PlannerRegistry
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.run_model import Runner
 from tests.helpers.platforms.triton import needs_triton
@@ -74,8 +74,8 @@ def test_a_prompt_is_the_specifications(dims: tuple[int, ...], tokens: int, size
     """What lies behind its end, and on page 0, is NaN."""
     heads, kv_heads, dim, page_size = dims
     of = spec(heads, kv_heads, dim, page_size=page_size, dtype=BF16)
-    cache = Cache(of, [tokens])
-    q, context = cache.batch({0: Request(0, tokens)})
+    cache = RandomKVCache(of, [tokens])
+    q, context = cache.batch({0: AttentionRequest(0, tokens)})
     want = Op.registry["paged_attention"].reference(q, cache.kv, context, of, None)
     taken = context.group.block_table[0, : -(-tokens // page_size)].tolist()
     rest = [page for page in range(len(cache.kv)) if page not in taken]
@@ -96,14 +96,14 @@ def host(news: list[int], cached: list[int], padding: int = 0) -> HostBatch:
 
 
 def test_a_step_is_whole_by_what_the_host_knows() -> None:
-    planning = Planning()
+    planning = PlannerRegistry()
     for batch, kind in (
         (host([64], [0]), MIXED),
         (host([1], [3]), SINGLE),
     ):
         assert planning.plan(1, (None, None), batch, batch.groups[0])[0].shape == (0, kind, 1), "nobody serves them"
-    planning.wholes = lambda tokens: tokens >= 32
-    planning.sizes = frozenset({(40, 1)})
+    planning.serves_whole_prompt = lambda tokens: tokens >= 32
+    planning.captured_sizes = frozenset({(40, 1)})
     for batch, kind in (
         (host([64], [0]), WHOLE), (host([64], [16]), MIXED), (host([20], [0]), MIXED), (host([1], [0]), SINGLE),
         (host([64], [0], padding=3), WHOLE), (host([64], [0], padding=16), MIXED), (host([40], [0]), WHOLE),
@@ -121,8 +121,8 @@ def test_planners_plan_whole_prompts_too() -> None:
         def plan(self, number: int, batch: HostBatch, group: HostGroup) -> None:
             asked.append(number)
 
-    planning, batch = Planning(), host([64], [0])
-    planning.wholes = lambda tokens: True
+    planning, batch = PlannerRegistry(), host([64], [0])
+    planning.serves_whole_prompt = lambda tokens: True
     planning.add(spec(4, 2, 16), Planner())
     assert planning.plan(3, (None, None), batch, batch.groups[0])[0].shape[1] == WHOLE and asked == [3]
 
@@ -196,7 +196,7 @@ def test_captured_steps_have_it_by_a_graph_of_their_own(library: Library, monkey
     for platform in (type(on_fake()), type(fake_platform())):
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        chosen = Chosen(platform, facts, "a test")
+        chosen = SelectedPlatform(platform, facts, "a test")
         monkeypatch.setattr("quintet.engine.startup.choose", lambda name, chosen=chosen: chosen)
         config = EngineConfig.from_kwargs(
             model=str(variant("llama", "plain").folder), device="fake", skip_tokenizer_init=True, dtype="float16",
@@ -231,7 +231,7 @@ def test_who_asks_for_other_attention_has_none_of_it(settings: dict[str, Any], l
         library.shapes.clear()
         layer: Any = platform.mixer(of, bind(ORDER), 0)
         assert (layer._whole is not layer._inner) == bool(count) and len(library.shapes) == count
-        assert (platform._planning[0].wholes is not None) == bool(count)
+        assert (platform._planning[0].serves_whole_prompt is not None) == bool(count)
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a device of the host's memory")

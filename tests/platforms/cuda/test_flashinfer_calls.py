@@ -91,7 +91,7 @@ class Recorder:
 PINNED: list[Tensor] = []
 
 
-def means() -> flashinfer.Means:
+def means() -> flashinfer.DeviceFunctions:
     def pinned(nbytes: int) -> Tensor:
         PINNED.append(torch.empty(nbytes, dtype=torch.uint8))
         return PINNED[-1]
@@ -99,7 +99,7 @@ def means() -> flashinfer.Means:
     def empty(shape: Any, dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype).as_subclass(OnDevice)
 
-    return flashinfer.Means(empty, torch.zeros(1).as_subclass(OnDevice), pinned=pinned)
+    return flashinfer.DeviceFunctions(empty, torch.zeros(1).as_subclass(OnDevice), pinned=pinned)
 
 
 OF = spec(8, 2, 64, dtype=torch.bfloat16, window=20, softcap=3.0)
@@ -157,7 +157,7 @@ def test_what_plans_take_is_counted() -> None:
     buckets = [ShapeBucket(size, size, size, (width, 64), decode=True) for size in (4, 8) for width in (64, 256)]
     each = flashinfer.PLANS + 4 * (8 * (64 + 256) + 2 * (2 * 8 + 1))
     assert flashinfer.planned_bytes(buckets, 2) == 2 * each
-    planner = flashinfer.Planner(OF, Recorder("0.6.4"), means(), ())
+    planner = flashinfer.FlashInferPlanner(OF, Recorder("0.6.4"), means(), ())
     planners = {(0, "a"): planner, (0, "b"): "refused", (1, "a"): planner}
     stands: Any = type("Stands", (), {"_planners": planners, "_prompts": {}})()
     assert CUDA._other_bytes(stands, buckets, MaxShape(ShapeBucket(64, 8, 8, (64, 64)), 16, 97)) == 2 * each

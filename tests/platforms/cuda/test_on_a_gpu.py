@@ -17,9 +17,9 @@ from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.platforms.cuda import PLATFORM
 from quintet.platforms.gpu import custom_all_reduce as small_sum
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
+from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores, process_group
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.graphs import Graphs
+from quintet.platforms.gpu.graphs import GraphedStep
 from quintet.platforms.gpu.runtime import TorchRuntime
 from quintet_tools.checkpoints.tiny import VARIANTS, VOCAB, variant
 from tests.e2e.engine.test_oracle import ENGINES, MODELS, client, mix, run
@@ -62,18 +62,18 @@ def test_the_oracle(how: str, model: Any) -> None:
 
 def test_decoding_is_captured_and_replayed() -> None:
     made = platform(max_num_seqs=8)
-    steps: list[Graphs] = []
-    compiled = Graphs.__init__
+    steps: list[GraphedStep] = []
+    compiled = GraphedStep.__init__
 
-    def note(self: Graphs, *args: Any) -> None:
+    def note(self: GraphedStep, *args: Any) -> None:
         compiled(self, *args)
         steps.append(self)
 
-    Graphs.__init__ = note  # type: ignore[method-assign]
+    GraphedStep.__init__ = note  # type: ignore[method-assign]
     try:
         runner = Runner(variant("llama", "plain"), torch.bfloat16, platform=made)
     finally:
-        Graphs.__init__ = compiled  # type: ignore[method-assign]
+        GraphedStep.__init__ = compiled  # type: ignore[method-assign]
     runner.greedy(PROMPTS, 12)
     assert steps[0].refused is None and len(steps[0]._graphs) == 1
 
@@ -111,7 +111,7 @@ def test_two_gpus_give_the_tokens_of_one() -> None:
 
     def work(rank: int) -> Any:
         place = RankInfo(rank, 2, "inproc://here")
-        return Runner(variant("llama", "plain"), platform=made, place=place).greedy(PROMPTS, 6)
+        return Runner(variant("llama", "plain"), platform=made, rank_info=place).greedy(PROMPTS, 6)
 
     assert each_rank(2, work) == [wanted] * 2
 
@@ -122,7 +122,7 @@ def test_small_sums_are_the_sum_in_rank_order(dtype: torch.dtype) -> None:
     library = small_sum.load()
     if isinstance(library, str):
         pytest.skip(library)
-    meeting = Meeting()
+    meeting = InProcessStores()
 
     def work(rank: int) -> list[Any]:
         torch.cuda.set_device(rank)

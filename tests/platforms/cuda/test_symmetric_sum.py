@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.interface.types import RankInfo
 from quintet.platforms.cuda import symm_mem_all_reduce as symmetric_sum
 from quintet.platforms.cuda.platform import CUDA
-from quintet.platforms.cuda.symm_mem_all_reduce import Library, SymmetricSum, join
+from quintet.platforms.cuda.symm_mem_all_reduce import SymmetricAllReduce, SymmetricMemory, join
 from tests.platforms.gpu.test_comm import each_rank
 
 
@@ -23,7 +23,7 @@ class Shared:
         self.spaces: list[Tensor] = [torch.empty(0, dtype=torch.uint8)] * size
         self.barrier = threading.Barrier(size)
 
-    def library(self, rank: int, fails: str = "", off: float = 0.0) -> Library:
+    def library(self, rank: int, fails: str = "", off: float = 0.0) -> SymmetricMemory:
         def empty(nbytes: int) -> Tensor:
             return torch.zeros(nbytes, dtype=torch.uint8)
 
@@ -44,7 +44,7 @@ class Shared:
             self.barrier.wait()
             return total + off
 
-        return Library(empty, meet, add)
+        return SymmetricMemory(empty, meet, add)
 
 
 def test_torchs_functions_are_called_as_they_are() -> None:
@@ -54,7 +54,7 @@ def test_torchs_functions_are_called_as_they_are() -> None:
     symmetric: Any = importlib.import_module("torch._C._distributed_c10d")._SymmetricMemory
     assert "(size: Tuple[int, ...], stride: Tuple[int, ...], dtype" in symmetric.empty_strided_p2p.__doc__
     assert "rendezvous(tensor: torch.Tensor, group_name: str" in symmetric.rendezvous.__doc__
-    assert isinstance(symmetric_sum.load(torch.device("cpu")), Library)
+    assert isinstance(symmetric_sum.load(torch.device("cpu")), SymmetricMemory)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -63,14 +63,14 @@ def test_a_sum_is_the_same_everywhere(size: int) -> None:
 
     def work(rank: int) -> list[Tensor]:
         made = join(shared.library(rank), store, rank, size, "here")
-        assert isinstance(made, SymmetricSum)
+        assert isinstance(made, SymmetricAllReduce)
         found = []
         for shape, dtype in (((4, 8), torch.bfloat16), ((2, 4), torch.float32), ((64,), torch.bfloat16)):
             x = torch.full(shape, 1.0 + rank, dtype=dtype)
-            assert made.takes(x)
+            assert made.supports(x)
             found.append(made(x))
         for x in (torch.ones(3), torch.ones(8).half(), torch.ones(4, 8).t(), torch.ones(2**17)):
-            assert not made.takes(x)
+            assert not made.supports(x)
         return found
 
     first, *others = each_rank(size, work)
@@ -91,7 +91,7 @@ def test_all_ranks_go_on_or_none(given: Any, said: str) -> None:
     shared, store = Shared(2), dist.HashStore()
 
     def work(rank: int) -> Any:
-        ours: Library | str = shared.library(rank)
+        ours: SymmetricMemory | str = shared.library(rank)
         if rank == 1:
             ours = given if isinstance(given, str) else shared.library(rank, **given)
         return join(ours, store, rank, 2, "here")

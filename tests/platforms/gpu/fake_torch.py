@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.platform import GPU
 
 GIB = 2**30
@@ -177,9 +177,9 @@ class FakeGPU(GPU):
     _fake: FakeRuntime
 
     @classmethod
-    def _facts(cls) -> Facts | Unavailable:
+    def _facts(cls) -> GPUFacts | Unavailable:
         dtypes = torch.bfloat16, torch.float16, torch.float32
-        return Facts(("Fake", "Fake", "Fake"), dtypes, torch.float8_e4m3fn, GIB, "3 x Fake")
+        return GPUFacts(("Fake", "Fake", "Fake"), dtypes, torch.float8_e4m3fn, GIB, "3 x Fake")
 
     @classmethod
     def _make_runtime(cls) -> FakeRuntime:

@@ -10,11 +10,17 @@ import torch
 from quintet.conformance import kit
 from quintet.conformance.check import Check, Trial
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import Ask, Said, Served, follows, mix
-from quintet.conformance.report import Outcome
+from quintet.conformance.harness.traffic import (
+    TrafficEngine,
+    TrafficOutput,
+    TrafficRequest,
+    check_tokens,
+    random_requests,
+)
+from quintet.conformance.report import TrialOutcome
 from quintet.engine.executor.model_runner import ModelRunner
 from quintet.interface.platform import Capabilities
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet_tools.checkpoints.tiny import Tiny, variant
 from tests.platforms.gpu.biting import FAILED, FULL, BitingGPU, BitingRuntime, Kind
 from tests.platforms.gpu.fake_torch import GIB
@@ -30,8 +36,10 @@ def biting(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Subject, BitingR
     platform = type("Biting", (BitingGPU,), {"_fake": runtime})
     facts = platform.probe()
     assert isinstance(facts, Capabilities)
-    monkeypatch.setattr("quintet.conformance.harness.subject.choose", lambda name: Chosen(platform, facts, "a test"))
-    draw = ModelRunner.draw
+    monkeypatch.setattr(
+        "quintet.conformance.harness.subject.choose", lambda name: SelectedPlatform(platform, facts, "a test")
+    )
+    draw = ModelRunner.sample
 
     def drawn(self: ModelRunner, forward: Any) -> Any:
         with runtime.computing():
@@ -47,10 +55,10 @@ class Bench:
     def __init__(self, family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         subject, self.runtime = biting(seed, monkeypatch)
         self.tiny: Tiny = variant(family, "plain")
-        self.served = Served(subject, self.tiny, **SETTINGS)
-        self.asks = mix(2, 7)
+        self.served = TrafficEngine(subject, self.tiny, **SETTINGS)
+        self.asks = random_requests(2, 7)
 
-    def run(self) -> list[tuple[Ask, Said]]:
+    def run(self) -> list[tuple[TrafficRequest, TrafficOutput]]:
         """Pages are given back and the books are whole after every step, or Served says so."""
         self.served.engine.reset_prefix_cache()
         answers = self.served.run(self.asks)
@@ -60,7 +68,7 @@ class Bench:
         """Every request is told what the reference says, to its end."""
         for ask, said in self.run():
             assert said.reason in ("length", "stop"), said
-            follows(self.tiny, ask, said, torch.float32)
+            check_tokens(self.tiny, ask, said, torch.float32)
 
 
 @pytest.fixture
@@ -85,7 +93,7 @@ def test_a_step_that_fails_on_the_device_ends_those_in_it_with_the_reason(bench:
         pairs, count = bench.run(), len(bench.runtime.bitten)
         failed = [said for _, said in pairs if said.reason == "error"]
         for ask, said in pairs:
-            follows(bench.tiny, ask, said, torch.float32)
+            check_tokens(bench.tiny, ask, said, torch.float32)
             assert said.reason != "error" or SAID[kind] in str(said.error)
         assert len(failed) < len(pairs) and count == len(bench.runtime.bitten)
         bench.right()
@@ -107,17 +115,19 @@ def promises(section: str) -> list[tuple[Check, Trial]]:
     """The kit's trials of what may fail, a few of each; and of engines against a reference, those of a few models."""
     subject = Subject("fake")
     if section == "faults":
-        return [(each, trial) for each in kit.checks([section]) for trial in kit._few(kit.listed(each, subject))]
+        return [(each, trial) for each in kit.checks([section]) for trial in kit._few(kit.list_trials(each, subject))]
     (equal,) = (each for each in kit.checks([section]) if each.clause == "oracle.equal")
     wanted = ("llama batched", "lfm2 preempted", "qwen3_next chunked", "gpt_oss cached")
-    return [(equal, trial) for trial in kit.listed(equal, subject) if trial.what in wanted]
+    return [(equal, trial) for trial in kit.list_trials(equal, subject) if trial.what in wanted]
 
 
 @pytest.mark.parametrize(("section", "count"), [("faults", 9), ("oracle", 4)])
 def test_the_conformance_kits_promises_are_kept(section: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where copies and streams take any order."""
     _, runtime = biting(11, monkeypatch)
-    results = [kit.tried(*each) for each in promises(section)]
-    wrong = [f"{each.clause}, {each.what}: {each.detail}" for each in results if each.outcome is not Outcome.PASSED]
+    results = [kit.run_trial(*each) for each in promises(section)]
+    wrong = [
+        f"{each.clause}, {each.what}: {each.detail}" for each in results if each.outcome is not TrialOutcome.PASSED
+    ]
     assert not wrong and len(results) == count
     assert runtime.copies > 50 and runtime.replays > 5

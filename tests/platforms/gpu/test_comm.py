@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quintet.conformance.harness.worker_runner import RankInfo, random_prompts
 from quintet.platforms.gpu import custom_all_reduce as small_sum
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting, process_group
+from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores, process_group
 from quintet_tools.checkpoints.tiny import PLAIN, make, variant
 from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, fake_platform
@@ -65,7 +65,7 @@ def given(rank: int) -> Tensor:
 
 
 def collect(size: int, call: str, *args: int) -> list[Tensor]:
-    meeting = Meeting()
+    meeting = InProcessStores()
 
     def work(rank: int) -> Tensor:
         group = dist.ProcessGroupGloo(meeting.store(rank, size, "inproc://here"), rank, size)
@@ -114,7 +114,7 @@ def test_ranks_meet_over_files_and_sockets(tmp_path: Path) -> None:
     for endpoint in (f"file://{tmp_path}/store", f"tcp://127.0.0.1:{free_port()}"):
 
         def work(rank: int, endpoint: str = endpoint) -> Tensor:
-            group = dist.ProcessGroupGloo(Meeting().store(rank, 2, endpoint), rank, 2)
+            group = dist.ProcessGroupGloo(InProcessStores().store(rank, 2, endpoint), rank, 2)
             return GroupCommunicator(group, rank, 2).all_reduce(given(rank))
 
         for result in each_rank(2, work):
@@ -130,7 +130,7 @@ def test_ranks_meet_over_files_and_sockets(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_place_is_refused(rank: int, size: int, endpoint: str, words: str) -> None:
-    meeting = Meeting()
+    meeting = InProcessStores()
     meeting.store(0, 2, "inproc://here")
     with pytest.raises(ValueError, match=words):
         meeting.store(rank, size, endpoint)
@@ -153,7 +153,7 @@ def test_a_model_on_several_ranks_equals_one(family: str, size: int) -> None:
     platform: FakeGPU = fake_platform(tensor_parallel_size=size, max_num_seqs=8)
 
     def work(rank: int) -> Any:
-        run = Runner(tiny, platform=platform, place=RankInfo(rank, size, "inproc://model"))
+        run = Runner(tiny, platform=platform, rank_info=RankInfo(rank, size, "inproc://model"))
         return run.prompts(prompts), run.greedy(prompts, 4)
 
     for logits, tokens in each_rank(size, work):

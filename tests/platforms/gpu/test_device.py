@@ -74,9 +74,9 @@ def test_the_cache_is_zeros_and_counted(device: GPUDevice) -> None:
     before = device.memory().free
     kv = device.allocate([LAYOUT, LAYOUT], 10)
     assert [tuple(x.shape) for x in kv] == [(10, 2, 4, 16, 32)] * 2 and not any(x.any() for x in kv)
-    assert before - device.memory().free == device.tagged.nbytes("cache") == 20 * LAYOUT.nbytes
+    assert before - device.memory().free == device.tagged_memory.nbytes("cache") == 20 * LAYOUT.nbytes
     del kv
-    assert device.memory().free == before and device.tagged.nbytes("cache") == 0
+    assert device.memory().free == before and device.tagged_memory.nbytes("cache") == 0
 
 
 def test_a_cache_of_fp8_is_zeros(device: GPUDevice) -> None:
@@ -105,7 +105,7 @@ def test_two_share_a_device_and_each_sees_what_is_left(runtime: FakeRuntime) -> 
     kv = first.allocate([LAYOUT], 1000)
     assert second.memory().total == GIB
     assert second.memory().free == GIB - RESERVE - 1000 * LAYOUT.nbytes
-    assert second.tagged.nbytes("cache") == 0 and len(kv) == 1
+    assert second.tagged_memory.nbytes("cache") == 0 and len(kv) == 1
 
 
 def test_asleep_weights_are_on_the_host_and_the_cache_is_gone(device: GPUDevice) -> None:
@@ -113,41 +113,44 @@ def test_asleep_weights_are_on_the_host_and_the_cache_is_gone(device: GPUDevice)
     view = weight[1:]  # a tied head
     (kv,) = device.allocate([LAYOUT], 4)
     kv.fill_(3)
-    device.tagged.keep("weights", [weight, view])
-    freed = device.tagged.sleep(1)
+    device.tagged_memory.track("weights", [weight, view])
+    freed = device.tagged_memory.sleep(1)
     assert freed == 12 * 4 + 4 * LAYOUT.nbytes
-    assert device.tagged.nbytes("weights") == device.tagged.nbytes("cache") == 0 and device.tagged.asleep
+    assert (
+        device.tagged_memory.nbytes("weights") == device.tagged_memory.nbytes("cache") == 0
+        and device.tagged_memory.asleep
+    )
     with pytest.raises(ValueError, match="is asleep; wake it first"):
-        device.tagged.sleep(2)
-    device.tagged.wake()
+        device.tagged_memory.sleep(2)
+    device.tagged_memory.wake()
     assert torch.equal(weight, torch.arange(12.0).reshape(3, 4)) and torch.equal(view, weight[1:])
-    assert not kv.any() and not device.tagged.asleep and device.tagged.generation == 1
+    assert not kv.any() and not device.tagged_memory.asleep and device.tagged_memory.generation == 1
 
 
 def test_a_layers_parameter_sleeps_with_what_it_was_made_of(device: GPUDevice) -> None:
     weight = device.upload(torch.ones(5), torch.float32)
-    device.tagged.keep("weights", [weight])
+    device.tagged_memory.track("weights", [weight])
     parameter = torch.nn.Parameter(weight, requires_grad=False)
     del weight
-    assert device.tagged.sleep(1) == 20 and parameter.untyped_storage().nbytes() == 0
-    device.tagged.wake()
+    assert device.tagged_memory.sleep(1) == 20 and parameter.untyped_storage().nbytes() == 0
+    device.tagged_memory.wake()
     assert parameter.tolist() == [1] * 5
 
 
 def test_at_level_two_weights_are_dropped(device: GPUDevice) -> None:
     weight = device.upload(torch.ones(3), torch.float32)
-    device.tagged.keep("weights", [weight])
-    device.tagged.sleep(2)
-    device.tagged.wake()
+    device.tagged_memory.track("weights", [weight])
+    device.tagged_memory.sleep(2)
+    device.tagged_memory.wake()
     assert weight.tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="must be 1 .* or 2"):
-        device.tagged.sleep(3)
+        device.tagged_memory.sleep(3)
 
 
 def test_what_was_let_go_is_not_brought_back(device: GPUDevice) -> None:
     weight = device.upload(torch.ones(3), torch.float32)
-    device.tagged.keep("weights", [weight])
-    device.tagged.sleep(1)
+    device.tagged_memory.track("weights", [weight])
+    device.tagged_memory.sleep(1)
     del weight
-    device.tagged.wake()
-    assert device.tagged.nbytes("weights") == 0
+    device.tagged_memory.wake()
+    assert device.tagged_memory.nbytes("weights") == 0

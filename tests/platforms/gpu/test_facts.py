@@ -14,8 +14,8 @@ from quintet.cli.commands import platforms as platforms_command
 from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms.cuda import PLATFORM, facts
-from quintet.platforms.cuda.facts import Machine
-from quintet.platforms.gpu.facts import Facts, compiler, header
+from quintet.platforms.cuda.facts import CudaMachine
+from quintet.platforms.gpu.facts import GPUFacts, compiler, header
 from tests.platforms.gpu.fake_torch import fake_platform
 
 H200 = ("NVIDIA H200", (9, 0), 141 * 2**30)
@@ -74,7 +74,7 @@ class NVML:
         return Total(handle[2])
 
 
-def machine(cards: list[Any], **changes: Any) -> Machine:
+def machine(cards: list[Any], **changes: Any) -> CudaMachine:
     nvml = changes.pop("library", None) or NVML(cards, changes.pop("cuda", 13000), changes.pop("fails", ""))
     missing = changes.pop("missing", ())
     settings: dict[str, Any] = {
@@ -82,12 +82,12 @@ def machine(cards: list[Any], **changes: Any) -> Machine:
         "nvml": lambda: nvml, "visible": lambda count: list(range(count)), "driver": Path("/nowhere"),
         "pci": Path("/nowhere"), "compiler": lambda: "/usr/bin/gcc", "header": lambda: Path(__file__),
     }  # fmt: skip
-    return Machine(**{**settings, **changes})
+    return CudaMachine(**{**settings, **changes})
 
 
-def found(*cards: Any, **changes: Any) -> Facts:
+def found(*cards: Any, **changes: Any) -> GPUFacts:
     result = facts.facts(machine(list(cards), **changes))
-    assert isinstance(result, Facts), result
+    assert isinstance(result, GPUFacts), result
     return result
 
 
@@ -210,7 +210,7 @@ def test_what_it_lacks_is_in_the_table_of_platforms_and_in_the_log(
 ) -> None:
     result = facts.facts(machine([H200], compiler=lambda: None))
     monkeypatch.setattr(facts, "facts", lambda: result)
-    assert isinstance(result, Facts)
+    assert isinstance(result, GPUFacts)
     platforms_command.run(argparse.Namespace(json=False, features=False))
     assert result.warning in capsys.readouterr().out
     assert result.warning in PLATFORM.configure(EngineConfig())[1]

@@ -15,7 +15,7 @@ __all__ = ["client"]  # a fixture
 def test_a_step_that_runs_out_of_memory_ends_those_in_it_alone(client: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fake = client(**{**SETTINGS, "max_num_seqs": 2})
     wanted = tokens(engine, 2)
-    (worker,) = engine.prepared.ranks.workers
+    (worker,) = engine.engine_plan.ranks.workers
     cache = sum(each.nbytes for each in worker._state)
     monkeypatch.setattr(fake, "limit", fake.used() + cache // 2)  # room for a step, and none for a second cache
     calls: list[Any] = []

@@ -26,7 +26,7 @@ from quintet.platforms.gpu.capture_sizes import (
     table_widths,
 )
 from quintet.platforms.gpu.device import GPUDevice
-from quintet.platforms.gpu.graphs import Graphs
+from quintet.platforms.gpu.graphs import GraphedStep
 from quintet_tools.checkpoints.tiny import FAMILIES, variant
 from tests.helpers.platforms.run_model import Runner
 from tests.platforms.gpu.fake_torch import FakeGPU, FakeRuntime, fake_platform, runtime
@@ -93,14 +93,14 @@ def model(fake: FakeRuntime) -> Model:
 
 
 @pytest.fixture
-def step(fake: FakeRuntime, model: Model) -> Graphs:
-    return Graphs(model, GPUDevice(fake, 0), VARIANTS)
+def step(fake: FakeRuntime, model: Model) -> GraphedStep:
+    return GraphedStep(model, GPUDevice(fake, 0), VARIANTS)
 
 
 KV = (torch.zeros(1),)
 
 
-def check(step: Graphs, model: Model, batch: HostBatch, state: Any = KV) -> None:
+def check(step: GraphedStep, model: Model, batch: HostBatch, state: Any = KV) -> None:
     """The step, padded, gives what the model gives unpadded, and runs once."""
     count, (want, _) = len(batch.token_ids), model(state, on_device(batch))
     ran, replays = len(model.ran), model.fake.replays
@@ -200,7 +200,7 @@ def test_steps_with_prompts_are_captured_unless_they_are_not_to_be() -> None:
 # ------------------------------------------------------------------------------------------------------ replay
 
 
-def test_a_size_is_captured_once_and_replayed(step: Graphs, model: Model) -> None:
+def test_a_size_is_captured_once_and_replayed(step: GraphedStep, model: Model) -> None:
     for turn, count in enumerate((3, 4, 3, 8, 5, 1, 2, 3)):
         check(step, model, host(count, pages=2 + turn, first=turn + 1))
     assert (model.fake.captures, model.fake.replays) == (4, 4)
@@ -222,7 +222,7 @@ def mixed(*counts: int, first: int = 1, pages: int = 3) -> HostBatch:
 
 def test_steps_with_prompts_are_captured_in_few_sizes(fake: FakeRuntime, model: Model) -> None:
     """Between decode steps, with which they share what graphs read."""
-    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     rng = random.Random(1)
     for turn in range(60):
         counts = [rng.choice((1, 1, 1, 2, 5)) for _ in range(rng.randint(1, 6))]
@@ -234,7 +234,7 @@ def test_steps_with_prompts_are_captured_in_few_sizes(fake: FakeRuntime, model: 
 
 def test_large_steps_with_prompts_are_captured(fake: FakeRuntime, model: Model) -> None:
     most = ShapeBucket(2048, 24, 64, (64, 64))
-    step = Graphs(model, GPUDevice(fake, 0), mixed_buckets(most, mixed_sizes(2048)))
+    step = GraphedStep(model, GPUDevice(fake, 0), mixed_buckets(most, mixed_sizes(2048)))
     for turn in range(2):
         for counts in ((513,), (700, 1, 1), (1100, *[40] * 20), (2048,), (2000, 3)):
             check(step, model, mixed(*counts, first=turn + 1))
@@ -245,7 +245,7 @@ def test_large_steps_with_prompts_are_captured(fake: FakeRuntime, model: Model) 
 
 def test_what_no_size_holds_runs_eagerly(fake: FakeRuntime, model: Model) -> None:
     """More tokens, or a row for each of them: scores of a prompt."""
-    step = Graphs(model, GPUDevice(fake, 0), MIXED)
+    step = GraphedStep(model, GPUDevice(fake, 0), MIXED)
     every = mixed(7, 3)
     for batch in (mixed(17), mixed(1, 30), every._replace(logits_indices=np.arange(9, dtype=np.int32))):
         check(step, model, batch)
@@ -263,7 +263,7 @@ def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
         seen.append(batch.logits_indices.tolist())
         return Outputs(batch.token_ids.float()[batch.logits_indices.long()][:, None]), state
 
-    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     for batch in (mixed(9, 4, 2), mixed(2, 2), host(3), mixed(2)):
         for _ in range(2):
             step(KV, on_device(CaptureSizes([*MIXED, *VARIANTS]).pad(batch)))
@@ -271,14 +271,14 @@ def test_rows_of_a_larger_step_are_not_left_behind(fake: FakeRuntime) -> None:
     assert [rows for rows in seen if set(rows[3:]) - {0}] == [[0, 1, 2, 3]] * 3, "a decode step has every token's"
 
 
-def test_prompts_and_large_steps_run_eagerly(step: Graphs, model: Model) -> None:
+def test_prompts_and_large_steps_run_eagerly(step: GraphedStep, model: Model) -> None:
     for batch in (host(2, tokens=5), host(9), host(3, tokens=2)):
         check(step, model, batch)
         check(step, model, batch)
     assert model.fake.captures == model.fake.replays == 0
 
 
-def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Model) -> None:
+def test_few_rows_of_logits_are_those_that_were_wanted(step: GraphedStep, model: Model) -> None:
     """A chunk of one token wants none; of scored prompts the rows come in another order."""
     for wanted in ([2, 0], [], [1], [3, 2, 1, 0]):
         check(step, model, host(4)._replace(logits_indices=np.array(wanted, np.int32)))
@@ -286,7 +286,7 @@ def test_few_rows_of_logits_are_those_that_were_wanted(step: Graphs, model: Mode
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
-def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, model: Model, count: int) -> None:
+def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: GraphedStep, model: Model, count: int) -> None:
     """Padded or not, what was wanted is the beginning of what a graph gives, without a copy."""
     padded = CaptureSizes(step._variants).pad(whole(host(count)))
     for _ in range(2):
@@ -301,20 +301,20 @@ def test_rows_of_a_decode_step_are_neither_uploaded_nor_looked_up(step: Graphs, 
         assert got.logits.data_ptr() == found.outputs.logits.data_ptr() and len(got.logits) == count
 
 
-def test_rows_that_are_no_owners_are_looked_up_even_if_there_are_as_many(step: Graphs, model: Model) -> None:
+def test_rows_that_are_no_owners_are_looked_up_even_if_there_are_as_many(step: GraphedStep, model: Model) -> None:
     turned = host(4)._replace(logits_indices=np.array([1, 0, 3, 2], np.int32))
     for batch in (whole(host(4)), turned, whole(host(4)), turned):
         check(step, model, batch)
     assert not on_device(turned).one_token_per_request and model.fake.captures == 1
 
 
-def test_a_longer_page_table_is_captured_anew(step: Graphs, model: Model) -> None:
+def test_a_longer_page_table_is_captured_anew(step: GraphedStep, model: Model) -> None:
     for pages in (2, 64, 65, 3, 256, 300):
         check(step, model, host(2, pages))
     assert (model.fake.captures, model.fake.replays) == (3, 3)
 
 
-def test_what_a_groups_mixers_plan_is_copied_too(step: Graphs, model: Model) -> None:
+def test_what_a_groups_mixers_plan_is_copied_too(step: GraphedStep, model: Model) -> None:
     for value, size in ((1, 3), (2, 3), (3, 4)):
         plans = (np.full(size, value, np.int32),), (np.full(2, value, np.int32), np.zeros((0, 1), np.int32))
         batch = host(2)
@@ -323,7 +323,7 @@ def test_what_a_groups_mixers_plan_is_copied_too(step: Graphs, model: Model) -> 
     assert (model.fake.captures, model.fake.replays) == (2, 1)
 
 
-def test_the_shape_of_a_plan_is_part_of_what_is_captured(step: Graphs, model: Model) -> None:
+def test_the_shape_of_a_plan_is_part_of_what_is_captured(step: GraphedStep, model: Model) -> None:
     """An empty array says it."""
     for shape in ((0, 1, 3), (0, 2, 3), (0, 1, 3)):
         batch = host(2)
@@ -332,7 +332,7 @@ def test_the_shape_of_a_plan_is_part_of_what_is_captured(step: Graphs, model: Mo
     assert (model.fake.captures, model.fake.replays) == (2, 1)
 
 
-def test_what_a_step_brings_beside_ids_is_copied_too(step: Graphs, model: Model) -> None:
+def test_what_a_step_brings_beside_ids_is_copied_too(step: GraphedStep, model: Model) -> None:
     for turn in range(2):
         few = np.arange(4, dtype=np.int32) + turn
         for inputs in (
@@ -346,7 +346,7 @@ def test_what_a_step_brings_beside_ids_is_copied_too(step: Graphs, model: Model)
     assert (model.fake.captures, model.fake.replays) == (5, 5)
 
 
-def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, fake: FakeRuntime) -> None:
+def test_outputs_of_all_sizes_share_one_buffer_each(step: GraphedStep, model: Model, fake: FakeRuntime) -> None:
     for turn in range(2):
         before = fake.used()
         found = [step(KV, on_device(whole(host(count, first=turn + 1))))[0] for count in (8, 2, 4)]
@@ -356,24 +356,24 @@ def test_outputs_of_all_sizes_share_one_buffer_each(step: Graphs, model: Model, 
     assert [len({each.aux_hidden_states[tap].data_ptr() for each in found}) for tap in range(2)] == [1, 1]
 
 
-def test_graphs_of_another_cache_are_dropped(step: Graphs, model: Model) -> None:
+def test_graphs_of_another_cache_are_dropped(step: GraphedStep, model: Model) -> None:
     for state in (KV, (torch.ones(1),)):
         check(step, model, host(2), state)
         check(step, model, host(2), state)
     assert (model.fake.captures, model.fake.replays) == (2, 2)
 
 
-def test_graphs_do_not_outlive_a_sleep(step: Graphs, model: Model) -> None:
+def test_graphs_do_not_outlive_a_sleep(step: GraphedStep, model: Model) -> None:
     """Weights may lie elsewhere when they are awake again."""
     check(step, model, host(2))
-    step._device.tagged.sleep(1)
-    step._device.tagged.wake()
+    step._device.tagged_memory.sleep(1)
+    step._device.tagged_memory.wake()
     check(step, model, host(2))
     assert (model.fake.captures, model.fake.replays) == (2, 0)
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_why_once(
-    step: Graphs, model: Model, caplog: pytest.LogCaptureFixture
+    step: GraphedStep, model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     model.fake.fails = RuntimeError("operation not permitted when stream is capturing\nmore")
     for count in (2, 2, 4):
@@ -382,7 +382,9 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_without_memory_what_is_captured_goes_on(step: Graphs, model: Model, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_memory_what_is_captured_goes_on(
+    step: GraphedStep, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
     check(step, model, host(2))
     model.fake.fails = torch.OutOfMemoryError("out of memory")
     check(step, model, host(4))
@@ -392,7 +394,7 @@ def test_without_memory_what_is_captured_goes_on(step: Graphs, model: Model, cap
 
 
 def test_no_capture_begins_where_memory_may_not_do(
-    step: Graphs, model: Model, caplog: pytest.LogCaptureFixture
+    step: GraphedStep, model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
     model.fake.limit = model.fake.used() + graphs.LEAST_ROOM // 2
     for _ in range(2):
@@ -401,7 +403,7 @@ def test_no_capture_begins_where_memory_may_not_do(
     assert "32 MiB are free, and a capture may need 64" in caplog.text and "lower gpu_mem" in caplog.text
 
 
-def test_the_largest_capture_says_what_the_next_may_need(step: Graphs, model: Model) -> None:
+def test_the_largest_capture_says_what_the_next_may_need(step: GraphedStep, model: Model) -> None:
     check(step, model, host(2))
     step._largest = 2 * graphs.LEAST_ROOM
     model.fake.limit = model.fake.used() + step._largest // 2
@@ -409,7 +411,7 @@ def test_the_largest_capture_says_what_the_next_may_need(step: Graphs, model: Mo
     assert model.fake.captures == 1 and "a capture may need 128" in (step.refused or "")
 
 
-def test_what_is_dropped_leaves_its_stream_and_no_workspaces(step: Graphs, model: Model) -> None:
+def test_what_is_dropped_leaves_its_stream_and_no_workspaces(step: GraphedStep, model: Model) -> None:
     check(step, model, host(2))
     stream = step._stream
     step.drop()
@@ -423,7 +425,7 @@ def test_a_step_that_waits_for_the_device_is_noticed(fake: FakeRuntime) -> None:
         fake.event().synchronize()
         return Outputs(batch.token_ids.float()[:, None]), state
 
-    step = Graphs(waits, GPUDevice(fake, 0), VARIANTS)
+    step = GraphedStep(waits, GPUDevice(fake, 0), VARIANTS)
     assert step(KV, on_device(host(2)))[0].logits.flatten().tolist() == [1, 2]
     assert "synchronize" in (step.refused or "")
 
@@ -436,7 +438,7 @@ def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) ->
             raise ValueError(fails.pop())
         return Outputs(None, batch.token_ids.float()[:, None]), state
 
-    step = Graphs(model, GPUDevice(fake, 0), VARIANTS)
+    step = GraphedStep(model, GPUDevice(fake, 0), VARIANTS)
     with pytest.raises(ValueError, match="True"):
         step(KV, on_device(host(2)))
     outputs = step(KV, on_device(host(2)))[0]
@@ -446,7 +448,7 @@ def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) ->
 
 
 def test_graphs_that_were_not_used_for_longest_go_first(
-    step: Graphs, model: Model, monkeypatch: pytest.MonkeyPatch
+    step: GraphedStep, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 2)
     for count in (1, 2, 1, 4, 1, 2):
@@ -458,7 +460,7 @@ def test_graphs_with_prompts_go_first_while_they_are_more_than_a_third(
     fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 3)
-    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     for batch in (host(1), mixed(3), mixed(7), host(2), host(1), host(2), mixed(7)):
         check(step, model, batch)
     assert (fake.captures, fake.replays) == (4, 3) and [size.tokens for size in step._graphs] == [1, 2, 8]
@@ -473,7 +475,7 @@ def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
     most = ShapeBucket(2048, 8, 64, (64, 64))
     buckets = mixed_buckets(most, mixed_sizes(2048))
     late = frozenset(each.tokens for each in buckets if each.tokens > 512)
-    step = Graphs(model, GPUDevice(fake, 0), buckets, ahead=True, late=late)
+    step = GraphedStep(model, GPUDevice(fake, 0), buckets, ahead=True, late=late)
     for count in (16, 64, 512, 600, 700, 1024, 16, 64, 512, 600):
         check(step, model, mixed(count))
     assert (fake.captures, fake.replays) == (7, 3)
@@ -492,7 +494,7 @@ def test_the_pool_has_what_the_largest_step_takes_before_anything_is_captured(
 
     monkeypatch.setattr(fake, "empty", noted)
     device = GPUDevice(fake, 0)
-    step = Graphs(model, device, VARIANTS, pool=need)
+    step = GraphedStep(model, device, VARIANTS, pool=need)
     for count in (1, 2, 4):
         check(step, model, host(count))
     assert sizes == [need] and (fake.captures, fake.replays) == (4, 0)
@@ -508,7 +510,7 @@ def test_the_pool_has_what_the_largest_step_takes_before_anything_is_captured(
     assert fake.captures == 5, "less is needed for this one"
 
 
-def test_what_the_eager_run_left_is_given_back_before_a_capture(step: Graphs, model: Model) -> None:
+def test_what_the_eager_run_left_is_given_back_before_a_capture(step: GraphedStep, model: Model) -> None:
     """A capture takes as much once more."""
     for idle, calls in ((0, 0), (2**40, 1)):
         model.fake.idle = lambda index, idle=idle: idle  # type: ignore[method-assign]
@@ -557,7 +559,7 @@ def test_the_heads_product_is_written_where_logits_are_read(
     fake: FakeRuntime, dtype: torch.dtype, turned: bool, scaled: bool, inference: bool
 ) -> None:
     model: Any = Head(dtype, scaled, turned)
-    step = Graphs(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
+    step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     with torch.inference_mode(inference):
         for batch in (whole(host(4)), mixed(3, 2), whole(host(2))):
             for turn in range(3):
@@ -577,7 +579,7 @@ def test_captured_ahead_none_is_dropped_for_others(
     model: Model, fake: FakeRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(graphs, "KEPT", 2)
-    step = Graphs(model, GPUDevice(fake, 0), VARIANTS, ahead=True)
+    step = GraphedStep(model, GPUDevice(fake, 0), VARIANTS, ahead=True)
     with caplog.at_level("DEBUG"):
         for each in VARIANTS:
             step(KV, on_device(each._replace(pages=(20, 20)).batch))
@@ -589,7 +591,7 @@ def test_captured_ahead_none_is_dropped_for_others(
     assert (model.fake.captures, model.fake.replays) == (4, 4)
 
 
-def test_what_is_captured_is_let_go_before_a_sleep(step: Graphs, model: Model) -> None:
+def test_what_is_captured_is_let_go_before_a_sleep(step: GraphedStep, model: Model) -> None:
     check(step, model, host(2))
     made, step.nbytes = weakref.ref(next(iter(step._graphs.values())).graph), 1000
     assert step._device.sleep(1) == 1000 and made() is None and step.nbytes == 0
@@ -598,7 +600,7 @@ def test_what_is_captured_is_let_go_before_a_sleep(step: Graphs, model: Model) -
     assert (model.fake.captures, model.fake.replays) == (2, 0)
 
 
-def test_one_pool_serves_all_and_captures_are_counted(step: Graphs, model: Model) -> None:
+def test_one_pool_serves_all_and_captures_are_counted(step: GraphedStep, model: Model) -> None:
     for count in SIZES:
         check(step, model, host(count))
     assert model.fake.calls.count("pool") == 1 and step.nbytes >= 0

@@ -14,10 +14,10 @@ from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFor
 from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
 from quintet.ops.quantize import attributes, quantize
-from quintet.ops.registry import Choice
+from quintet.ops.registry import ProviderChoice
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu import weight_layout as packing
-from quintet.platforms.gpu.comm import GroupCommunicator, Meeting
+from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores
 from quintet.platforms.null import PLATFORM as NULL
 from quintet_tools.checkpoints.tiny import FAMILIES, make
 from tests.helpers.platforms.run_model import Runner
@@ -110,7 +110,7 @@ def test_products_equal_their_specifications(turned: bool) -> None:
 
 def test_sums_over_ranks_have_one_order_whatever_their_size() -> None:
     """1e8 and -1e8 leave what was added after them."""
-    meeting, given = Meeting(), torch.tensor([[1e8], [1.0], [-1e8]])
+    meeting, given = InProcessStores(), torch.tensor([[1e8], [1.0], [-1e8]])
 
     def work(rank: int) -> list[torch.Tensor]:
         group = torch.distributed.ProcessGroupGloo(meeting.store(rank, 3, "inproc://order"), rank, 3)
@@ -128,12 +128,14 @@ def test_what_takes_the_mode_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="has an attention of its own, and attention_backend='gathered' was asked for"):
         FakeGPU.configure(asked)
     assert "unmeasured" in FakeGPU.configure(EngineConfig(batch_invariant=True))[1][-1]
-    assert providers.varying([Choice("linear", "reference", "", (("invariant", "no GPU"),))]) == [
+    assert providers.batch_variant_ops([ProviderChoice("linear", "reference", "", (("invariant", "no GPU"),))]) == [
         "linear by reference (invariant: no GPU)"
     ]
-    assert providers.varying([Choice("biased_experts", "triton", "")]) == ["biased_experts by triton"]
-    assert providers.varying([Choice("gated_norm", "reference", "")]) == ["gated_norm by reference"]
-    assert not providers.varying([Choice("linear", "invariant", ""), Choice("rms_norm", "triton", "")])
+    assert providers.batch_variant_ops([ProviderChoice("biased_experts", "triton", "")]) == ["biased_experts by triton"]
+    assert providers.batch_variant_ops([ProviderChoice("gated_norm", "reference", "")]) == ["gated_norm by reference"]
+    assert not providers.batch_variant_ops(
+        [ProviderChoice("linear", "invariant", ""), ProviderChoice("rms_norm", "triton", "")]
+    )
     gpu = platform()
     gpu._ops[0] = bind({}).take("linear")
     with pytest.raises(ValueError, match="batch_invariant=True is not kept by linear by reference; leave it out"):
@@ -150,9 +152,9 @@ def test_groups_that_no_tile_cuts_are_refused_before_a_request() -> None:
     for kind, bits, group in (("int8", 8, 24), ("int8", 8, 16), ("int8", 8, 48), ("int4", 4, 8), ("int4", 4, 16)):
         fmt = WeightFormat(kind, bits, 16, group)
         weight = Weight("weight", (part,), 0, 0, torch.float16, "linear", fmt)
-        placed = packing.laid(attributes(quantize(values, fmt)), fmt)
+        placed = packing.pack_matrix(attributes(quantize(values, fmt)), fmt)
         cut = _packed(values, Matrix(placed["weight"], placed["scales"], format=fmt), 4).part()
-        assert packing.uncut(48, fmt) == (not cut)
+        assert packing.fits_tiles(48, fmt) == (not cut)
         if cut:
             gpu.place(weight, {"layer.weight": values})
             continue
@@ -180,11 +182,11 @@ def test_a_platform_that_has_no_such_mode_says_so() -> None:
     from dataclasses import replace
 
     from quintet.engine.startup import prepare
-    from quintet.platforms import Chosen
+    from quintet.platforms import SelectedPlatform
 
     facts = replace(NULL.probe(), batch_invariant=False)
     with pytest.raises(ValueError, match="batch_invariant=True: platform null does not give a request the same bits"):
-        prepare(EngineConfig(batch_invariant=True), Chosen(NULL, facts, "a test"))
+        prepare(EngineConfig(batch_invariant=True), SelectedPlatform(NULL, facts, "a test"))
     assert FakeGPU.probe().batch_invariant_mode and not FakeGPU.probe().batch_invariant
 
 

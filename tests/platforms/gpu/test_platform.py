@@ -16,11 +16,11 @@ from torch import Tensor
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.config import EngineConfig
-from quintet.conformance.cases.model_ops import DTYPES, MIXES, attended
+from quintet.conformance.cases.model_ops import DTYPES, MIXES, paged_attention_arguments
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import randn
-from quintet.conformance.harness.batches import Cache, Request, spec
-from quintet.conformance.harness.linear_layers import Canonical, Product
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
+from quintet.conformance.harness.linear_layers import CanonicalReader, LinearCase
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.client import EngineClient
 from quintet.engine.executor.batch_builder import CaptureSizes
@@ -29,10 +29,10 @@ from quintet.interface.types import HostBatch, HostGroup, Layout, MaxShape, Shap
 from quintet.interface.weights import CheckpointSlice, ShardRange, Weight
 from quintet.layers.quantization import ONLINE
 from quintet.ops import Op, bind
-from quintet.platforms import Chosen, UnavailableError, choose
+from quintet.platforms import SelectedPlatform, UnavailableError, choose
 from quintet.platforms.cuda import PLATFORM, flashinfer
 from quintet.platforms.gpu import providers
-from quintet.platforms.gpu.attention import GraphAttention, Planning
+from quintet.platforms.gpu.attention import GraphAttention, PlannerRegistry
 from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet_tools.checkpoints.tiny import FAMILIES, PLAIN, Tiny, make, variant
@@ -146,7 +146,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Make:
     def made(tiny: Tiny, platform: type[FakeGPU], **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: SelectedPlatform(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="fake", skip_tokenizer_init=True, dtype="float32", **settings
         )
@@ -169,7 +169,7 @@ def test_any_way_gives_the_cpus_tokens(how: str, client: Make) -> None:
     for seed in range(2):
         assert tokens(run(ours, mix(seed))) == tokens(run(theirs, mix(seed))), f"mix {seed}"
     assert made._fake.replays > 10
-    assert made._fake.captures <= len(ours.prepared.plan.buckets), "of each size once, whatever came"
+    assert made._fake.captures <= len(ours.engine_plan.memory_plan.buckets), "of each size once, whatever came"
 
 
 def test_steps_with_prompts_are_replayed(client: Make) -> None:
@@ -304,7 +304,7 @@ def test_several_ranks_in_one_engine(client: Make) -> None:
 def test_an_engine_outlives_a_step_that_fails(client: Make) -> None:
     made = type(fake_platform())
     engine = client(variant("llama", "plain"), made, max_model_len=64, num_pages=40)
-    worker = engine.prepared.ranks.workers[0]
+    worker = engine.engine_plan.ranks.workers[0]
     step = worker._step
 
     def complete() -> Any:
@@ -332,10 +332,10 @@ def test_two_engines_share_a_device_by_their_shares(client: Make) -> None:
     settings: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 2000, "gpu_memory_utilization": 0.2}
     tiny = variant("llama", "plain")
     first, second = (client(tiny, made, **settings) for _ in range(2))
-    budgets = [engine.prepared.plan.budget for engine in (first, second)]
+    budgets = [engine.engine_plan.memory_plan.budget for engine in (first, second)]
     assert budgets == [int(0.2 * 2**30)] * 2
     held = made._fake.used()
-    assert sum(engine.prepared.plan.kv_bytes for engine in (first, second)) < held < 0.41 * 2**30
+    assert sum(engine.engine_plan.memory_plan.kv_bytes for engine in (first, second)) < held < 0.41 * 2**30
 
 
 # ------------------------------------------------------------------------------------------------------ placing
@@ -358,7 +358,7 @@ def test_a_weight_goes_up_in_its_type_and_is_counted() -> None:
     x = torch.randn(64, 128)
     (placed,) = platform.place(weight(), {"w": x}).values()
     assert torch.equal(placed, x.bfloat16()) and platform._placed_bytes(weight()) == placed.nbytes
-    assert platform._devices[0].tagged.nbytes("weights") == placed.nbytes
+    assert platform._devices[0].tagged_memory.nbytes("weights") == placed.nbytes
 
 
 def test_a_tied_head_is_held_once() -> None:
@@ -368,7 +368,7 @@ def test_a_tied_head_is_held_once() -> None:
     assert first.data_ptr() == second.data_ptr()
     other = platform.place(weight(), x)["weight"]
     assert other.data_ptr() != first.data_ptr()
-    assert platform._devices[0].tagged.nbytes("weights") == 2 * first.nbytes
+    assert platform._devices[0].tagged_memory.nbytes("weights") == 2 * first.nbytes
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -389,12 +389,12 @@ def test_what_a_checkpoint_holds_takes_what_was_planned(
 ) -> None:
     monkeypatch.setattr(providers, "packs", lambda kind, priority: packed)
     platform, _ = opened()
-    reader, product = Canonical(FORMS[what]), Product(1, 160, (64,))
+    reader, product = CanonicalReader(FORMS[what]), LinearCase(1, 160, (64,))
     fmt = reader.format(ShardRange((0, 64), (0, 160)))
     of = Weight(
         "weight", (CheckpointSlice("part0.weight", (64, 160), ((0, 64),)),), 0, 0, torch.bfloat16, "linear", fmt, reader
     )
-    placed = platform.place(of, product.held(reader.made(64, 160), None))
+    placed = platform.place(of, product.canonical_checkpoint(reader.random_matrix(64, 160), None))
     beside = {"zeros": fmt.zeros, "mins": fmt.mins, "order": fmt.act_order}
     assert set(placed) == {"weight", "scales"} | {name for name, there in beside.items() if there}
     assert fmt.required_kinds <= FakeGPU.probe().weight_formats
@@ -409,11 +409,11 @@ def test_a_weight_that_cannot_be_quantized_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_without_their_provider_weights_lie_as_the_specification_has_them() -> None:
-    assert not providers.packs("int4", {}), "nobody but them reads that"
+    assert not providers.can_pack("int4", {}), "nobody but them reads that"
     op = Op.registry["linear:int4"]
     before = op.providers.pop("triton", None)
     try:
-        assert not providers.packs("int4", providers.PRIORITY)
+        assert not providers.can_pack("int4", providers.PRIORITY)
     finally:
         if before is not None:
             op.providers["triton"] = before
@@ -453,7 +453,7 @@ def test_the_last_resort_equals_the_specification(kind: str, dtype: torch.dtype)
         of = spec(heads, kv_heads, dim, dtype=dtype, **KINDS[kind])
         for what, requests in MIXES.items():
             sinks = randn(heads, dtype=torch.float32) if of.sinks else None
-            q, kv, context, *_ = attended(of, requests, sinks)
+            q, kv, context, *_ = paged_attention_arguments(of, requests, sinks)
             want = op.reference(q.float(), kv if of.kv_dtype else kv.float(), context, of, sinks)
             got = op.providers["gathered"](q, kv, context, of, sinks)
             limit = (20 if dtype == torch.float32 else 6) * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))
@@ -569,7 +569,7 @@ def test_flashinfer_serves_prompts_and_captured_decoding(kv_dtype: torch.dtype |
     logits = []
     for platform in (with_flashinfer(module, max_num_seqs=8), fake_platform(enforce_eager=True)):
         run, rng = Runner(tiny, torch.bfloat16, platform=platform, kv_dtype=kv_dtype), random.Random(1)
-        assert len(run.worker.arrangement.groups) == 4
+        assert len(run.worker.kv_cache_layout.groups) == 4
         steps = [run.step(dict(enumerate(random_prompts(2, [5, 17, 40], 101))))]
         for turn in range(9):
             for kept in run.worker._state:
@@ -592,8 +592,8 @@ def test_kinds_of_layers_in_one_group_plan_together() -> None:
     specs = plain, replace(plain, softcap=3.0), replace(plain, sinks=True)
     layers = [platform.mixer(of, bind({}), 0) for of in specs]
     assert {type(layer) for layer in layers} == {GraphAttention}
-    cache = Cache(plain, [41, 30])
-    q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
+    cache = RandomKVCache(plain, [41, 30])
+    q, (batch, group) = cache.batch({0: AttentionRequest(40, 1), 1: AttentionRequest(10, 20)})
     k, v = torch.randn(2, len(q), 2, 64).to(torch.bfloat16)
     own = HostGroup(*(x.numpy() for x in group[:3]))
     host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
@@ -616,8 +616,8 @@ def test_captured_steps_with_prompts_go_without_flashinfer() -> None:
     layer = platform.mixer(of, bind({}), 0)
     planning = platform._planning[0]
     planning.sizes = frozenset([(24, 5)])
-    cache = Cache(of, [41, 30])
-    q, (batch, group) = cache.batch({0: Request(40, 1), 1: Request(10, 20)})
+    cache = RandomKVCache(of, [41, 30])
+    q, (batch, group) = cache.batch({0: AttentionRequest(40, 1), 1: AttentionRequest(10, 20)})
     own = HostGroup(*(x.numpy() for x in group[:3]))
     host = HostBatch(*(x.numpy() for x in batch[:5]), (own,))
     padded = CaptureSizes([ShapeBucket(24, 5, 5, (64,))]).pad(host)
@@ -661,8 +661,8 @@ def test_what_flashinfer_refuses_is_served_by_ops_and_said_once(caplog: pytest.L
     ]
 
 
-def means(mark: Any = lambda: lambda: None) -> flashinfer.Means:
-    return flashinfer.Means(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), torch.zeros(1), mark)
+def means(mark: Any = lambda: lambda: None) -> flashinfer.DeviceFunctions:
+    return flashinfer.DeviceFunctions(lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), torch.zeros(1), mark)
 
 
 def test_an_attention_that_was_asked_for_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -697,7 +697,7 @@ def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch
 def test_every_rank_plans_for_itself() -> None:
     platform, of = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2), spec(8, 2, 64, dtype=torch.bfloat16)
     for rank in (0, 0, 1):
-        platform._other_mixer(of, bind({}), rank, Planning())
+        platform._other_mixer(of, bind({}), rank, PlannerRegistry())
     assert [rank for rank, _ in platform._planners] == [0, 1]
     assert len({id(planner) for planner in platform._planners.values()}) == 2
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from quintet.config import EngineConfig
-from quintet.distributed.rendezvous import listening
+from quintet.distributed.rendezvous import listen_on
 from quintet.engine.client import EngineClient
 from quintet.engine.startup import prepare
 from quintet.interface.platform import DeviceLost
@@ -48,8 +48,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     yield make_one
     for each in made:
-        if each.prepared.ranks.others is not None:
-            each.prepared.ranks.others.close()
+        if each.engine_plan.ranks.remote_ranks is not None:
+            each.engine_plan.ranks.remote_ranks.close()
 
 
 def test_two_processes_give_the_tokens_of_one_rank(client: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +57,7 @@ def test_two_processes_give_the_tokens_of_one_rank(client: Make, caplog: pytest.
     wanted, captures = tokens(alone), Apart._fake.captures
     with caplog.at_level("INFO", logger="quintet"):
         engine = client(**TWO)
-    others = engine.prepared.ranks.others
+    others = engine.engine_plan.ranks.remote_ranks
     assert others is not None and len(others.pids) == 1 and others.pids[0] != os.getpid()
     assert "2 ranks: processes of this machine; communicator: GroupCommunicator" in caplog.text
     assert tokens(engine) == wanted and Apart._fake.captures > captures
@@ -70,12 +70,12 @@ def test_two_processes_give_the_tokens_of_one_rank(client: Make, caplog: pytest.
 
 def test_without_a_word_ranks_are_threads(client: Make) -> None:
     engine = client(tensor_parallel_size=2)
-    assert engine.prepared.ranks.others is None and len(engine.prepared.ranks.workers) == 2
+    assert engine.engine_plan.ranks.remote_ranks is None and len(engine.engine_plan.ranks.workers) == 2
 
 
 def test_an_engine_whose_rank_is_killed_ends_with_the_reason(client: Make) -> None:
     engine = client(**TWO)
-    others = engine.prepared.ranks.others
+    others = engine.engine_plan.ranks.remote_ranks
     assert others is not None
     os.kill(others.pids[0], signal.SIGKILL)
     with pytest.raises(DeviceLost, match="rank 1 of 2"):
@@ -86,7 +86,7 @@ def test_an_engine_whose_rank_is_killed_ends_with_the_reason(client: Make) -> No
 def test_no_process_and_no_folder_is_left(client: Make) -> None:
     before = set(Path(tempfile.gettempdir()).glob("quintet-ranks-*"))
     engine = client(**TWO)
-    others = engine.prepared.ranks.others
+    others = engine.engine_plan.ranks.remote_ranks
     assert others is not None and len(set(Path(tempfile.gettempdir()).glob("quintet-ranks-*")) - before) == 1
     pids = others.pids
     others.close()
@@ -116,12 +116,12 @@ def test_explain_starts_no_process(client: Make) -> None:
     )
     prepared = prepare(config, met=False)
     comm = prepared.ranks.workers[0].comm
-    assert prepared.ranks.others is None and (comm.rank, comm.size, comm.channel) == (0, 2, None)
+    assert prepared.ranks.remote_ranks is None and (comm.rank, comm.size, comm.channel) == (0, 2, None)
 
 
 def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
     """Else the others would stand in their collectives: NCCL's wait on the device without end."""
-    listener = listening("127.0.0.1", 0)
+    listener = listen_on("127.0.0.1", 0)
     endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}?key=x"
     aborted: list[int] = []
 
@@ -132,9 +132,9 @@ def test_a_group_is_aborted_once_a_rank_is_gone() -> None:
         def abort(self) -> None:
             aborted.append(self._rank)
 
-    def work(rank: int) -> processes.Met:
+    def work(rank: int) -> processes.ProcessRendezvous:
         mine = f"{endpoint}&listener={listener.detach()}" if rank == 0 else endpoint
-        found = processes.met(RankInfo(rank, 2, mine), EngineConfig())
+        found = processes.rendezvous(RankInfo(rank, 2, mine), EngineConfig())
         found.abort_when_stopped(Group(rank))
         found.abort_when_stopped(object())  # a library without it
         return found

@@ -12,7 +12,7 @@ from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
 from quintet.interface.types import Memory
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.gpu import memory
 from quintet.platforms.gpu.capture_sizes import decode_sizes, mixed_sizes
 from quintet_tools.checkpoints.tiny import PLAIN, Tiny, make, variant
@@ -30,7 +30,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Make:
         platform: type[FakeGPU] = type(fake_platform())
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: SelectedPlatform(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str((tiny or variant("llama", "plain")).folder), device="fake", skip_tokenizer_init=True,
             dtype="float32", **{**SETTINGS, **settings},
@@ -119,7 +119,7 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
     wanted = tokens(lazy, 7)
     with caplog.at_level("INFO", logger="quintet"):
         engine, fake = client(**settings, capture_ahead=True)
-    sizes = engine.prepared.plan.buckets
+    sizes = engine.engine_plan.memory_plan.buckets
     assert [each.tokens for each in sizes if each.decode] == list(reversed(decode_sizes(12)))
     assert {each.tokens for each in sizes if not each.decode} == set(mixed_sizes(40))
     assert fake.captures == len(sizes) and f"captured {len(sizes)} steps ahead in" in caplog.text
@@ -132,8 +132,10 @@ def test_ahead_every_step_is_captured_before_a_request_comes(client: Make, caplo
 
 def test_ahead_reaches_as_far_as_requests_may_grow(client: Make) -> None:
     engine, fake = client(max_model_len=128, page_size=1, num_pages=600, max_num_seqs=2, capture_ahead=True)
-    steps = engine.prepared.plan.ahead
-    assert max(each.tokens for each in steps) == 512 < max(each.tokens for each in engine.prepared.plan.buckets)
+    steps = engine.engine_plan.memory_plan.captured_ahead
+    assert (
+        max(each.tokens for each in steps) == 512 < max(each.tokens for each in engine.engine_plan.memory_plan.buckets)
+    )
     assert fake.captures == len(steps) and {each.pages for each in steps} == {(64,), (128,)}
     assert sum(each.decode for each in steps) == 2 * 2, "two sizes, page tables of 64 and of 256 columns"
     params = SamplingParams(temperature=0, max_tokens=100, detokenize=False, ignore_eos=True)
@@ -149,9 +151,9 @@ def test_what_is_captured_has_its_place_in_the_plan(client: Make) -> None:
         "none": {"enforce_eager": True}, "lazy": {}, "more": {"max_num_seqs": 256}, "ahead": {"capture_ahead": True}
     }.items():  # fmt: skip
         engine, fake = client(**{"num_pages": None, "enable_prefix_caching": False, **settings})
-        plans[name] = engine.prepared.plan
+        plans[name] = engine.engine_plan.memory_plan
         assert engine.config.enforce_eager or "captured steps" in str(plans[name])
-    sizes = {name: plan.footprint.takes.captured for name, plan in plans.items()}
+    sizes = {name: plan.model_memory.takes.captured for name, plan in plans.items()}
     assert sizes["none"] == 0 < sizes["lazy"] == sizes["ahead"] < sizes["more"]
 
 
@@ -164,11 +166,11 @@ def test_weights_go_aside_through_pieces_of_pinned_memory(monkeypatch: pytest.Mo
     """A piece is not written again before it was read."""
     monkeypatch.setattr(memory, "CHUNK", 100)
     fake = FakeRuntime()
-    tagged = memory.Tagged(fake, 0)
+    tagged = memory.TaggedMemory(fake, 0)
     sizes = (0, 1, 99, 100, 101, 1000, 1001)
     weights = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
     wanted = [each.clone() for each in weights]
-    tagged.keep("weights", weights)
+    tagged.track("weights", weights)
     copies = fake.copies
     assert tagged.sleep(1) == sum(sizes) and fake.copies - copies == 0 + 1 + 1 + 1 + 2 + 10 + 11
     assert all(each.untyped_storage().nbytes() == 0 for each in weights)

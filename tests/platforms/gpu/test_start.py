@@ -20,7 +20,7 @@ from quintet.interface.types import MaxShape, ShapeBucket, StepContext
 from quintet.ops import Op, bind
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import GroupCommunicator
-from quintet.platforms.gpu.device import GPUDevice, broken, telling
+from quintet.platforms.gpu.device import GPUDevice, device_errors, device_lost_error
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.run_model import Runner
 from tests.helpers.platforms.triton import needs_triton
@@ -197,11 +197,14 @@ def error(code: int | None) -> RuntimeError:
 
 @pytest.mark.parametrize(("code", "fatal"), [(700, True), (719, True), (None, True), (2, False), (901, False)])
 def test_an_error_of_the_device_ends_the_engine_and_others_do_not(code: int | None, fatal: bool) -> None:
-    found = broken(error(code))
+    found = device_lost_error(error(code))
     assert (found is not None) == fatal
     if found is not None:
         assert "start another: CUDA error: an illegal memory access was encountered" in str(found)
-    assert broken(RuntimeError("CUDA error")) is None and broken(torch.OutOfMemoryError("no")) is None
+    assert (
+        device_lost_error(RuntimeError("CUDA error")) is None
+        and device_lost_error(torch.OutOfMemoryError("no")) is None
+    )
 
 
 def test_what_a_step_left_broken_is_told_where_its_results_come_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,16 +221,16 @@ def test_what_a_step_left_broken_is_told_where_its_results_come_home(monkeypatch
 
 def test_an_engine_whose_device_is_lost_ends_instead_of_failing_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     from quintet.engine.client import EngineClient
-    from quintet.platforms import Chosen
+    from quintet.platforms import SelectedPlatform
 
     gpu = type(platform())
-    monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(gpu, gpu.probe(), "a test"))
+    monkeypatch.setattr("quintet.engine.startup.choose", lambda name: SelectedPlatform(gpu, gpu.probe(), "a test"))
     config = EngineConfig.from_kwargs(
         model=str(variant("llama", "plain").folder), device="fake", skip_tokenizer_init=True, dtype="float32",
         max_model_len=64, num_pages=40,
     )  # fmt: skip
     engine = EngineClient(config, progress=False)
-    worker = engine.prepared.ranks.workers[0]
+    worker = engine.engine_plan.ranks.workers[0]
     model, calls = type(worker.model).forward, list[int]()
 
     def falls_over(*args: Any) -> Any:
@@ -290,6 +293,6 @@ def test_layers_that_differ_are_tried_apart() -> None:
 )
 def test_tritons_launches_say_it_too(said: str, lost: bool) -> None:
     """As plain RuntimeErrors, and they are most of a step: the next upload would fail like them."""
-    with pytest.raises(DeviceLost if lost else RuntimeError, match=said) as raised, telling():
+    with pytest.raises(DeviceLost if lost else RuntimeError, match=said) as raised, device_errors():
         raise RuntimeError(f"Triton Error [CUDA]: {said}")
     assert isinstance(raised.value, DeviceLost) == lost

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from quintet.platforms.gpu.kernels.chips import CUTS, SHARED, Cut
+from quintet.platforms.gpu.kernels.chips import CUTS, SHARED, ChipLimits
 from tests.platforms.gpu.kernels import aot
 
 TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1200": 32}  # lanes of a wave
@@ -56,10 +56,10 @@ def lds(target: str) -> int:
 def found(target: str) -> list[tuple[str, Any]]:
     """aot.found() as launches are on that architecture."""
     from quintet.platforms.gpu.kernels import attention, attention_split, moe, quantized
-    from quintet.platforms.gpu.kernels.attention_layer import Limits
+    from quintet.platforms.gpu.kernels.attention_layer import DeviceLimits
 
     here = cut(target)
-    limits = Limits(lds(target), e4m3=True, cut=here)
+    limits = DeviceLimits(lds(target), e4m3=True, cut=here)
     own = {"attention": attention.variants(limits), "attention_split": attention_split.variants(limits)}
     own |= {"moe": moe.variants(here), "quantized": quantized.variants(here)}
     others = [(module, variant) for module, variant in aot.found() if module not in own]
@@ -70,7 +70,7 @@ def found(target: str) -> list[tuple[str, Any]]:
     return [(module, each) for module, each in usual if not aot._twin(f"{module}: {each.name}", names)]
 
 
-def cut(target: str) -> Cut:
+def cut(target: str) -> ChipLimits:
     return CUTS["hip", TARGETS[target]]
 
 

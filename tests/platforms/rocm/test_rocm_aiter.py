@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.engine.client import EngineClient
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op, bind
@@ -59,19 +59,19 @@ def test_it_is_registered_first_in_the_order_and_for_nothing_else() -> None:
 
 
 def test_without_it_the_reason_says_where_it_comes_from() -> None:
-    aiter.part.cache_clear()
+    aiter.library_function.cache_clear()
     if importlib.util.find_spec("aiter") is None:
-        assert aiter.part("rms_norm") == "AITER is not installed (github.com/ROCm/aiter)"
+        assert aiter.library_function("rms_norm") == "AITER is not installed (github.com/ROCm/aiter)"
 
 
 def test_another_package_of_that_name_and_one_that_breaks_are_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyPI's aiter is about asynchronous iterators."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "aiter")
     monkeypatch.setitem(sys.modules, "aiter", ModuleType("aiter"))
-    aiter.part.cache_clear()
-    assert aiter.part("rms_norm") == "this aiter has no rms_norm; PyPI's is another package"
-    assert aiter.part("fused_moe").startswith("AITER's fused_moe cannot be imported: ModuleNotFoundError")
-    aiter.part.cache_clear()
+    aiter.library_function.cache_clear()
+    assert aiter.library_function("rms_norm") == "this aiter has no rms_norm; PyPI's is another package"
+    assert aiter.library_function("fused_moe").startswith("AITER's fused_moe cannot be imported: ModuleNotFoundError")
+    aiter.library_function.cache_clear()
 
 
 @pytest.mark.parametrize("op", aiter.OPS)
@@ -129,8 +129,11 @@ def test_its_attention_is_given_what_gives_the_specifications_results(name: str,
     """A mixed step with padding behind it, and one of single tokens, over pages as they lie."""
     of = spec(4, 2, 16, dtype=BF16, **SPECS[name])
     sinks = torch.linspace(-1, 2, 4).to(BF16) if of.sinks else None
-    for requests in ([Request(40, 1), Request(0, 21)], [Request(40, 1), Request(3, 1)]):
-        cache = Cache(of, [r.cached + r.new for r in requests])
+    for requests in (
+        [AttentionRequest(40, 1), AttentionRequest(0, 21)],
+        [AttentionRequest(40, 1), AttentionRequest(3, 1)],
+    ):
+        cache = RandomKVCache(of, [r.cached + r.new for r in requests])
         q, context = cache.batch(dict(enumerate(requests)))
         want = Op.registry["paged_attention"].reference(q, cache.kv, context, of, sinks)
         got = aiter.attend(q, cache.kv, context, of, sinks)
@@ -140,8 +143,8 @@ def test_its_attention_is_given_what_gives_the_specifications_results(name: str,
 
 def test_padding_gets_zeros(library: Library) -> None:
     of = spec(4, 2, 16, dtype=BF16)
-    cache = Cache(of, [9])
-    q, context = cache.batch({0: Request(0, 9)})
+    cache = RandomKVCache(of, [9])
+    q, context = cache.batch({0: AttentionRequest(0, 9)})
     padded = torch.cat([q, torch.full_like(q[:3], float("nan"))])
     got = aiter.attend(padded, cache.kv, context, of, None)
     assert not got[9:].any() and not got[:9].isnan().any()
@@ -168,7 +171,7 @@ def test_compiled_kernels_are_tried_where_they_are(arch: str, why: str | None, m
 def test_a_trial_takes_both_kernels(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library shares requests out where tables are wide and each brings one token; that one may fail alone."""
     seen: list[tuple[int, int]] = []
-    real = aiter.part("unified_attention")
+    real = aiter.library_function("unified_attention")
 
     def noting(**given: Any) -> Any:
         seen.append((given["max_seqlen_q"], given["max_seqlen_k"]))

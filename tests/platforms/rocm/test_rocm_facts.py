@@ -12,10 +12,10 @@ import torch
 from quintet.config import EngineConfig, Environment, read_environment
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import UnavailableError, choose
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.rocm import PLATFORM, facts
-from quintet.platforms.rocm.facts import Machine
+from quintet.platforms.rocm.facts import RocmMachine
 
 GIB = 2**30
 MI300 = ("AMD Instinct MI300X", 90402, 192 * GIB)
@@ -64,14 +64,14 @@ class Disk:
         self._write(device / "class", f"{kind}\n")
 
 
-def machine(disk: Disk, **changes: Any) -> Machine:
+def machine(disk: Disk, **changes: Any) -> RocmMachine:
     missing, visible = changes.pop("missing", ()), changes.pop("visible", {})
     settings: dict[str, Any] = {
         "torch_hip": "7.2.1", "torch_version": "2.13.0+rocm7.2", "there": lambda name: name not in missing,
         "environment": lambda: Environment(**visible), "sys": disk.sys, "dev": disk.dev,
         "compiler": lambda: "/usr/bin/gcc",
     }  # fmt: skip
-    return Machine(**{**settings, **changes})
+    return RocmMachine(**{**settings, **changes})
 
 
 Ask = Callable[..., Any]
@@ -83,12 +83,12 @@ def ask(tmp_path: Path) -> Ask:
     return lambda *cards, **changes: facts.facts(machine(Disk(tmp_path, *cards), **changes))
 
 
-def found(said: Facts | Unavailable) -> Facts:
-    assert isinstance(said, Facts), said
+def found(said: GPUFacts | Unavailable) -> GPUFacts:
+    assert isinstance(said, GPUFacts), said
     return said
 
 
-def reason(said: Facts | Unavailable) -> Unavailable:
+def reason(said: GPUFacts | Unavailable) -> Unavailable:
     assert isinstance(said, Unavailable)
     return said
 
@@ -224,7 +224,7 @@ def test_the_environment_is_read_by_its_one_reader() -> None:
     given = {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "3"}
     read = read_environment(given)
     assert (read.rocr_visible_devices, read.hip_visible_devices, read.cuda_visible_devices) == ("1", "2", "3")
-    card = facts.Card("AMD", "gfx942", 1, "GPU-1", "renderD128")
+    card = facts.RocmCard("AMD", "gfx942", 1, "GPU-1", "renderD128")
     assert facts.visible([card], read_environment({"ROCR_VISIBLE_DEVICES": ""})) == [], "ROCr hides all then"
     assert facts.visible([card], read_environment({})) == [card]
 

@@ -11,9 +11,9 @@ from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.interface.types import RankInfo
-from quintet.platforms import Chosen
+from quintet.platforms import SelectedPlatform
 from quintet.platforms.gpu import providers
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ
 from quintet.platforms.rocm import PLATFORM
 from quintet.platforms.rocm.platform import ROCm
@@ -37,8 +37,8 @@ def fake_platform(fp8: torch.dtype | None = FNUZ) -> Any:
         _fake = FakeRuntime(GIB)
 
         @classmethod
-        def _facts(cls) -> Facts | Unavailable:
-            return Facts(("Fake", "Fake"), DTYPES, fp8, GIB, "2 x Fake")
+        def _facts(cls) -> GPUFacts | Unavailable:
+            return GPUFacts(("Fake", "Fake"), DTYPES, fp8, GIB, "2 x Fake")
 
         @classmethod
         def _make_runtime(cls) -> FakeRuntime:
@@ -57,7 +57,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Make:
     def made(tiny: Tiny, platform: Any, **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: SelectedPlatform(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="rocm", skip_tokenizer_init=True, **{"dtype": "float32", **settings}
         )
@@ -105,7 +105,7 @@ def test_sleep_gives_memory_back_and_the_tokens_stay(client: Make) -> None:
 def test_fp8_weights_are_held_in_the_chips_type(fp8: torch.dtype, scheme: str, client: Make) -> None:
     wide = make("llama", {**FAMILIES["llama"]["plain"], **WIDE})
     ours = client(wide, fake_platform(fp8), quantization=scheme, **SETTINGS)
-    (worker,) = ours.prepared.ranks.workers
+    (worker,) = ours.engine_plan.ranks.workers
     held = {each.dtype for each in worker.model.state_dict().values() if each.dtype.itemsize == 1}
     assert held == {fp8}
     assert len(decoded(ours)) == 3
@@ -121,7 +121,7 @@ def test_weights_alone_in_fp8_give_the_same_tokens_in_either_type(client: Make) 
 def test_an_fp8_cache_is_in_the_chips_type(client: Make) -> None:
     for fp8 in (FNUZ, FN):
         engine = client(variant("llama", "plain"), fake_platform(fp8), kv_cache_dtype="fp8", **SETTINGS)
-        (worker,) = engine.prepared.ranks.workers
+        (worker,) = engine.engine_plan.ranks.workers
         assert {each.dtype for each in worker._state} == {fp8}
         assert len(decoded(engine)) == 3
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.engine.executor.batch_builder import pad
 from quintet.interface.types import AttentionSpec, Group, HostBatch, HostGroup, ShapeBucket, StepContext
 from quintet.ops import Op, bind
@@ -22,7 +22,7 @@ if not tpu.needs_jax.args[0]:
     from jax.sharding import Mesh, NamedSharding
 
     from quintet.platforms.tpu import attention
-    from quintet.platforms.tpu.attention import Lanes, RaggedAttention
+    from quintet.platforms.tpu.attention import HeadLanes, RaggedAttention
     from quintet.platforms.tpu.kernels import blocks
     from quintet.platforms.tpu.kernels.blocks import BLOCK, FROM, KEPT, LEAD, OWNER, PAGE, SHIFT, TO
     from quintet.platforms.tpu.kernels.ragged_attention import attend_paged, attend_plain
@@ -31,11 +31,17 @@ if not tpu.needs_jax.args[0]:
 
 PROVIDERS = ("jax", "pallas")
 MIXES = {
-    "prompt": [Request(0, 70)],
-    "chunks": [Request(60, 31), Request(7, 2), Request(90, 17)],
-    "decode": [Request(0, 1), Request(63, 1), Request(128, 1), Request(300, 1)],
-    "mix": [Request(40, 1), Request(0, 21), Request(130, 5), Request(270, 1), Request(3, 1)],
-    "prompt beside decode": [Request(20, 1), Request(0, 100), Request(33, 1)],
+    "prompt": [AttentionRequest(0, 70)],
+    "chunks": [AttentionRequest(60, 31), AttentionRequest(7, 2), AttentionRequest(90, 17)],
+    "decode": [AttentionRequest(0, 1), AttentionRequest(63, 1), AttentionRequest(128, 1), AttentionRequest(300, 1)],
+    "mix": [
+        AttentionRequest(40, 1),
+        AttentionRequest(0, 21),
+        AttentionRequest(130, 5),
+        AttentionRequest(270, 1),
+        AttentionRequest(3, 1),
+    ],
+    "prompt beside decode": [AttentionRequest(20, 1), AttentionRequest(0, 100), AttentionRequest(33, 1)],
 }
 
 
@@ -72,10 +78,10 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
 
 
-def made(case: Case) -> tuple[AttentionSpec, Cache, Tensor, StepContext, Tensor | None]:
+def made(case: Case) -> tuple[AttentionSpec, RandomKVCache, Tensor, StepContext, Tensor | None]:
     of = spec(case.heads, case.kv_heads, case.dim, dtype=case.dtype, page_size=case.page_size, **case.settings)
     requests = MIXES[case.mix]
-    cache = Cache(of, [r.cached + r.new for r in requests])
+    cache = RandomKVCache(of, [r.cached + r.new for r in requests])
     q, batch = cache.batch(dict(enumerate(requests)))
     return of, cache, q, batch, randn(case.heads, dtype=case.dtype) if of.sinks else None
 
@@ -137,7 +143,7 @@ def padded(context: StepContext, bucket: ShapeBucket) -> HostBatch:
     return pad(on_host(context), (bucket,))
 
 
-def plan(batch: HostBatch, page_size: int) -> blocks.Work:
+def plan(batch: HostBatch, page_size: int) -> blocks.AttentionWork:
     return blocks.plan_work(batch, batch.groups[0], page_size)
 
 
@@ -219,13 +225,14 @@ def test_a_step_of_nothing_gives_zeros() -> None:
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def random_batch(seed: int, page_size: int) -> tuple[list[Request], StepContext]:
+def random_batch(seed: int, page_size: int) -> tuple[list[AttentionRequest], StepContext]:
     rng = np.random.default_rng(seed)
     requests = [
-        Request(int(rng.integers(0, 90)), int(rng.choice([1, 1, 1, 2, 7, 40, 130]))) for _ in range(rng.integers(1, 12))
+        AttentionRequest(int(rng.integers(0, 90)), int(rng.choice([1, 1, 1, 2, 7, 40, 130])))
+        for _ in range(rng.integers(1, 12))
     ]
     of = spec(1, 1, 1, page_size=page_size)
-    return requests, Cache(of, [r.cached + r.new for r in requests]).batch(dict(enumerate(requests)))[1]
+    return requests, RandomKVCache(of, [r.cached + r.new for r in requests]).batch(dict(enumerate(requests)))[1]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -303,7 +310,7 @@ def traced(attend: RaggedAttention, *arrays: Any) -> Any:
 
 def inputs(of: AttentionSpec) -> tuple[Any, ...]:
     requests = MIXES["mix"]
-    cache = Cache(of, [r.cached + r.new for r in requests])
+    cache = RandomKVCache(of, [r.cached + r.new for r in requests])
     q, context = cache.batch(dict(enumerate(requests)))
     k, v = (randn(len(q), of.kv_heads, of.head_dim, dtype=of.dtype, seed=seed) for seed in (1, 2))
     q, k, v = (torch.cat([x, x[: 32 - len(x)]]) for x in (q, k, v))
@@ -352,7 +359,7 @@ def test_ragged_attention_equals_the_ops_specifications(dtype: torch.dtype) -> N
 def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: int) -> None:
     of = spec(heads, kv_heads, dim, sinks=True)
     q, k, v, kv, batch, sinks = inputs(of)
-    lanes = Lanes.of(of, 128)
+    lanes = HeadLanes.of(of, 128)
     wide = lanes.spec(of)
     assert wide.head_dim % 128 == 0 and wide.kv_heads * lanes.heads == kv_heads
     pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))
@@ -371,7 +378,7 @@ def test_heads_side_by_side_equal_heads_alone(heads: int, kv_heads: int, dim: in
 def test_v_inside_of_k_keeps_its_place_in_the_lanes(dim: int, shared: int) -> None:
     of = spec(6, 2, dim, shared=shared)
     q, k, _, kv, batch, _ = inputs(of)
-    lanes = Lanes.of(of, 128)
+    lanes = HeadLanes.of(of, 128)
     wide = lanes.spec(of)
     assert wide.head_dim % 128 == wide.shared % 128 == 0 and wide.kv_heads == 2
     pieces, runs = (jnp.asarray(x) for x in plan(batch, 16))

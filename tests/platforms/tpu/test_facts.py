@@ -10,7 +10,7 @@ from quintet.config import EngineConfig
 from quintet.interface.platform import Capabilities, Unavailable
 from quintet.platforms import choose
 from quintet.platforms.tpu import PLATFORM, facts
-from quintet.platforms.tpu.facts import Facts
+from quintet.platforms.tpu.facts import TPUFacts
 from tests.helpers.platforms.tpu import needs_jax
 
 
@@ -38,7 +38,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_machine_with_chips_has_as_many_devices(tmp_path: Path, everything: None) -> None:
     found = facts.facts(bus(tmp_path, *[("0x1ae0", "0x006f")] * 4))
-    assert isinstance(found, Facts)
+    assert isinstance(found, TPUFacts)
     assert (found.chips, found.devices) == (4, 4) and found.detail.startswith("TPU v6e; jax ")
 
 
@@ -58,7 +58,7 @@ def test_hidden_chips_leave_the_processor(tmp_path: Path, everything: None, monk
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_foo=1 --xla_force_host_platform_device_count=3")
     found = facts.facts(bus(tmp_path, ("0x1ae0", "0x0062")))
-    assert isinstance(found, Facts) and (found.chips, found.devices) == (0, 3)
+    assert isinstance(found, TPUFacts) and (found.chips, found.devices) == (0, 3)
 
 
 @needs_jax

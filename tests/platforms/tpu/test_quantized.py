@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.linear import untied
+from quintet.conformance.cases.linear import away_from_ties
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import randn
 from quintet.conformance.close import require_close
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import CheckpointSlice, Matrix, Weight, WeightFormat
 from quintet.layers.quantization.formats.bitsandbytes import NF4
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
@@ -43,12 +43,12 @@ def opened(devices: int) -> Any:
 
 def numbers(fmt: WeightFormat, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Tensor, Matrix]:
     """Activations, of which none decides by a rounding of its own, and any matrix of the form."""
-    matrix, x = Canonical(fmt).made(outputs, inputs), randn(rows, inputs, dtype=dtype)
+    matrix, x = CanonicalReader(fmt).random_matrix(outputs, inputs), randn(rows, inputs, dtype=dtype)
     if fmt.activations == 8:
         largest = 127.0 if fmt.dtype is None else torch.finfo(fmt.dtype).max
         kind = fmt.dtype
         rounded = torch.round if kind is None else lambda v: v.to(kind).float()
-        x = untied(x, matrix.format.group, largest, rounded)
+        x = away_from_ties(x, matrix.format.group, largest, rounded)
     return x, matrix
 
 
@@ -61,7 +61,7 @@ def placed(matrix: Matrix, devices: int, parts: int, by_inputs: bool) -> Matrix:
         tensors |= {} if each is None else {f"p{part}{name}": piece for part, piece in enumerate(each.chunk(parts))}
     size = inputs if by_inputs else outputs // parts
     known = tuple(CheckpointSlice(f"p{part}", (outputs // parts, inputs), ((0, size),)) for part in range(parts))
-    reader = Canonical(matrix.format)
+    reader = CanonicalReader(matrix.format)
     weight = Weight("weight", known, int(by_inputs), 0, torch.float32, "linear", matrix.format, reader)
     found = opened(devices)[0].place(weight, tensors)
     return Matrix(found["weight"], *map(found.get, ("scales", "zeros")), None, matrix.format, found.get("mins"))

@@ -81,7 +81,7 @@ def test_one_device_talks_to_nobody() -> None:
 def test_the_cache_is_donated_and_not_copied(family: str, dtype: str) -> None:
     sizes = Sizes(getattr(torch, dtype), **{**SIZES, "pages": 2000, "slots": 2000})
     step, kept = program(config(family), jax.devices("cpu")[:1], sizes)
-    memory = step.trace(ShapeBucket(16, 4, 16, kept.widths(4))).lower().compile().memory_analysis()
+    memory = step.trace(ShapeBucket(16, 4, 16, kept.table_widths(4))).lower().compile().memory_analysis()
     sizes_of = [torch.Size(each.shape).numel() * each.dtype.itemsize for each in step.state]
     assert memory.alias_size_in_bytes >= sum(sizes_of)
     assert memory.temp_size_in_bytes < sizes_of[0] / 2
@@ -93,7 +93,7 @@ def test_the_whole_step_lowers_for_a_tpu(family: str) -> None:
     tiny = variant(family, next(iter(FAMILIES[family])))
     with attention.for_described_tpu():
         step, kept = program(tiny.config, jax.devices("cpu")[:1], Sizes(dtype=torch.bfloat16, **SIZES))
-        lowered = step.trace(ShapeBucket(16, 4, 16, kept.widths(4))).lower(lowering_platforms=("tpu",))
+        lowered = step.trace(ShapeBucket(16, 4, 16, kept.table_widths(4))).lower(lowering_platforms=("tpu",))
     least = 2 if kept.groups else 0  # states are left to XLA
     assert lowered.as_text().count("tpu_custom_call") >= least, "layers that are alike share theirs"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
 from quintet.ops import Op, bind
 from quintet.ops.attention import PlainAttention
@@ -37,7 +37,9 @@ KINDS: list[dict[str, Any]] = [
 def made(settings: dict[str, Any]) -> tuple[AttentionSpec, tuple[Tensor, Tensor, Tensor], Batch, Tensor | None]:
     """Whole requests, and Q, K and V of their tokens."""
     of = spec(4, 2, 24, source="none", **settings)
-    q, context = Cache(of, LENGTHS).batch({row: Request(0, length) for row, length in enumerate(LENGTHS)})
+    q, context = RandomKVCache(of, LENGTHS).batch(
+        {row: AttentionRequest(0, length) for row, length in enumerate(LENGTHS)}
+    )
     k, v = torch.randn(2, len(q), 2, 24)
     return of, (q, k, v), context.batch, torch.randn(4) if of.sinks else None
 

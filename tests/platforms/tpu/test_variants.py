@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.conformance.harness.manual_steps import Stretch, laid
+from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet.engine.executor.batch_builder import pad
 from quintet.engine.executor.worker import ModelSizes, Worker
@@ -58,7 +58,7 @@ def step(*lengths: int) -> HostBatch:
     prompts = random_prompts(3, lengths, VOCAB)
     pages = iter(range(1, 99))
     stretches = [Stretch(ids, 0, [[next(pages) for _ in range(-(-len(ids) // 16))]]) for ids in prompts]
-    batch = laid(stretches, 16, [KVCacheGroup()])
+    batch = host_batch(stretches, 16, [KVCacheGroup()])
     return batch._replace(logits_indices=batch.query_start_loc[1:] - 1)
 
 
@@ -113,7 +113,7 @@ def test_a_cache_goes_before_the_next_is_made() -> None:
     there = worker(tpu.platform(), PLAIN)
     down(there, there.run(pad(step(5), (PLAIN,))).logits)
     kept = [weakref.ref(each) for each in there._state]
-    there.renew_cache()
+    there.recreate_cache()
     assert [each() for each in kept] == [None] * len(kept)
     down(there, there.run(pad(step(5), (PLAIN,))).logits)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quintet.config import EngineConfig
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import Facts
-from quintet.platforms.gpu.runtime import Graph, Runtime
+from quintet.platforms.gpu.facts import GPUFacts
+from quintet.platforms.gpu.runtime import DeviceGraph, Runtime
 from quintet.platforms.xpu import facts
 from quintet.platforms.xpu.platform import XPU
 from quintet.platforms.xpu.runtime import XPURuntime
@@ -141,7 +141,7 @@ class FakeXPURuntime(XPURuntime):
     def hold(self, x: Tensor, stream: Any) -> None:
         self.module.host.hold(x, stream)
 
-    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> Graph:
+    def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> DeviceGraph:
         self.module.running = run
         return super().capture(run, pool, stream)
 
@@ -154,8 +154,8 @@ class FakeXPU(XPU):
     _fake: FakeXPURuntime
 
     @classmethod
-    def _facts(cls) -> Facts | Unavailable:
-        return Facts(cls._names, facts.DTYPES, None, 0, ", ".join(cls._names))
+    def _facts(cls) -> GPUFacts | Unavailable:
+        return GPUFacts(cls._names, facts.DTYPES, None, 0, ", ".join(cls._names))
 
     @classmethod
     def _make_runtime(cls) -> Runtime:

@@ -10,9 +10,9 @@ import torch
 
 from quintet.config import Environment
 from quintet.interface.platform import Capabilities, Unavailable
-from quintet.platforms.gpu.facts import Facts
+from quintet.platforms.gpu.facts import GPUFacts
 from quintet.platforms.xpu import PLATFORM, facts
-from quintet.platforms.xpu.facts import Machine
+from quintet.platforms.xpu.facts import XpuMachine
 
 BATTLEMAGE, ALCHEMIST, LUNAR, METEOR, TIGER, MAX = 0xE20B, 0x56A0, 0x64A0, 0x7D55, 0x9A49, 0x0BD5
 
@@ -36,19 +36,19 @@ def device(
         (folder / "dev" / "dri" / f"renderD{node}").touch()
 
 
-def machine(folder: Path, **changes: Any) -> Machine:
+def machine(folder: Path, **changes: Any) -> XpuMachine:
     environment = Environment(**{name: changes.pop(name) for name in list(changes) if name.startswith("ze_")})
     settings: dict[str, Any] = {
         "torch_xpu": "20260000", "torch_version": "2.13.0+xpu", "triton": lambda: None, "loads": lambda library: True,
         "opens": lambda node: True, "there": lambda name: False, "environment": lambda: environment,
         "sys": folder / "sys", "dev": folder / "dev",
     }  # fmt: skip
-    return Machine(**{**settings, **changes})
+    return XpuMachine(**{**settings, **changes})
 
 
-def found(folder: Path, **changes: Any) -> Facts:
+def found(folder: Path, **changes: Any) -> GPUFacts:
     result = facts.facts(machine(folder, **changes))
-    assert isinstance(result, Facts), result
+    assert isinstance(result, GPUFacts), result
     return result
 
 

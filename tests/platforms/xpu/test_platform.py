@@ -10,7 +10,7 @@ import torch
 from quintet.config import EngineConfig
 from quintet.engine.client import EngineClient
 from quintet.interface.platform import Capabilities
-from quintet.platforms import Chosen, UnavailableError, choose
+from quintet.platforms import SelectedPlatform, UnavailableError, choose
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import process_group
 from quintet.platforms.gpu.kernels.chips import CUTS
@@ -33,7 +33,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineClient]:
     def made(tiny: Tiny, platform: type[FakeXPU], **settings: Any) -> EngineClient:
         facts = platform.probe()
         assert isinstance(facts, Capabilities)
-        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: Chosen(platform, facts, "a test"))
+        monkeypatch.setattr("quintet.engine.startup.choose", lambda name: SelectedPlatform(platform, facts, "a test"))
         config = EngineConfig.from_kwargs(
             model=str(tiny.folder), device="xpu", skip_tokenizer_init=True, dtype="float32", **settings
         )
@@ -172,7 +172,7 @@ def test_another_error_of_the_driver_is_not_swallowed(monkeypatch: pytest.Monkey
 def test_an_engine_plans_on_a_gpu_in_a_processor(client: Callable[..., EngineClient]) -> None:
     made = fake_class(limit=GIB, silent=True, integrated=True)
     ours = client(variant("llama", "plain"), made, max_model_len=160, max_num_seqs=2000, gpu_memory_utilization=0.2)
-    assert ours.prepared.plan.budget == int(0.2 * GIB)
+    assert ours.engine_plan.memory_plan.budget == int(0.2 * GIB)
     theirs = cpu_client(("llama", "plain", "float32", {}), **ENGINES["batched"])
     requests = mix(0)
     assert tokens(run(ours, requests)) == tokens(run(theirs, requests))

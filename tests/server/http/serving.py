@@ -15,7 +15,7 @@ import uvicorn
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
-from quintet.server.http.middleware.slow_clients import Patience, protocol
+from quintet.server.http.middleware.slow_clients import ClientTimeouts, limited_protocol
 from tests.server.fakes import FakeBackend
 
 HOST = "http://127.0.0.1"
@@ -61,7 +61,7 @@ class Live:
         """In the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(WAIT)
 
-    def lose_patience(self, patience: Patience) -> None:
+    def lose_patience(self, patience: ClientTimeouts) -> None:
         """From now on: a client that is slow because the machine is busy was waited for so far."""
         self.wire.patience = patience
 
@@ -105,7 +105,7 @@ def read_all(wire: socket.socket) -> bytes:
 @contextlib.contextmanager
 def serving(
     backend: FakeBackend | None = None,
-    patience: Patience | None = None,
+    patience: ClientTimeouts | None = None,
     run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
     **settings: Any,
 ) -> Iterator[Live]:
@@ -116,7 +116,7 @@ def serving(
     async def serve(listener: socket.socket) -> None:
         fake = backend or FakeBackend()
         service = AppState(fake, config)
-        wire = protocol(config, patience or Patience())
+        wire = limited_protocol(config, patience or ClientTimeouts())
         server = _Server(
             uvicorn.Config(
                 make_app(service), http=wire, ws="none", lifespan="off", log_config=None, access_log=False,

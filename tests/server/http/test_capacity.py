@@ -15,7 +15,7 @@ from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
-from quintet.server.http.cooperative import Turns
+from quintet.server.http.cooperative import CooperativeWork
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import HOST, chat, client, events
 
@@ -134,7 +134,7 @@ async def test_a_short_question_is_answered_while_a_long_answer_is_written() -> 
 
 
 async def test_many_who_have_long_work_take_turns() -> None:
-    turns, order = Turns(), []
+    turns, order = CooperativeWork(), []
 
     def work(name: str, count: int) -> Iterator[Callable[[], str]]:
         def stretch() -> str:
@@ -151,7 +151,7 @@ async def test_many_who_have_long_work_take_turns() -> None:
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    long, short = asyncio.create_task(turns.through(work("a", 20))), asyncio.create_task(turns.through(work("b", 2)))
+    long, short = asyncio.create_task(turns.run_all(work("a", 20))), asyncio.create_task(turns.run_all(work("b", 2)))
     assert await short == ["b"] * 2
     assert order.count("a") < 5, "the short one waited for the long one"
     assert await long == ["a"] * 20
@@ -162,14 +162,14 @@ async def test_many_who_have_long_work_take_turns() -> None:
 def test_a_gate_counts_every_kind() -> None:
     gate = CapacityLimiter(RequestCost(10, 20, 30, 40, 50))
     for kind, limit in zip(RequestCost._fields, gate.limits, strict=True):
-        with gate.place(RequestCost(**{kind: limit - 1})):
+        with gate.holding(RequestCost(**{kind: limit - 1})):
             with pytest.raises(Exception, match=f"has {limit - 1} .*takes {limit}; try again") as refused:
-                gate.enter(RequestCost(**{kind: 2}))
+                gate.acquire(RequestCost(**{kind: 2}))
             assert refused.value.status == 429 and refused.value.headers["Retry-After"]  # type: ignore[attr-defined]
-            gate.enter(RequestCost(**{other: 1 for other in RequestCost._fields if other != kind}))
-            gate.leave(RequestCost(**{other: 1 for other in RequestCost._fields if other != kind}))
+            gate.acquire(RequestCost(**{other: 1 for other in RequestCost._fields if other != kind}))
+            gate.release(RequestCost(**{other: 1 for other in RequestCost._fields if other != kind}))
         with pytest.raises(Exception, match=f"{limit + 1} .*takes {limit} at most") as refused:
-            gate.enter(RequestCost(**{kind: limit + 1}))
+            gate.acquire(RequestCost(**{kind: limit + 1}))
         assert refused.value.status == 400  # type: ignore[attr-defined]
         assert gate.held == RequestCost()
 
@@ -231,7 +231,7 @@ async def test_a_place_is_kept_until_the_answer_is_read() -> None:
         reads.set()
         await slow
         assert (await http.post("/v1/completions", json=LOGPROBS)).status_code == 200
-    assert service.gate.held == RequestCost()
+    assert service.capacity.held == RequestCost()
 
 
 @pytest.mark.parametrize(
@@ -249,15 +249,15 @@ async def test_a_place_is_kept_until_the_answer_is_read() -> None:
 )
 async def test_characters_to_tokenize_are_counted_on_every_route(path: str, body: dict[str, Any]) -> None:
     service = AppState(prepared(), ServerConfig(max_queued_characters=15_000, max_body_bytes=30_000))
-    service.gate.limits = service.gate.limits._replace(characters=15_000)
+    service.capacity.limits = service.capacity.limits._replace(characters=15_000)
     transport = httpx.ASGITransport(make_app(service))
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
-        with service.gate.place(RequestCost(characters=10_000)):
+        with service.capacity.holding(RequestCost(characters=10_000)):
             response = await http.post(path, json=body)
             assert response.status_code == 429 and "10000 characters to tokenize" in response.text
             assert response.headers["retry-after"]
         assert (await http.post(path, json=body)).status_code in (200, 400)  # the context is short
-    assert service.gate.held == RequestCost()
+    assert service.capacity.held == RequestCost()
 
 
 async def test_bytes_of_all_bodies_are_counted_while_they_come() -> None:
@@ -275,7 +275,7 @@ async def test_bytes_of_all_bodies_are_counted_while_they_come() -> None:
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
         slow = [asyncio.create_task(http.post("/tokenize", content=slowly(), headers=headers)) for _ in range(2)]
         await half.wait()
-        while service.gate.held.body_bytes < 1800:
+        while service.capacity.held.body_bytes < 1800:
             await asyncio.sleep(0)
         response = await http.post("/tokenize", content=raw, headers=headers)
         assert response.status_code == 429 and "1800 bytes of requests" in response.text
@@ -283,4 +283,4 @@ async def test_bytes_of_all_bodies_are_counted_while_they_come() -> None:
         go_on.set()
         assert [(await each).status_code for each in slow] == [200, 200]
         assert (await http.post("/tokenize", content=raw, headers=headers)).status_code == 200
-    assert service.gate.held == RequestCost()
+    assert service.capacity.held == RequestCost()

@@ -19,8 +19,8 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.engine_call import MAX_UNREAD, PromptRequest
 from quintet.server.http.errors import ClientGone
-from quintet.server.http.middleware.slow_clients import Patience
-from quintet.server.http.middleware.unauthenticated import SPARE, Strangers
+from quintet.server.http.middleware.slow_clients import ClientTimeouts
+from quintet.server.http.middleware.unauthenticated import SPARE, UnauthenticatedConnections
 from quintet.server.uvicorn_server import run_loop
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
@@ -77,7 +77,7 @@ def test_a_body_that_is_too_large_is_read_to_its_end_and_answered() -> None:
 
 
 def test_a_body_that_never_ends_is_cut_off() -> None:
-    with serving(patience=Patience(body=0.5), max_body_bytes=10_000) as live, live.connect() as wire:
+    with serving(patience=ClientTimeouts(body=0.5), max_body_bytes=10_000) as live, live.connect() as wire:
         wire.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         with pytest.raises(ConnectionError):
             while True:
@@ -86,7 +86,7 @@ def test_a_body_that_never_ends_is_cut_off() -> None:
 
 
 def test_a_caller_who_does_not_read_is_not_waited_for() -> None:
-    with serving(backend(), patience=Patience(reader=0.3)) as live:
+    with serving(backend(), patience=ClientTimeouts(reader=0.3)) as live:
         body = {**BODY, "logprobs": 20, "n": 2, "stream": True}  # a megabyte, of which an eighth is held for a reader
         with live.begin("/v1/completions", body) as wire:
             live.run(_submitted(live.backend))
@@ -187,7 +187,7 @@ def test_many_requests_on_one_connection_are_each_measured_alone() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"\r\n"])
 def test_a_slow_head_is_not_waited_for(sent: bytes) -> None:
-    with serving(patience=Patience(head=0.2)) as live:
+    with serving(patience=ClientTimeouts(head=0.2)) as live:
         raw = live.exchange(sent)
         assert status(raw) == 408
 
@@ -196,13 +196,13 @@ def test_a_slow_head_after_a_request_is_not_waited_for() -> None:
     with serving() as live, live.connect() as wire:
         wire.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(wire, b'"alive"}')
-        live.lose_patience(Patience(head=0.2))
+        live.lose_patience(ClientTimeouts(head=0.2))
         wire.sendall(b"\r\n")  # wakes the connection, begins no request
         assert status(read_all(wire)) == 408
 
 
 def test_a_slow_body_is_not_waited_for() -> None:
-    with serving(patience=Patience(body=0.2)) as live:
+    with serving(patience=ClientTimeouts(body=0.2)) as live:
         raw = live.exchange(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
         assert raw == b""
 
@@ -225,7 +225,7 @@ def test_a_long_answer_is_no_slow_head() -> None:
     fake = backend(hang=5)
     with serving(fake) as live, live.begin("/v1/completions", {**BODY, "stream": True}) as wire:
         until(wire, b"data: ")
-        live.lose_patience(Patience(head=0.1))
+        live.lose_patience(ClientTimeouts(head=0.1))
         wire.sendall(b"GET /hea")
         live.run(asyncio.sleep(0.3))
         live.go_on()
@@ -286,7 +286,7 @@ async def _fewer_connections(live: Live, than: int) -> None:
 
 
 def test_strangers_are_counted_by_address_and_the_oldest_goes() -> None:
-    strangers = Strangers[int](64)
+    strangers = UnauthenticatedConnections[int](64)
     for number in range(16):
         assert strangers.add(number, "10.0.0.1") is None
         assert strangers.add(100 + number, f"2001:db8::{number:x}") is None
@@ -323,7 +323,7 @@ def test_a_body_without_a_key_is_not_taken_in_for_ever() -> None:
 def settled(live: Live) -> None:
     """Nothing runs, nothing is held."""
     assert not live.backend.running and not live.service.calls
-    assert live.service.gate.held == RequestCost()
+    assert live.service.capacity.held == RequestCost()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from quintet.server.mcp.addresses import Address, read_addresses
+from quintet.server.mcp.addresses import McpAddress, read_addresses
 
 
 def test_a_bare_host_and_port_is_meant_as_vllm_means_it() -> None:
     assert read_addresses(["localhost:8888,[::1]:9"]) == (
-        Address(None, "http://localhost:8888/sse", True),
-        Address(None, "http://[::1]:9/sse", True),
+        McpAddress(None, "http://localhost:8888/sse", True),
+        McpAddress(None, "http://[::1]:9/sse", True),
     )
 
 
 def test_a_url_says_where_and_may_have_a_name() -> None:
     assert read_addresses(["sums=http://h:1/mcp", "https://h/a/sse"]) == (
-        Address("sums", "http://h:1/mcp"),
-        Address(None, "https://h/a/sse", True),
+        McpAddress("sums", "http://h:1/mcp"),
+        McpAddress(None, "https://h/a/sse", True),
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from quintet.server.mcp.results import Result, result_of
+from quintet.server.mcp.results import ToolResult, result_of
 
 types = pytest.importorskip("mcp.types", reason="needs the extra mcp")
 
@@ -14,7 +14,7 @@ BLOB = {"type": "resource", "resource": {"uri": "file:///a.bin", "blob": "aGk="}
 LINK = {"type": "resource_link", "name": "a", "uri": "https://a.example/"}
 
 
-def read(*content: Any, most: int = 1000, **rest: Any) -> Result:
+def read(*content: Any, most: int = 1000, **rest: Any) -> ToolResult:
     return result_of(types.CallToolResult.model_validate({"content": list(content), **rest}), most)
 
 

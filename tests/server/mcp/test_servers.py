@@ -14,7 +14,7 @@ pytest.importorskip("mcp", reason="needs the extra mcp")
 from quintet.server.config import ServerConfig
 from quintet.server.mcp import server as bounds
 from quintet.server.mcp import session
-from quintet.server.mcp.server import Unavailable
+from quintet.server.mcp.server import ToolServerUnavailable
 from quintet.server.mcp.servers import ToolServers
 from tests.helpers.servers.tool_server import Served, Tools
 
@@ -48,9 +48,9 @@ async def test_tools_are_listed_and_called(where: str) -> None:
     servers = ToolServers(ServerConfig(tool_server=(where,), max_tool_result_bytes=100))
     try:
         await servers.connect()
-        sums = await servers.named("sums")
+        sums = await servers.server_named("sums")
         assert sums is not None
-        assert await servers.named("others") is None
+        assert await servers.server_named("others") is None
         add = next(each for each in await sums.tools() if each.name == "add")
         assert add.description == "The sum of two numbers."
         assert add.schema["required"] == ["a", "b"]
@@ -72,7 +72,7 @@ async def test_tools_are_listed_and_called(where: str) -> None:
 
 async def test_calls_run_beside_each_other_and_a_slow_one_ends_in_time(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,), tool_timeout=1.0))
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     slow = asyncio.create_task(sums.call("wait", {}))
     await there.tools.begun.wait()
@@ -84,7 +84,7 @@ async def test_calls_run_beside_each_other_and_a_slow_one_ends_in_time(there: Se
 
 async def test_a_caller_that_ends_ends_the_call(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     call = asyncio.create_task(sums.call("wait", {}))
     await there.tools.begun.wait()
@@ -98,9 +98,9 @@ async def test_a_caller_that_ends_ends_the_call(there: Served) -> None:
 async def test_a_query_is_told_to_nobody(there: Served) -> None:
     """It may hold a key. That server speaks no SSE, and says so with the URL that was asked for."""
     servers = ToolServers(ServerConfig(tool_server=(f"sums={there.url.removesuffix('/mcp')}/sse?key=hidden",)))
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
-    with pytest.raises(Unavailable, match="/sse") as refused:
+    with pytest.raises(ToolServerUnavailable, match="/sse") as refused:
         await sums.tools()
     assert "hidden" not in str(refused.value)
     await servers.close()
@@ -109,13 +109,13 @@ async def test_a_query_is_told_to_nobody(there: Served) -> None:
 async def test_a_server_may_go_and_come_back(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
     await servers.connect()
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     call = asyncio.create_task(sums.call("wait", {}))
     await there.tools.begun.wait()
     await there.__aexit__(None, None, None)
     assert (await call).failed
-    with pytest.raises(Unavailable, match=rf"tool server sums \({there.url}\) cannot be used"):
+    with pytest.raises(ToolServerUnavailable, match=rf"tool server sums \({there.url}\) cannot be used"):
         await sums.tools()
     assert (await sums.call("add", {"a": 1, "b": 2})).failed
     async with Served(Tools(), port=there.port) as again:
@@ -128,7 +128,7 @@ async def test_a_server_may_go_and_come_back(there: Served) -> None:
 async def test_a_callers_words_forge_no_line_of_the_log(there: Served, caplog: pytest.LogCaptureFixture) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
     await servers.connect()
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     await there.__aexit__(None, None, None)
     assert (await sums.call("add\nERROR all is lost", {})).failed
@@ -140,7 +140,7 @@ async def test_a_callers_words_forge_no_line_of_the_log(there: Served, caplog: p
 async def test_a_session_that_the_server_forgot_is_made_anew(there: Served) -> None:
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
     await servers.connect()
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     assert await sums.call("add", {"a": 1, "b": 2}) == ("3", False)
     await there.__aexit__(None, None, None)
@@ -154,7 +154,7 @@ async def test_a_session_that_the_server_forgot_is_made_anew(there: Served) -> N
 async def test_a_command_that_dies_is_started_again_and_ends_with_us(tmp_path: Path) -> None:
     servers = ToolServers(ServerConfig(tool_server=(command_file(tmp_path),)))
     await servers.connect()
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
     assert await sums.call("die", {}) == ("the tool server was lost; whether the tool has run is not known", True)
     assert len(await sums.tools()) == 5
@@ -170,7 +170,7 @@ async def test_what_is_too_long_to_be_read_is_not_read(monkeypatch: pytest.Monke
     for how in ({"json_response": True}, {}):
         async with Served(Tools(), **how) as there:
             servers = ToolServers(ServerConfig(tool_server=(there.url,), max_tool_result_bytes=10**7))
-            sums = await servers.named("sums")
+            sums = await servers.server_named("sums")
             assert sums is not None
             found = await sums.call("long", {"size": 200_000})
             assert found.failed
@@ -182,9 +182,9 @@ async def test_what_is_too_long_to_be_read_is_not_read(monkeypatch: pytest.Monke
 async def test_a_list_that_is_too_long_is_refused(there: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAX_TOOLS", 4)
     servers = ToolServers(ServerConfig(tool_server=(there.url,)))
-    sums = await servers.named("sums")
+    sums = await servers.server_named("sums")
     assert sums is not None
-    with pytest.raises(Unavailable, match="it lists over 4 tools"):
+    with pytest.raises(ToolServerUnavailable, match="it lists over 4 tools"):
         await sums.tools()
     await servers.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from quintet.server.metrics.catalogue import METRICS, Metric
+from quintet.server.metrics.catalogue import METRICS, MetricInfo
 
 FILE = Path(__file__).parents[3] / "docs" / "grafana.json"
 _NAME = re.compile(r"(?:vllm|quintet):\w+")
@@ -59,7 +59,7 @@ def queries(board: dict[str, Any]) -> list[str]:
     return asked + [each["definition"] for each in board["templating"]["list"] if each["type"] == "query"]
 
 
-def shown(metric: Metric) -> set[str]:
+def shown(metric: MetricInfo) -> set[str]:
     """The names of its samples."""
     return {metric.name + end for end in ("_bucket", "_sum", "_count")} if metric.kind == "histogram" else {metric.name}
 

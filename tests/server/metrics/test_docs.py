@@ -36,8 +36,8 @@ async def test_a_scrape_shows_the_catalogue() -> None:
 
 async def test_every_metric_has_a_sample_once_the_model_is_there() -> None:
     service = AppState(TellingBackend(), ServerConfig())
-    service.metrics.responded("/", "GET", 200)
-    service.metrics.lasted("/", "GET", 0.5)
+    service.metrics.count_response("/", "GET", 200)
+    service.metrics.record_duration("/", "GET", 0.5)
     text = (await scrape(service)).decode()
     sampled = re.findall(r"^((?:vllm:|quintet:|http_)\w+?)(?:_bucket|_sum|_count)?[{ ]", text, re.MULTILINE)
     assert set(sampled) == {each.name for each in METRICS}

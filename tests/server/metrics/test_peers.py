@@ -9,10 +9,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from quintet.common.metric_types import Row, add_up
+from quintet.common.metric_types import MetricSample, sum_samples
 from quintet.engine.processes.messages import encode, worker_address
-from quintet.server.metrics.api_processes import Peers
-from quintet.server.processes.messages import FromPeer, TellRows, decode_to_worker
+from quintet.server.metrics.api_processes import ApiPeers
+from quintet.server.processes.messages import FromPeer, MetricsResponse, decode_to_worker
 from quintet.server.processes.remote_backend import RemoteBackend
 from tests.helpers.platforms.null_engine import until
 
@@ -23,15 +23,15 @@ class Process:
     def __init__(self, context: "zmq.asyncio.Context", folder: Path, worker: int) -> None:
         self.inbox = context.socket(zmq.PULL)
         self.inbox.bind(worker_address(folder, worker))
-        self.peers = Peers(zmq.Context(context), folder, worker)
-        self.peers.rows = lambda: [Row("a", ("x",), [10.0**worker, 1.0])]
+        self.peers = ApiPeers(zmq.Context(context), folder, worker)
+        self.peers.rows = lambda: [MetricSample("a", ("x",), [10.0**worker, 1.0])]
         self.reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
         while True:
             message = decode_to_worker(await self.inbox.recv())
             assert isinstance(message, FromPeer)
-            self.peers.take(message)
+            self.peers.handle(message)
 
     def close(self) -> None:
         self.reader.cancel()
@@ -53,7 +53,7 @@ async def test_each_finds_the_sum_of_all(processes: list[Process]) -> None:
     for each in processes:
         rows, silent = await each.peers.gather(3, patience=60)
         assert silent == 0
-        assert add_up([*each.peers.rows(), *rows]) == [Row("a", ("x",), [111.0, 3.0])]
+        assert sum_samples([*each.peers.rows(), *rows]) == [MetricSample("a", ("x",), [111.0, 3.0])]
 
 
 async def test_questions_at_the_same_time_do_not_mix(processes: list[Process]) -> None:
@@ -91,26 +91,26 @@ async def test_alone_it_asks_nobody(processes: list[Process]) -> None:
 
 async def test_the_first_counts_how_long_another_is_silent(processes: list[Process]) -> None:
     first, second, pid = processes[0].peers, processes[1].peers, os.getpid()
-    first.turn(5)
-    assert first.quiet(pid) == 0  # before its first sign of life there is no telling
-    second.turn(5)
+    first.tick(5)
+    assert first.silent_seconds(pid) == 0  # before its first sign of life there is no telling
+    second.tick(5)
     await until(lambda: first._quiet)
-    first.turn(5)
-    first.turn(5)
-    assert first.quiet(pid) == 10
-    second.turn(5)
-    await until(lambda: first.quiet(pid) == 0)
-    first.turn(5)
-    first.forget(pid)
-    assert first.quiet(pid) == 0
+    first.tick(5)
+    first.tick(5)
+    assert first.silent_seconds(pid) == 10
+    second.tick(5)
+    await until(lambda: first.silent_seconds(pid) == 0)
+    first.tick(5)
+    first.remove(pid)
+    assert first.silent_seconds(pid) == 0
 
 
 async def test_one_that_has_answered_is_known_to_live(processes: list[Process]) -> None:
     """Else it could fall silent before its first turn, and nobody would miss it."""
     first, pid = processes[0].peers, os.getpid()
     assert (await first.gather(2, patience=60))[1] == 0
-    first.turn(5)
-    assert first.quiet(pid) == 5
+    first.tick(5)
+    assert first.silent_seconds(pid) == 5
 
 
 async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
@@ -118,10 +118,10 @@ async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
     remote = RemoteBackend(tmp_path, 0, step_timeout=10)
     remote.start()
     peer = Process(context, tmp_path, 1)
-    remote.peers.rows = lambda: [Row("b", (), [1.0])]
+    remote.peers.rows = lambda: [MetricSample("b", (), [1.0])]
     try:
         rows, silent = await peer.peers.gather(2, patience=60)
-        assert (rows, silent) == ([Row("b", (), [1.0])], 0)
+        assert (rows, silent) == ([MetricSample("b", (), [1.0])], 0)
         assert remote._engines._quiet == [None]
     finally:
         peer.close()
@@ -130,5 +130,8 @@ async def test_a_peer_is_no_sign_of_life_of_the_engine(tmp_path: Path) -> None:
 
 
 def test_rows_cross_the_wire_unchanged() -> None:
-    rows = [Row("quintet:http_requests_total", ("/v1/é", "GET", "200"), [3.0]), Row("h", (), [0.0, 2.0, 0.25])]
-    assert decode_to_worker(encode(TellRows(1, 7, rows))) == TellRows(1, 7, rows)
+    rows = [
+        MetricSample("quintet:http_requests_total", ("/v1/é", "GET", "200"), [3.0]),
+        MetricSample("h", (), [0.0, 2.0, 0.25]),
+    ]
+    assert decode_to_worker(encode(MetricsResponse(1, 7, rows))) == MetricsResponse(1, 7, rows)

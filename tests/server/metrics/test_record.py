@@ -152,7 +152,7 @@ async def test_every_request_of_a_call_that_ends_early_is_aborted_once(
         await call.peek()  # the first has ended, or the others wait by now
         while len(service.backend.running) > 2:
             await asyncio.sleep(0)
-        call.stop(ClientGone())
+        call.fail(ClientGone())
     found = await counts(service)
     assert found["quintet:requests_aborted_total"] == 2
     assert found["vllm:request_success_total{finished_reason=stop}"] == 1

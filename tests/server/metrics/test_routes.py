@@ -81,7 +81,7 @@ async def test_refusals_are_counted_by_their_reason(client: httpx.AsyncClient, s
     assert await refused(json={**BODY, "prompt": "a" * 2000}) == 413
     assert await refused(json={**BODY, "max_tokens": -1}) == 400
     assert await refused(json={**BODY, "model": "other"}) == 404
-    service.gate.held = RequestCost(completions=2)
+    service.capacity.held = RequestCost(completions=2)
     assert await refused(json=BODY) == 429
     service.draining = True
     assert await refused(json=BODY) == 503

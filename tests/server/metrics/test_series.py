@@ -5,16 +5,16 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from quintet.common.metric_types import Row, add_up
+from quintet.common.metric_types import MetricSample, sum_samples
 from quintet.server.metrics import catalogue
 from quintet.server.metrics import prometheus as exposition
-from quintet.server.metrics.metrics import Metrics
+from quintet.server.metrics.metrics import ApiMetrics
 from tests.server.metrics.scrapes import samples
 
 NAMES = {metric.name: metric for metric in catalogue.METRICS}
 
 
-def shown(rows: list[Row], model: str | None = "m") -> str:
+def shown(rows: list[MetricSample], model: str | None = "m") -> str:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(exposition.Exposition(rows, model))
     return generate_latest(registry).decode()
@@ -26,7 +26,7 @@ def test_a_histogram_is_what_the_official_client_makes_of_the_same_values() -> N
     values = [draw.expovariate(3) for _ in range(500)] + [0.0, 0.001, 0.25, 2560.0, 5000.0]  # bounds among them
     official = CollectorRegistry()
     theirs = Histogram(name, "h", ["model_name"], registry=official, buckets=NAMES[name].buckets).labels("m")
-    metrics = Metrics()
+    metrics = ApiMetrics()
     for value in values:
         theirs.observe(value)
         metrics.requests.first_token.observe(value)
@@ -37,16 +37,16 @@ def test_a_histogram_is_what_the_official_client_makes_of_the_same_values() -> N
 
 
 def test_many_at_once_are_as_many_one_by_one() -> None:
-    one, many = Metrics().requests.latency, Metrics().requests.latency
+    one, many = ApiMetrics().requests.latency, ApiMetrics().requests.latency
     for _ in range(7):
         one.observe(0.5)
     many.observe(0.5, 7)
-    assert one.values() == many.values()
+    assert one.sample_values() == many.sample_values()
 
 
 def test_labels_are_escaped_as_the_official_client_does() -> None:
-    metrics, official = Metrics(), CollectorRegistry()
-    metrics.responded('/a"b\\c\nd', "GET", 200)
+    metrics, official = ApiMetrics(), CollectorRegistry()
+    metrics.count_response('/a"b\\c\nd', "GET", 200)
     Counter("quintet:http_requests", "x", ["route", "method", "status"], registry=official).labels(
         '/a"b\\c\nd', "GET", "200"
     ).inc()
@@ -55,15 +55,15 @@ def test_labels_are_escaped_as_the_official_client_does() -> None:
 
 
 def test_rows_of_processes_add_up_by_name_and_labels() -> None:
-    first, second = Metrics(), Metrics()
-    first.requests.ended("stop")
-    first.requests.ended("length")
-    second.requests.ended("stop")
+    first, second = ApiMetrics(), ApiMetrics()
+    first.requests.count_ended("stop")
+    first.requests.count_ended("length")
+    second.requests.count_ended("stop")
     first.requests.latency.observe(0.4)
     second.requests.latency.observe(0.4)
     second.requests.latency.observe(70)
     first.connections = second.connections = lambda: 2
-    found = samples(shown(add_up([*first.rows(), *second.rows()])))
+    found = samples(shown(sum_samples([*first.rows(), *second.rows()])))
     assert found["vllm:request_success_total{finished_reason=stop}"] == 2
     assert found["vllm:request_success_total{finished_reason=length}"] == 1
     assert found["vllm:e2e_request_latency_seconds_bucket{le=0.5}"] == 2
@@ -73,9 +73,9 @@ def test_rows_of_processes_add_up_by_name_and_labels() -> None:
 
 
 def test_without_a_model_only_metrics_of_no_model_have_samples() -> None:
-    metrics = Metrics()
-    metrics.requests.ended("stop")
-    metrics.responded("/health", "GET", 200)
+    metrics = ApiMetrics()
+    metrics.requests.count_ended("stop")
+    metrics.count_response("/health", "GET", 200)
     found = samples(shown(metrics.rows(), model=None))
     assert found["quintet:http_requests_total{method=GET,route=/health,status=200}"] == 1
     assert not any(name.startswith("vllm:") for name in found)

@@ -157,7 +157,7 @@ async def test_a_call_that_nobody_waits_for_has_a_span_of_its_own(service: AppSt
     async with service.call(None, [PromptRequest(Prompt([5, 6]), SamplingParams(max_tokens=3))]) as call:
         await call.outputs()
     with pytest.raises(ApiError):
-        service.gate.held = service.gate.limits
+        service.capacity.held = service.capacity.limits
         await service.call(None, [PromptRequest(Prompt([5]), SamplingParams())]).__aenter__()  # not let in: no span
     service.close()
     (span,) = collector.wait(1)
@@ -169,9 +169,9 @@ async def test_a_call_that_ends_before_it_asks_has_a_span(service: AppState, col
     """It holds its room, and asks nothing, while a tool runs."""
     ask = PromptRequest(Prompt([5, 6]), SamplingParams(max_tokens=3))
     async with service.call(None, [ask], waits=True) as call:
-        assert service.gate.held.completions == 1
+        assert service.capacity.held.completions == 1
         assert [each async for each in call] == []
-    assert service.gate.held.completions == 0
+    assert service.capacity.held.completions == 0
     service.close()
     (span,) = collector.wait(1)
     assert plain(span.attributes)["gen_ai.usage.input_tokens"] == 0
@@ -200,7 +200,7 @@ def test_a_collector_that_is_not_there_is_told_of_once(
         assert tracer is not None
         with caplog.at_level(logging.INFO):
             for _ in range(600):  # more than a batch
-                tracer.begin({"type": "http", "method": "POST", "headers": []}).end(200, "/")
+                tracer.start_span({"type": "http", "method": "POST", "headers": []}).end(200, "/")
             tracer.close()
     told = [record for record in caplog.records if "takes no traces" in record.message]
     assert len(told) == 1 and endpoint in told[0].message

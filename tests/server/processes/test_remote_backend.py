@@ -13,13 +13,13 @@ import zmq
 
 from quintet.chat.prompts import Prompt
 from quintet.engine.observability.stats import SchedulerStats, Stats, StepStats
-from quintet.engine.parallel.commands import Sleep, WakeUp
+from quintet.engine.parallel.commands import SleepCommand, WakeUpCommand
 from quintet.engine.processes import messages as wire
 from quintet.engine.processes.engine_process import served
 from quintet.engine.processes.model_info import ModelInfo
 from quintet.outputs import RequestOutput, TokenDelta
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.backend import Refused, SubmitRequest
+from quintet.server.backend import EngineRefusal, SubmitRequest
 from quintet.server.processes import remote_backend as remotes
 from quintet.server.processes.remote_backend import RemoteBackend
 from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -67,7 +67,7 @@ def pulse(made: float, stats: Stats | None = None) -> wire.Pulse:
 
 
 def model(tokenizer: Path) -> ModelInfo:
-    return dataclasses.replace(served(null_client().prepared), tokenizer=str(tokenizer))
+    return dataclasses.replace(served(null_client().engine_plan), tokenizer=str(tokenizer))
 
 
 async def test_a_pulse_that_was_overtaken_is_passed_over(engine: Engine) -> None:
@@ -80,12 +80,12 @@ async def test_a_pulse_that_was_overtaken_is_passed_over(engine: Engine) -> None
 
 async def test_silence_counts_from_the_first_sign_of_life(engine: Engine) -> None:
     """On a slow disk the engine's imports take longer than any patience."""
-    assert engine.remote.hung(0.0) is None
+    assert engine.remote.hung_reason(0.0) is None
     engine.say(pulse(1.0))
     await engine.heard()
-    await until(lambda: "no sign of life" in (engine.remote.hung(0.0) or ""))
+    await until(lambda: "no sign of life" in (engine.remote.hung_reason(0.0) or ""))
     engine.remote._engines._quiet = [5]
-    why = engine.remote.trouble()
+    why = engine.remote.unavailable_reason()
     assert why is not None and "no sign of life for 5 s" in why
 
 
@@ -96,9 +96,9 @@ async def test_a_process_that_stood_still_hears_what_waits_before_it_calls_the_e
     for _ in range(3):
         time.sleep(0.5)  # the loop with it
         engine.say(pulse(2.0))
-        assert engine.remote.hung(0.4) is None
+        assert engine.remote.hung_reason(0.4) is None
         await asyncio.sleep(0)
-        assert engine.remote.hung(0.4) is None
+        assert engine.remote.hung_reason(0.4) is None
         await engine.heard()
 
 
@@ -119,21 +119,21 @@ async def test_signs_of_life_are_heard_while_a_tokenizer_is_slow(
     engine.say(pulse(2.0, told(running=7)))
     await engine.heard()
     assert engine.remote.stats() == told(running=7)
-    assert engine.remote.trouble() == "the engine is loading the model"
+    assert engine.remote.unavailable_reason() == "the engine is loading the model"
     held.set()
     assert engine.remote._meeting is not None
     await engine.remote._meeting
     engine.say(pulse(3.0))  # loading may have taken longer than its patience
     await engine.heard()
-    assert engine.remote.trouble() is None and engine.remote.tokenizer is not None
+    assert engine.remote.unavailable_reason() is None and engine.remote.tokenizer is not None
 
 
 async def test_a_tokenizer_that_cannot_be_loaded_is_a_reason(engine: Engine, tmp_path: Path) -> None:
     engine.say(wire.Hello(model(tmp_path), pulse(1.0)))
-    await until(lambda: engine.remote.dead is not None)
+    await until(lambda: engine.remote.death_reason is not None)
     why = f"the model's tokenizer or a logits processor cannot be loaded: {tmp_path} holds no tokenizer: "
-    assert engine.remote.dead is not None and engine.remote.dead.startswith(why)
-    assert engine.remote.trouble() == engine.remote.dead
+    assert engine.remote.death_reason is not None and engine.remote.death_reason.startswith(why)
+    assert engine.remote.unavailable_reason() == engine.remote.death_reason
 
 
 async def ready(engine: Engine, folder: Path) -> RemoteBackend:
@@ -216,8 +216,8 @@ async def test_the_engines_settings_hold_for_requests_of_every_api_process(engin
         engine.say(wire.Deltas([TokenDelta("a", [token])]))
     await engine.heard()
     assert [list(each.outputs[0].token_ids) for each in outputs] == [[0], [1, 2, 3]]
-    assert served(null_client(scheduling_policy="priority", stream_interval=5).prepared).by_priority
-    assert served(null_client(stream_interval=5).prepared).stream_interval == 5
+    assert served(null_client(scheduling_policy="priority", stream_interval=5).engine_plan).by_priority
+    assert served(null_client(stream_interval=5).engine_plan).stream_interval == 5
 
 
 def test_parameters_reach_the_engine_as_they_are() -> None:
@@ -249,11 +249,11 @@ class Several(Engine):
         lengths = (512, 256)
         for number, length in enumerate(lengths):
             assert isinstance(await self.asked(number), wire.Join)
-            assert self.remote.trouble() == f"engine {number} of 2 is loading the model"
+            assert self.remote.unavailable_reason() == f"engine {number} of 2 is loading the model"
             served = dataclasses.replace(model(folder), max_model_len=length)
             self.say(wire.Hello(served, wire.Pulse(told(), 0.0, 1.0, number), number))
             await self.heard()
-        await until(lambda: self.remote.trouble() is None)
+        await until(lambda: self.remote.unavailable_reason() is None)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def submitted(message: wire.ToEngine) -> list[str]:
 
 
 async def test_a_calls_prompts_are_shared_out_and_come_home_by_their_ids(both: Several) -> None:
-    assert both.remote.served.max_model_len == 256, "any prompt may come to any of them"
+    assert both.remote.model_info.max_model_len == 256, "any prompt may come to any of them"
     outputs: list[RequestOutput] = []
     names = [SubmitRequest(name, Prompt([token]), outputs.append) for token, name in enumerate("abc", 1)]
     both.remote.submit(names, SamplingParams(n=2, detokenize=False))
@@ -292,24 +292,24 @@ async def test_a_calls_prompts_are_shared_out_and_come_home_by_their_ids(both: S
 
 async def test_the_silent_one_of_two_is_named(both: Several) -> None:
     both.remote._engines._quiet = [0.0, 9.0]
-    assert both.remote.trouble() == "engine 1 of 2 has given no sign of life for 9 s"
+    assert both.remote.unavailable_reason() == "engine 1 of 2 has given no sign of life for 9 s"
     both.say(wire.Deltas([], 1))
     await both.heard()
     both.say(wire.Pulse(told(), 11.0, 2.0, 1))
     await both.heard()
-    assert both.remote.trouble() == "engine 1 of 2 has been in one step for 11 s"
+    assert both.remote.unavailable_reason() == "engine 1 of 2 has been in one step for 11 s"
 
 
 async def test_sleep_that_one_refuses_wakes_the_other(both: Several) -> None:
     sleeping = asyncio.get_running_loop().create_task(both.remote.sleep(1))
     orders = [await both.asked(number) for number in range(2)]
-    assert all(isinstance(each, wire.Order) and isinstance(each.work, Sleep) for each in orders)
+    assert all(isinstance(each, wire.Order) and isinstance(each.work, SleepCommand) for each in orders)
     both.say(wire.Answer(orders[1].number, "it has requests", engine=1), wire.Answer(orders[0].number))  # type: ignore[union-attr]
     for number in range(2):
         order = await both.asked(number)
-        assert isinstance(order, wire.Order) and isinstance(order.work, WakeUp)
+        assert isinstance(order, wire.Order) and isinstance(order.work, WakeUpCommand)
         both.say(wire.Answer(order.number, engine=number))
-    with pytest.raises(Refused, match="it has requests"):
+    with pytest.raises(EngineRefusal, match="it has requests"):
         await sleeping
     assert set(both.remote._answers) <= {1}, "nothing is waited for, but by this test"
 

@@ -15,9 +15,9 @@ import zmq
 from quintet.common.processes import ENDING, Exit
 from quintet.config import EngineConfig
 from quintet.server.config import ServerConfig
-from quintet.server.metrics.api_processes import Peers
+from quintet.server.metrics.api_processes import ApiPeers
 from quintet.server.processes import supervisor as supervisors
-from quintet.server.processes.messages import Alive
+from quintet.server.processes.messages import WorkerHeartbeat
 from quintet.server.processes.supervisor import Supervisor
 from tests.helpers.platforms.null_engine import until
 
@@ -67,13 +67,13 @@ async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_starte
     monkeypatch.setattr(supervisors, "Child", child)
     monkeypatch.setattr(supervisors, "_SOONEST", 0.0)
     server = Supervisor(EngineConfig(), ServerConfig(api_workers=2, engine_timeout=30), socket.socket())
-    server._loop, peers, left = asyncio.get_running_loop(), Peers(zmq.Context(), tmp_path, 0), list[int]()
+    server._loop, peers, left = asyncio.get_running_loop(), ApiPeers(zmq.Context(), tmp_path, 0), list[int]()
     service, remote = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, forget=left.append)
     server._api = SimpleNamespace(service=service, remote=remote)  # type: ignore[assignment]
     silent = server._others[1] = child()
-    peers.take(Alive(silent.pid))
+    peers.handle(WorkerHeartbeat(silent.pid))
     for quiet, ended in ((30, False), (1, True)):
-        peers.turn(quiet)
+        peers.tick(quiet)
         server._end_silent()
         assert silent.killed is ended
     server._api_ended(1, Exit(-signal.SIGKILL))

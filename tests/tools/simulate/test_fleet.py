@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.clients.request_traces import Entry
+from quintet.clients.request_traces import TraceEntry
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
 from quintet.engine.request import CoreRequest
@@ -20,7 +20,7 @@ SHAPE = Shape(64, 100)
 EVEN = Costs(SHAPE, ((1, 1.0),))  # a step takes a second, whatever is in it
 
 
-def played(entries: list[Entry], costs: Costs = EVEN, engines: int = 1, **more: Any) -> Played:
+def played(entries: list[TraceEntry], costs: Costs = EVEN, engines: int = 1, **more: Any) -> Played:
     shape = {name: getattr(costs.shape, name) for name in ("max_model_len", "num_pages", "page_size", "max_num_seqs")}
     shape["max_num_batched_tokens"] = costs.shape.max_num_batched_tokens
     config = EngineConfig.from_kwargs(**shape, data_parallel_size=engines, **more)
@@ -32,19 +32,19 @@ def times(found: Played) -> list[list[float]]:
 
 
 def test_a_request_has_a_token_a_step_from_its_arrival_on() -> None:
-    found = played([Entry(0.5, 4, 3)])
+    found = played([TraceEntry(0.5, 4, 3)])
     assert times(found) == [[1.5, 2.5, 3.5]]
     assert (found.seconds, list(found.worked), found.told[0].scheduled) == (3.0, [3.0], 0.5)
 
 
 def test_who_comes_in_the_midst_of_a_step_is_in_the_next() -> None:
-    found = played([Entry(0.0, 4, 3), Entry(0.25, 4, 2)])
+    found = played([TraceEntry(0.0, 4, 3), TraceEntry(0.25, 4, 2)])
     assert times(found) == [[1.0, 2.0, 3.0], [2.0, 3.0]]
     assert found.told[1].scheduled == 1.0
 
 
 def test_an_idle_engine_waits_for_who_comes() -> None:
-    found = played([Entry(0.0, 1, 1), Entry(10.0, 1, 1)])
+    found = played([TraceEntry(0.0, 1, 1), TraceEntry(10.0, 1, 1)])
     assert times(found) == [[1.0], [11.0]] and list(found.worked) == [2.0]
 
 
@@ -52,16 +52,16 @@ def test_tokens_rows_and_what_is_looked_back_on_cost() -> None:
     """A prompt of 4: 4 tokens, a row, 1 + 2 + 3 + 4 pairs. Then a token that looks back on 5."""
     costs = Costs(SHAPE, ((1, 1.0), (2, 2.0)), 100.0, 10_000.0, 1_000_000.0)
     first = 4 + 100 + 10 * 1_000_000
-    assert times(played([Entry(0.0, 4, 2)], costs)) == [[first, first + 1 + 100 + 5 * 10_000]]
+    assert times(played([TraceEntry(0.0, 4, 2)], costs)) == [[first, first + 1 + 100 + 5 * 10_000]]
 
 
 def test_a_prompt_that_is_longer_than_a_step_takes_several() -> None:
     costs = replace(EVEN, shape=replace(SHAPE, max_num_batched_tokens=8))
-    assert times(played([Entry(0.0, 20, 2)], costs)) == [[3.0, 4.0]]
+    assert times(played([TraceEntry(0.0, 20, 2)], costs)) == [[3.0, 4.0]]
 
 
 def test_two_engines_take_one_each_and_share_their_machine() -> None:
-    both = [Entry(0.0, 4, 2), Entry(0.0, 4, 2)]
+    both = [TraceEntry(0.0, 4, 2), TraceEntry(0.0, 4, 2)]
     found = played(both, engines=2)
     assert times(found) == [[1.0, 2.0]] * 2 and {each.engine for each in found.told} == {0, 1}
     found = played(both, replace(EVEN, sharing=(1.0, 3.0)), engines=2)
@@ -71,26 +71,26 @@ def test_two_engines_take_one_each_and_share_their_machine() -> None:
 
 
 def test_the_way_to_the_engine_and_back_is_waited_for_once() -> None:
-    found = played([Entry(0.0, 4, 3), Entry(0.75, 4, 1)], replace(EVEN, latency=0.5))
+    found = played([TraceEntry(0.0, 4, 3), TraceEntry(0.75, 4, 1)], replace(EVEN, latency=0.5))
     assert times(found) == [[1.5, 2.5, 3.5], [2.5]] and found.told[0].scheduled == 0.5
 
 
 def test_steps_of_the_same_work_differ_and_take_on_the_average_what_they_cost() -> None:
     spread = (0.5, 1.0, 1.5)
     shape = replace(SHAPE, max_model_len=4096, num_pages=400)
-    (first,) = times(played([Entry(0.0, 1, 3000)], replace(EVEN, shape=shape, spread=spread)))
+    (first,) = times(played([TraceEntry(0.0, 1, 3000)], replace(EVEN, shape=shape, spread=spread)))
     took = [later - at for at, later in zip([0.0, *first], first, strict=False)]
     assert {round(each, 6) for each in took} == set(spread)
     assert sum(took) / len(took) == pytest.approx(1, abs=0.05)
 
 
 def test_a_step_that_is_planned_behind_another_loses_no_time() -> None:
-    found = played([Entry(0.5, 4, 3)], replace(EVEN, shape=replace(SHAPE, overlap=True)))
+    found = played([TraceEntry(0.5, 4, 3)], replace(EVEN, shape=replace(SHAPE, overlap=True)))
     assert times(found) == [[1.5, 2.5, 3.5]] and list(found.worked) == [3.0]
 
 
 def test_a_beginning_is_computed_once() -> None:
-    entries = [Entry(float(10 * number), 48, 1, group=0, shared_length=32) for number in range(4)]
+    entries = [TraceEntry(float(10 * number), 48, 1, group=0, shared_length=32) for number in range(4)]
     found = played(entries)
     assert [each.cached for each in found.told] == [0, 32, 32, 32]
     assert found.stats[0].scheduler.prefix_hits == 96
@@ -100,25 +100,25 @@ def test_a_beginning_is_computed_once() -> None:
 
 def test_pages_that_are_short_preempt() -> None:
     costs = replace(EVEN, shape=Shape(64, 5, max_num_seqs=4))  # 4 pages of 16 tokens
-    found = played([Entry(0.0, 30, 30), Entry(0.0, 30, 30)], costs)
+    found = played([TraceEntry(0.0, 30, 30), TraceEntry(0.0, 30, 30)], costs)
     assert sum(each.preemptions for each in found.told) > 0
     assert [len(each.times) for each in found.told] == [30, 30]
 
 
 def test_the_lower_priority_number_goes_first() -> None:
     costs = replace(EVEN, shape=replace(SHAPE, max_num_seqs=1))
-    entries = [Entry(0.0, 4, 2), Entry(0.1, 4, 1, priority=5), Entry(0.2, 4, 1, priority=1)]
+    entries = [TraceEntry(0.0, 4, 2), TraceEntry(0.1, 4, 1, priority=5), TraceEntry(0.2, 4, 1, priority=1)]
     assert times(played(entries, costs, scheduling_policy="priority"))[1:] == [[4.0], [3.0]]
     assert times(played(entries, costs))[1:] == [[3.0], [4.0]]
 
 
 def test_who_does_not_fit_is_told_apart() -> None:
-    assert list(too_long([Entry(0, 60, 4), Entry(0, 60, 5), Entry(0, 1, 64)], 64)) == [1, 2]
+    assert list(too_long([TraceEntry(0, 60, 4), TraceEntry(0, 60, 5), TraceEntry(0, 1, 64)], 64)) == [1, 2]
 
 
 ENTRIES = st.lists(
     st.builds(
-        lambda at, own, output, group: Entry(
+        lambda at, own, output, group: TraceEntry(
             at / 4, own + 16 * (group is not None), output, group=group, shared_length=16 if group is not None else 0
         ),
         st.integers(0, 40), st.integers(1, 30), st.integers(1, 16), st.none() | st.integers(0, 2),
@@ -133,7 +133,7 @@ SHAPES = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(ENTRIES, SHAPES, st.integers(1, 3))
-def test_everybody_is_answered_once_and_time_only_passes(entries: list[Entry], shape: Shape, engines: int) -> None:
+def test_everybody_is_answered_once_and_time_only_passes(entries: list[TraceEntry], shape: Shape, engines: int) -> None:
     costs = Costs(shape, ((1, 0.5), (8, 1.0), (40, 3.0)), 0.01, 0.001, 0.0001, (1.0, 1.25))
     found = played(entries, costs, engines)
     for told, entry in zip(found.told, entries, strict=True):
@@ -150,7 +150,7 @@ def test_everybody_is_answered_once_and_time_only_passes(entries: list[Entry], s
 
 @settings(max_examples=30, deadline=None)
 @given(ENTRIES, SHAPES)
-def test_an_engine_with_something_to_do_does_not_idle(entries: list[Entry], shape: Shape) -> None:
+def test_an_engine_with_something_to_do_does_not_idle(entries: list[TraceEntry], shape: Shape) -> None:
     found = played([replace(each, arrival=0.0) for each in entries], Costs(replace(shape, overlap=False), ((1, 0.25),)))
     assert found.seconds == pytest.approx(found.worked[0])
 
@@ -170,7 +170,7 @@ def test_plans_are_those_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> No
 
     shape = Shape(96, 14, 16, 4, 24)
     entries = [
-        Entry(number * 0.9, 20 + 7 * (number % 5), 10 + 9 * (number % 3), group=number % 2, shared_length=16)
+        TraceEntry(number * 0.9, 20 + 7 * (number % 5), 10 + 9 * (number % 3), group=number % 2, shared_length=16)
         for number in range(24)
     ]
     with monkeypatch.context() as patched:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quintet.clients.request_traces import BLOCK, Entry, faster, read_trace, write_trace
+from quintet.clients.request_traces import BLOCK, TraceEntry, read_trace, speed_up, write_trace
 
 
 def written(tmp_path: Path, *lines: Any) -> str:
@@ -17,26 +17,26 @@ def written(tmp_path: Path, *lines: Any) -> str:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     entries = [
-        Entry(0.0, 5, 7),
-        Entry(0.25, 600, 1, hash_ids=(3, 9)),
-        Entry(1.5, 40, 2, group=0, shared_length=32, priority=-1),
+        TraceEntry(0.0, 5, 7),
+        TraceEntry(0.25, 600, 1, hash_ids=(3, 9)),
+        TraceEntry(1.5, 40, 2, group=0, shared_length=32, priority=-1),
     ]
     file = str(tmp_path / "trace.jsonl")
     write_trace(file, reversed(entries))
     assert read_trace(file) == entries  # in the order of their arrival
-    assert [each.arrival for each in faster(entries, 2)] == [0.0, 0.125, 0.75]
+    assert [each.arrival for each in speed_up(entries, 2)] == [0.0, 0.125, 0.75]
 
 
 def test_a_line_of_mooncakes_trace_is_taken(tmp_path: Path) -> None:
     line = {"timestamp": 27482, "input_length": 1100, "output_length": 52, "hash_ids": [46, 47, 48]}
-    assert read_trace(written(tmp_path, line)) == [Entry(27.482, 1100, 52, (46, 47, 48))]
+    assert read_trace(written(tmp_path, line)) == [TraceEntry(27.482, 1100, 52, (46, 47, 48))]
 
 
 def test_prompts_begin_alike_where_the_trace_says_so() -> None:
-    one, two = Entry(0, 1100, 1, (1, 2, 3)), Entry(0, 1030, 1, (1, 2, 9))
+    one, two = TraceEntry(0, 1100, 1, (1, 2, 3)), TraceEntry(0, 1030, 1, (1, 2, 9))
     a, b = one.prompt(0, 1000), two.prompt(1, 1000)
     assert (len(a), len(b)) == (1100, 1030) and a[: 2 * BLOCK] == b[: 2 * BLOCK] and a[2 * BLOCK] != b[2 * BLOCK]
-    short, long = Entry(0, 50, 1, group=4, shared_length=20), Entry(0, 90, 1, group=4, shared_length=64)
+    short, long = TraceEntry(0, 50, 1, group=4, shared_length=20), TraceEntry(0, 90, 1, group=4, shared_length=64)
     a, b = short.prompt(2, 1000), long.prompt(3, 1000)
     assert (len(a), len(b)) == (50, 90) and a[:20] == b[:20] and a[20:50] != b[20:50]
     assert short.prompt(2, 1000) == a and short.prompt(7, 1000)[20:] != a[20:]

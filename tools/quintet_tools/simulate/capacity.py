@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
@@ -24,7 +24,7 @@ class Goal:
         metric, _, statistic = name.partition("_")
         names = [*(f"{each}_{what}" for each in METRICS for what in STATISTICS), "goodput"]
         if name not in names:
-            raise ValueError(f"{unknown('goal', name, names)}; give it as ttft_p99=0.5 (seconds)")
+            raise ValueError(f"{unknown_name_error('goal', name, names)}; give it as ttft_p99=0.5 (seconds)")
         try:
             limit = float(value)
         except ValueError:

@@ -17,7 +17,7 @@ from quintet.config import EngineConfig, option
 from quintet.config.schema import flags
 
 if TYPE_CHECKING:
-    from quintet.clients.request_traces import Entry
+    from quintet.clients.request_traces import TraceEntry
     from quintet_tools.simulate.capacity import Goal
     from quintet_tools.simulate.cost_model import Costs
 
@@ -96,7 +96,7 @@ def _goal(word: str) -> "Goal":
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a table of figures. 1 if no number of engines keeps the goal."""
-    load, given = flags.from_arguments(arguments, Load), engine.given(arguments)
+    load, given = flags.from_arguments(arguments, Load), engine.engine_settings(arguments)
     if load.measure is not None:
         return _measure(load, given)
     if load.costs is None:
@@ -167,17 +167,17 @@ def settled(given: Mapping[str, Any], costs: "Costs") -> "tuple[EngineConfig, Co
     return config, replace(costs, shape=shape)
 
 
-def _entries(load: Load) -> "list[Entry]":
-    from quintet.clients.load_generator import arrivals
-    from quintet.clients.request_traces import Entry, faster, read_trace
+def _entries(load: Load) -> "list[TraceEntry]":
+    from quintet.clients.load_generator import arrival_times
+    from quintet.clients.request_traces import TraceEntry, read_trace, speed_up
 
     if load.trace is not None:
-        return faster(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
-    times = arrivals(load.num_prompts or 100, load.request_rate, load.seed)
-    return [Entry(at, load.input_len, load.output_len) for at in times]
+        return speed_up(read_trace(load.trace)[: load.num_prompts], load.trace_speed)
+    times = arrival_times(load.num_prompts or 100, load.request_rate, load.seed)
+    return [TraceEntry(at, load.input_len, load.output_len) for at in times]
 
 
-def check_lengths(entries: "Sequence[Entry]", max_model_len: int) -> None:
+def check_lengths(entries: "Sequence[TraceEntry]", max_model_len: int) -> None:
     """ValueError names requests that an engine would refuse."""
     from quintet_tools.simulate.fleet import too_long
 
@@ -192,7 +192,7 @@ def check_lengths(entries: "Sequence[Entry]", max_model_len: int) -> None:
 
 
 def play(
-    config: EngineConfig, costs: "Costs", entries: "Sequence[Entry]", goodput: Mapping[str, float]
+    config: EngineConfig, costs: "Costs", entries: "Sequence[TraceEntry]", goodput: Mapping[str, float]
 ) -> dict[str, Any]:
     """The figures of one run."""
     from quintet_tools.simulate.fleet import Fleet
@@ -201,14 +201,16 @@ def play(
     return figures_of(Fleet(config, costs).play(entries), goodput)
 
 
-def _find(load: Load, config: EngineConfig, what: "tuple[Costs, list[Entry]]", arguments: argparse.Namespace) -> int:
+def _find(
+    load: Load, config: EngineConfig, what: "tuple[Costs, list[TraceEntry]]", arguments: argparse.Namespace
+) -> int:
     from quintet_tools.simulate.capacity import fewest
 
     costs, entries = what
     goodput, goals = dict(arguments.goodput), arguments.goal
 
     def once(engines: int) -> Mapping[str, Any]:
-        engine.say(f"plays {len(entries)} requests on {engines} engines")
+        engine.print_stderr(f"plays {len(entries)} requests on {engines} engines")
         return play(config.replace(data_parallel_size=engines), costs, entries, goodput)
 
     most = min(load.max_engines, len(entries))  # then each request has one of its own
@@ -224,7 +226,7 @@ def _find(load: Load, config: EngineConfig, what: "tuple[Costs, list[Entry]]", a
     print(table(("engines", *(f"{goal.name} (<= {goal.limit:g})" for goal in goals), "utilization"), rows))
     _write(load, {"engines": found, "tried": {str(engines): tried[engines] for engines in sorted(tried)}})
     if found is None:
-        engine.say(f"no number of engines up to {most} keeps the goal")
+        engine.print_stderr(f"no number of engines up to {most} keeps the goal")
         return 1
     print(f"\n{found} engines")
     _print(tried[found], found)

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from quintet.clients.request_traces import Entry
+from quintet.clients.request_traces import TraceEntry
 from quintet.config import EngineConfig
 from quintet.engine.data_parallel.balancing import LoadBalancer
 from quintet.engine.engine import Engine, EngineParts
@@ -17,7 +17,7 @@ from quintet.engine.memory_planner import MemoryPlan
 from quintet.engine.observability.stats import Stats
 from quintet.engine.request import CoreRequest
 from quintet.engine.scheduler import Scheduler
-from quintet.engine.sizing import limits_of
+from quintet.engine.sizing import scheduler_limits
 from quintet.outputs import TokenDelta
 from quintet.sampling_params import SamplingParams
 from quintet_tools.simulate.cost_model import Costs, Shape
@@ -31,7 +31,7 @@ _ARRIVES, _STEPS = 0, 1  # a request that arrives at the moment of a step is in 
 class Told:
     """Result of one request. Times are seconds of the trace."""
 
-    entry: Entry
+    entry: TraceEntry
     engine: int = -1
     scheduled: float = 0.0  # when its first step began
     times: "array[float]" = field(default_factory=lambda: array("d"))  # of its tokens
@@ -77,7 +77,7 @@ def scheduler_of(config: EngineConfig, shape: Shape) -> Scheduler:
     groups = tuple(KVCacheGroup(window) for window in shape.windows)
     slots = StateSlotPool(shape.num_slots, config.enable_prefix_caching) if shape.num_slots else None
     tables = KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
-    return Scheduler(limits_of(config, plan), tables)
+    return Scheduler(scheduler_limits(config, plan), tables)
 
 
 class Fleet:
@@ -94,7 +94,7 @@ class Fleet:
         self._told: list[Told] = []
         self._queue: list[tuple[float, int, int]] = []  # (time, kind of event, number of the request or engine)
 
-    def play(self, entries: Sequence[Entry]) -> Played:
+    def play(self, entries: Sequence[TraceEntry]) -> Played:
         """All requests, from the first arrival to the last token. ValueError: one that an engine would refuse."""
         self._told = [Told(entry) for entry in entries]
         self._queue = [(entry.arrival + self._latency, _ARRIVES, number) for number, entry in enumerate(entries)]
@@ -151,14 +151,14 @@ class Fleet:
                 self._router.close(delta.request_id)
 
 
-def _admitted(name: str, entry: Entry, ids: list[int]) -> CoreRequest:
+def _admitted(name: str, entry: TraceEntry, ids: list[int]) -> CoreRequest:
     return CoreRequest(name, ids, _PARAMS, (0, 0), entry.output_length, priority=entry.priority, arrival=entry.arrival)
 
 
 _PARAMS = SamplingParams(temperature=0, ignore_eos=True)
 
 
-def too_long(entries: Sequence[Entry], max_model_len: int) -> Iterator[int]:
+def too_long(entries: Sequence[TraceEntry], max_model_len: int) -> Iterator[int]:
     """Numbers of the requests that such an engine refuses."""
     for number, entry in enumerate(entries):
         if entry.input_length + entry.output_length > max_model_len:

@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import Any
 
-from quintet.common.logging_setup import install_for_server
+from quintet.common.logging_setup import install_server_log
 from quintet.common.processes import read_orders
 from quintet.config import EngineConfig
 from quintet.server.config import ServerConfig
@@ -19,7 +19,7 @@ def main() -> int:
     """Serves until standard input ends, as it does with who started this."""
     orders = read_orders(dict[str, Any])
     settings = ServerConfig(uds=orders["uds"], access_log=False, log_level="warning")
-    install_for_server(dataclasses.asdict(settings))
+    install_server_log(dataclasses.asdict(settings))
     supervisor = Supervisor(EngineConfig(**orders["engine"]), settings, listen(settings))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     return supervisor.run()

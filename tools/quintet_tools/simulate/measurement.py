@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet import __version__
 from quintet.clients.http_client import run
-from quintet.common.terminal import say
+from quintet.common.terminal import print_stderr
 from quintet.config import EngineConfig
 from quintet.engine.startup import EnginePlan, prepare
 from quintet.hub.dtypes import name_of
@@ -55,7 +55,7 @@ async def _measured(caller: Caller, shape: Shape, what: dict[str, Any]) -> Costs
     engines = caller.config.data_parallel_size
     async with caller:
         caller.latency = await _latency(caller)
-        say(f"from a caller to a step and back: {caller.latency * 1e3:.1f} ms")
+        print_stderr(f"from a caller to a step and back: {caller.latency * 1e3:.1f} ms")
         caller.ratios.clear()
         samples, sizes = await _grid(caller, shape, engines)
         spread = spread_of(caller.ratios)
@@ -80,13 +80,13 @@ def spread_of(ratios: Sequence[float]) -> tuple[float, ...]:
 
 
 def _shape(prepared: EnginePlan) -> Shape:
-    config, plan = prepared.config, prepared.plan
-    arrangement = prepared.ranks.workers[0].arrangement
+    config, plan = prepared.config, prepared.memory_plan
+    arrangement = prepared.ranks.workers[0].kv_cache_layout
     return Shape(
         plan.max_model_len,
         plan.num_pages,
         config.page_size,
-        config.max_num_seqs if plan.num_requests is None else min(config.max_num_seqs, plan.num_requests),
+        config.max_num_seqs if plan.max_requests is None else min(config.max_num_seqs, plan.max_requests),
         config.max_num_batched_tokens,
         tuple(kept.window for kept in arrangement.groups),
         plan.num_slots,
@@ -128,7 +128,7 @@ async def _grid(caller: Caller, shape: Shape, engines: int) -> tuple[list[Sample
         took = [await caller.prefill([caller.prompt(each) for _ in range(engines)]) for each in _near(size)]
         found = mean(took[-ROUNDS:])
         samples.append(found)
-        say(f"prompt of {size} tokens: {found.seconds * 1e3:.1f} ms")
+        print_stderr(f"prompt of {size} tokens: {found.seconds * 1e3:.1f} ms")
         if found.seconds > LONGEST:
             sizes = [each for each in sizes if each <= size]
             break
@@ -137,7 +137,7 @@ async def _grid(caller: Caller, shape: Shape, engines: int) -> tuple[list[Sample
         rounds = ROUNDS if context == CONTEXTS[0] else 1
         if seen := [each for _ in range(rounds) if (each := await caller.decode(requests, context, engines))]:
             samples.append(mean(seen))
-            say(f"{requests} requests behind {context} tokens: {samples[-1].seconds * 1e3:.1f} ms")
+            print_stderr(f"{requests} requests behind {context} tokens: {samples[-1].seconds * 1e3:.1f} ms")
     return samples, sizes
 
 
@@ -186,7 +186,7 @@ async def _sharing(caller: Caller, shape: Shape, engines: int) -> tuple[float, .
     for count, now in enumerate(took[1:], 2):
         ratios = [later / earlier for earlier, later in zip(took[0], now, strict=True)]
         factors.append(round(max(factors[-1], statistics.geometric_mean(ratios)), 4))
-        say(f"while {count} engines compute: {factors[-1]:.2f} times as long")
+        print_stderr(f"while {count} engines compute: {factors[-1]:.2f} times as long")
     return tuple(factors)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from quintet.clients import errors
-from quintet.clients.http_client import Address, HttpClient
-from quintet.clients.latency import Stream
-from quintet.clients.load_generator import PATHS, Source
+from quintet.clients.http_client import HttpClient, ServerAddress
+from quintet.clients.latency import StreamTimes
+from quintet.clients.load_generator import PATHS, RequestSource
 from quintet.common.processes import Child
 from quintet.common.socket_folder import PrivateFolder
 from quintet.config import EngineConfig
@@ -70,8 +70,8 @@ class Caller:
     _draw: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
-        self._connections = HttpClient(Address("localhost", 80, uds=self.server.where))
-        self._source = Source(self.config.model, "completions", ignore_eos=True)
+        self._connections = HttpClient(ServerAddress("localhost", 80, uds=self.server.where))
+        self._source = RequestSource(self.config.model, "completions", ignore_eos=True)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Caller":
@@ -125,11 +125,11 @@ class Caller:
         return await asyncio.gather(*(self._ask(each, output) for each in prompts))
 
     async def _ask(self, ids: Sequence[int], output: int) -> _Said:
-        call, stream = self._source.call({"prompt": list(ids)}, output), Stream(self.server.where)
+        call, stream = self._source.make_request({"prompt": list(ids)}, output), StreamTimes(self.server.where)
         began = time.perf_counter()
         answer = await self._connections.request("POST", PATHS["completions"], call.body, stream.feed)
         if answer.status != 200:
-            raise errors.of_status(self.server.where, PATHS["completions"], answer.status, answer.body)
+            raise errors.status_error(self.server.where, PATHS["completions"], answer.status, answer.body)
         stream.finish()
         details = stream.usage.get("prompt_tokens_details") or {}
         return _Said(began, stream.times, details.get("cached_tokens") or 0)

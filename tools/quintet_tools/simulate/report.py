@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.clients.latency import Outcome, Seen, percentiles
+from quintet.clients.latency import LoadResult, RequestOutcome, percentiles
 from quintet.engine.observability.stats import total
 from quintet_tools.simulate.fleet import Played
 
@@ -13,15 +13,15 @@ _OURS = ("chunks", "client_cpu_us_per_chunk", "client_cpu_share", "token_counts"
 def figures_of(played: Played, goodput: Mapping[str, float]) -> dict[str, Any]:
     """`goodput` holds limits in seconds by metric: ttft, tpot, e2el."""
     outcomes = [
-        Outcome(each.entry.arrival, each.times, each.entry.input_length, len(each.times)) for each in played.told
+        RequestOutcome(each.entry.arrival, each.times, each.entry.input_length, len(each.times)) for each in played.told
     ]
-    figures = Seen(outcomes, played.seconds, 0.0).figures(goodput)
+    figures = LoadResult(outcomes, played.seconds, 0.0).figures(goodput)
     figures = {name: value for name, value in figures.items() if name not in _OURS}
     stats, used = total(played.stats), [worked / played.seconds for worked in played.worked]
     waited = percentiles([(each.scheduled - each.entry.arrival) * 1e3 for each in played.told], (50, 90, 99))
     queues = stats.scheduler
     if goodput:
-        figures["goodput_share"] = sum(each.meets(goodput) for each in outcomes) / len(outcomes)
+        figures["goodput_share"] = sum(each.meets_goals(goodput) for each in outcomes) / len(outcomes)
     return {
         **figures,
         **{f"{'median' if share == 'p50' else share}_queue_ms": value for share, value in waited.items()},

@@ -47,14 +47,14 @@ class TimedSteps(StepRunner):
                 pairs += count * first + count * (count + 1) // 2
             if first + count == len(request.token_ids):
                 sample.append(request)
-            self.scheduled.setdefault(request.admitted.request_id, self.now)
+            self.scheduled.setdefault(request.core_request.request_id, self.now)
         seconds = self._costs.seconds(Work(plan.num_tokens, plan.num_rows, context, pairs), self._busy())
         seconds *= self._draw.choice(self._costs.spread)
         self._free = max(self._free, self.now) + seconds
         self.worked += seconds
         return Forward(OutputRows(sample), _NOTHING)
 
-    def draw(self, forward: Forward) -> Callable[[], StepResult]:
+    def sample(self, forward: Forward) -> Callable[[], StepResult]:
         """Draws tokens that differ between requests, so that none finds another's output in the prefix cache."""
         sample, ends = forward.rows.sample, self._free
         tokens = [(each.order * 1_000_003 + len(each.token_ids)) & 0x7FFFFFFF for each in sample]
@@ -65,5 +65,5 @@ class TimedSteps(StepRunner):
 
         return wait
 
-    def begin_again(self) -> None:
+    def start_over(self) -> None:
         """There is nothing to forget."""

@@ -8,7 +8,7 @@ import torch
 
 from quintet.conformance.check import Trial, check, require
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import closeness, plain_dtype
+from quintet.conformance.harness.traffic import logits_tolerance, plain_dtype
 from quintet.conformance.harness.worker_runner import random_prompts
 from quintet_tools.checkpoints.tiny import GEMMA, VOCAB, make
 
@@ -38,7 +38,7 @@ def _grouped(subject: Subject, kinds: Sequence[str]) -> None:
             for key, got in runner.step(chunks).items():
                 want = wants[key][first : first + len(got)]
                 off = float((got - want).abs().max().nan_to_num(torch.inf))
-                limit = 2 * closeness(dtype) * float(wants[key].std())
+                limit = 2 * logits_tolerance(dtype) * float(wants[key].std())
                 said = f"{', '.join(kinds)}: request {key} from token {first} on: logits are off by {off:.3g}"
                 require(off <= limit, f"{said}; {limit:.3g} is allowed")
                 runner.trim(key)

@@ -7,9 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from quintet.conformance.check import Trial, check, require
-from quintet.conformance.harness.rank_threads import Rank, Team, equal, no_ranks, sizes_of
+from quintet.conformance.harness.rank_threads import RankTeam, TestRank, equal, no_ranks, sizes_of
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.interface.types import RankInfo
 from quintet_tools.checkpoints.tiny import VOCAB, Tiny, variant
 
@@ -27,10 +27,10 @@ def shared_out(subject: Subject) -> Iterator[Trial]:
 PROMPTS = random_prompts(3, (19, 1, 33), VOCAB)
 SIZES = (64,)  # holds the prompts
 SHARED = ("llama", "qwen3_moe")  # 101 tokens, 77 features, 6 heads and 3 KV heads: nothing divides evenly
-Said = tuple[list[Tensor], list[list[int]]]
+RankOutputs = tuple[list[Tensor], list[list[int]]]
 
 
-def _said(runner: Runner) -> Said:
+def _said(runner: WorkerRunner) -> RankOutputs:
     return runner.prompts(PROMPTS), runner.greedy(PROMPTS, 3)
 
 
@@ -39,14 +39,14 @@ def _tiny(family: str) -> Tiny:
 
 
 def _on_ranks(subject: Subject, family: str, size: int) -> None:
-    wanted, team = _said(subject.runner(_tiny(family), sizes=SIZES)), Team(subject, size)
+    wanted, team = _said(subject.runner(_tiny(family), sizes=SIZES)), RankTeam(subject, size)
     meeting = f"{team.endpoint}-model"
 
-    def work(rank: Rank) -> Said:
+    def work(rank: TestRank) -> RankOutputs:
         place = RankInfo(rank.rank, size, meeting)
-        return _said(Runner(_tiny(family), team.platform, place=place, sizes=SIZES))
+        return _said(WorkerRunner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
 
-    said = team.each(work)
+    said = team.run_on_all(work)
     team.close()
     for rank, (logits, tokens) in enumerate(said):
         _agree((logits, tokens), wanted, f"rank {rank} of {size}")
@@ -57,14 +57,14 @@ def _on_ranks(subject: Subject, family: str, size: int) -> None:
 def _on_a_mesh(subject: Subject, family: str, size: int) -> None:
     wanted = _said(subject.runner(_tiny(family), sizes=SIZES))
     _agree(
-        _said(subject.fresh(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
+        _said(subject.with_new_platform(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
         wanted,
         f"a mesh of {size}",
     )
 
 
-def _agree(said: Said, wanted: Said, where: str) -> None:
-    for number, (got, want) in enumerate(zip(said[0], wanted[0], strict=True)):
+def _agree(outputs: RankOutputs, wanted: RankOutputs, where: str) -> None:
+    for number, (got, want) in enumerate(zip(outputs[0], wanted[0], strict=True)):
         worst, limit = float((got - want).abs().max()), 1e-4 * float(want.std())
         require(worst <= limit, f"prompt {number}: logits of {where} are off by {worst:.3g}, {limit:.3g} allowed")
-    require(said[1] == wanted[1], f"tokens of {where} are {said[1]}, on one device {wanted[1]}")
+    require(outputs[1] == wanted[1], f"tokens of {where} are {outputs[1]}, on one device {wanted[1]}")

@@ -12,10 +12,19 @@ from typing import Any, get_args
 import torch
 from safetensors.torch import load_file, save_file
 
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
 from quintet.conformance.harness.fault_injection import Interruption, Trap, Where
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import Ask, Said, Served, follows, greedy, mix, page_size, plain_dtype
+from quintet.conformance.harness.traffic import (
+    TrafficEngine,
+    TrafficOutput,
+    TrafficRequest,
+    check_tokens,
+    greedy,
+    page_size,
+    plain_dtype,
+    random_requests,
+)
 from quintet.interface.platform import CacheLost
 from quintet_tools.checkpoints.tiny import LENGTH, SERVED, Tiny, variant
 
@@ -29,16 +38,16 @@ PASSES = (0, 5)  # steps that go well before one fails
 POISON = 77  # the token with NaN as its row of the embedding
 
 
-class Wary:
+class TrappedEngine:
     """One engine with a trap in it, for all trials: where engines are compiled, each is dear."""
 
     def __init__(self, subject: Subject) -> None:
         self.trap, self.dtype = Trap(), plain_dtype(subject.facts)
         self.tiny = variant("llama", "plain")
-        self.served = Served(subject, self.tiny, self.trap, **SETTINGS)
-        self.asks = mix(2, 7)
+        self.served = TrafficEngine(subject, self.tiny, self.trap, **SETTINGS)
+        self.asks = random_requests(2, 7)
 
-    def fail(self, error: BaseException, where: Where, passes: int) -> dict[str, Said]:
+    def fail(self, error: BaseException, where: Where, passes: int) -> dict[str, TrafficOutput]:
         """The mix, while one step fails."""
         self.served.engine.reset_prefix_cache()
         sprung = self.trap.sprung
@@ -47,16 +56,16 @@ class Wary:
         require(self.trap.sprung == sprung + 1, "the step that was to fail never ran")
         return answers
 
-    def goes_on(self) -> None:
+    def check_recovery(self) -> None:
         """The same engine, with what is left in its cache, still gives every request the right tokens."""
         for ask, said in _pairs(self.asks, self.served.run(self.asks)):
             _whole(ask, said)
-            follows(self.tiny, ask, said, self.dtype)
+            check_tokens(self.tiny, ask, said, self.dtype)
 
 
 @lru_cache(maxsize=4)
-def _wary(subject: Subject) -> Wary:
-    return Wary(subject)
+def _wary(subject: Subject) -> TrappedEngine:
+    return TrappedEngine(subject)
 
 
 @check("faults.cancel")
@@ -109,9 +118,9 @@ def _cancel(subject: Subject, seed: int) -> None:
     for ask, said in _pairs(wary.asks, served.run(wary.asks, between)):
         if said.reason is not None or ask.name not in gone:
             _whole(ask, said)
-        follows(wary.tiny, ask, said, wary.dtype)
+        check_tokens(wary.tiny, ask, said, wary.dtype)
     require(bool(gone), "no request was taken back, so this showed nothing")
-    wary.goes_on()
+    wary.check_recovery()
 
 
 def _cancel_all(subject: Subject) -> None:
@@ -125,7 +134,7 @@ def _cancel_all(subject: Subject) -> None:
             require(used == 0, f"no request is left, and {used:.0%} of the pages are held")
 
     wary.served.run(wary.asks, between)
-    wary.goes_on()
+    wary.check_recovery()
 
 
 def _failing(subject: Subject, where: Where, passes: int) -> None:
@@ -139,8 +148,8 @@ def _failing(subject: Subject, where: Where, passes: int) -> None:
             require(FAILURE in str(said.error), f"request {ask.name} ended by {said.error!r}, not by {FAILURE!r}")
         else:
             _whole(ask, said)
-        follows(wary.tiny, ask, said, wary.dtype)
-    wary.goes_on()
+        check_tokens(wary.tiny, ask, said, wary.dtype)
+    wary.check_recovery()
 
 
 def _interrupted(subject: Subject, where: Where) -> None:
@@ -151,22 +160,22 @@ def _interrupted(subject: Subject, where: Where) -> None:
     require(wary.served.interruptions == before + 1, "Ctrl-C in a step did not come out of it")
     for ask, said in _pairs(wary.asks, answers):
         _whole(ask, said)
-        follows(wary.tiny, ask, said, wary.dtype)
+        check_tokens(wary.tiny, ask, said, wary.dtype)
 
 
 def _lost(subject: Subject, where: Where, passes: int) -> None:
     wary = _wary(subject)
     for ask, said in _pairs(wary.asks, wary.fail(CacheLost(FAILURE), where, passes)):
         _whole(ask, said)
-        follows(wary.tiny, ask, said, wary.dtype)
-    wary.goes_on()
+        check_tokens(wary.tiny, ask, said, wary.dtype)
+    wary.check_recovery()
 
 
 def _poisoned(subject: Subject) -> None:
     """Its request ends alone, those beside it in the batch do not, and its pages do the next one no harm."""
     whole, dtype = variant("llama", "plain"), plain_dtype(subject.facts)
     with tempfile.TemporaryDirectory(prefix="quintet-poisoned-") as folder:
-        served = Served(subject, _poison(whole, Path(folder)), **SETTINGS)
+        served = TrafficEngine(subject, _poison(whole, Path(folder)), **SETTINGS)
     sound = [greedy(f"sound {number}", _prompt(number), 6) for number in range(3)]
     bad = greedy("bad", [*_prompt(9)[:7], POISON, *_prompt(9)[8:]], 6)
     for _ in range(2):
@@ -177,7 +186,7 @@ def _poisoned(subject: Subject) -> None:
         require("finite" in str(said.error), f"the reason says nothing of logits that are not finite: {said.error!r}")
         for ask, other in _pairs(sound, answers):
             _whole(ask, other)
-            follows(whole, ask, other, dtype)
+            check_tokens(whole, ask, other, dtype)
 
 
 def _poison(tiny: Tiny, folder: Path) -> Tiny:
@@ -203,23 +212,27 @@ def _too_long(subject: Subject) -> None:
         require(str(SERVED) in str(error), f"the refusal does not say what the limit is: {error}")
     else:
         wary.served.abort("long")
-        raise Broken(f"a prompt of {SERVED} tokens was taken, where prompt and output have {SERVED} together")
-    wary.goes_on()
+        raise ContractViolation(
+            f"a prompt of {SERVED} tokens was taken, where prompt and output have {SERVED} together"
+        )
+    wary.check_recovery()
 
 
 def _too_small(subject: Subject) -> None:
     """A cache that is too small is refused when the engine starts, not when the request is half way through."""
-    with suppress(Lacking):
-        Served(subject, variant("llama", "plain"), **{**SETTINGS, "num_pages": 2, "max_model_len": LENGTH})
-        raise Broken(f"an engine of one page of {page_size(subject)} tokens serves {LENGTH}")
+    with suppress(NotSupported):
+        TrafficEngine(subject, variant("llama", "plain"), **{**SETTINGS, "num_pages": 2, "max_model_len": LENGTH})
+        raise ContractViolation(f"an engine of one page of {page_size(subject)} tokens serves {LENGTH}")
 
 
-def _pairs(asks: list[Ask], answers: dict[str, Said]) -> Iterator[tuple[Ask, Said]]:
+def _pairs(
+    asks: list[TrafficRequest], answers: dict[str, TrafficOutput]
+) -> Iterator[tuple[TrafficRequest, TrafficOutput]]:
     for ask in asks:
         yield ask, answers[ask.name]
 
 
-def _whole(ask: Ask, said: Said) -> None:
+def _whole(ask: TrafficRequest, said: TrafficOutput) -> None:
     wanted = ask.params.max_tokens
     require(
         said.reason == "length" and len(said.tokens) == wanted,

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
 from quintet.conformance.harness.fault_injection import Trap
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import Served, closeness, mix, plain_dtype
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.conformance.harness.traffic import TrafficEngine, logits_tolerance, plain_dtype, random_requests
+from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.engine.executor.batch_builder import pad
 from quintet.interface.platform import Platform, Step
 from quintet.interface.types import HostBatch, ShapeBucket
@@ -27,17 +27,17 @@ Chunks = Mapping[Any, Sequence[int]]
 Logits = Mapping[Any, Tensor]
 
 
-class Sized(Runner):
+class SizedRunner(WorkerRunner):
     """A Runner that pads to a set size, and writes to the null page (0), which takes padding's writes."""
 
     size: int | None = None  # None: to the smallest that holds a step
-    scribbles = False  # padded tokens are other than zeros
+    fills_padding = False  # padded tokens are other than zeros
 
     def fixed_of(self, size: int) -> ShapeBucket:
         """Returns the variant of `size` tokens, declared or not."""
         return ShapeBucket(size, 8, size, (SERVED // PAGE,) * len(self._kept))
 
-    def spoil(self) -> None:
+    def write_null_page(self) -> None:
         """Leaves K and V on page 0, as padding does."""
         self._pages["padding"] = [[0] for _ in self._kept]
         self.step({"padding": random_prompts(99, (PAGE,), VOCAB)[0]})
@@ -46,9 +46,9 @@ class Sized(Runner):
     def _batch(self, chunks: Chunks, firsts: dict[Any, int]) -> HostBatch:
         host = super()._batch(chunks, firsts)
         count = len(host.token_ids)
-        if self._fixed and (self.size or self.scribbles):
+        if self._fixed and (self.size or self.fills_padding):
             host = pad(host, [each for each in self._fixed if each.tokens >= (self.size or count)])
-        return _scribbled(host, count) if self.scribbles else host
+        return _scribbled(host, count) if self.fills_padding else host
 
 
 def _scribbled(host: HostBatch, count: int) -> HostBatch:
@@ -63,33 +63,33 @@ def _scribbled(host: HostBatch, count: int) -> HostBatch:
     return host._replace(token_ids=token_ids, logits_indices=rows, groups=tuple(groups))
 
 
-class Loaded:
+class CompiledModel:
     """One small model on the platform under test, compiled once, and the same run eagerly where that exists."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.dtype = subject, plain_dtype(subject.facts)
 
     @cached_property
-    def runner(self) -> Sized:
+    def runner(self) -> SizedRunner:
         return self._load(self.subject.make())
 
     @cached_property
-    def eager(self) -> Sized:
+    def eager(self) -> SizedRunner:
         return self._load(self.subject.make(enforce_eager=True))
 
-    def _load(self, platform: Platform) -> Sized:
-        return Sized(variant("gemma2", "plain"), platform, self.dtype, sizes=(SMALL, LARGE))
+    def _load(self, platform: Platform) -> SizedRunner:
+        return SizedRunner(variant("gemma2", "plain"), platform, self.dtype, sizes=(SMALL, LARGE))
 
-    def fixed(self) -> Sized:
+    def fixed(self) -> SizedRunner:
         """For what holds of fixed shapes alone."""
         if not self.subject.facts.static_shapes:
-            raise Lacking("shapes are free: Capabilities.static_shapes is False")
+            raise NotSupported("shapes are free: Capabilities.static_shapes is False")
         return self.runner
 
-    def same(self, what: str, got: Logits, want: Logits) -> None:
+    def require_same_logits(self, what: str, got: Logits, want: Logits) -> None:
         """Compares the logits of each request; two sizes of step may add in another order."""
         for key, wanted in want.items():
-            limit = 2 * closeness(self.dtype) * float(wanted.std())
+            limit = 2 * logits_tolerance(self.dtype) * float(wanted.std())
             off = (got[key] - wanted).abs().amax(-1).nan_to_num(torch.inf)
             worst = int(off.argmax())
             came = f"{what}: logits of request {key}, token {worst}, are off by {float(off[worst]):.3g}"
@@ -97,21 +97,21 @@ class Loaded:
 
 
 @lru_cache(maxsize=1)
-def _loaded(subject: Subject) -> Loaded:
-    return Loaded(subject)
+def _loaded(subject: Subject) -> CompiledModel:
+    return CompiledModel(subject)
 
 
 def _asked(seed: int, lengths: Sequence[int]) -> Chunks:
     return dict(enumerate(random_prompts(seed, lengths, VOCAB)))
 
 
-def _forgotten(runner: Sized, chunks: Chunks, size: int | None = None, scribbles: bool = False) -> Logits:
+def _forgotten(runner: SizedRunner, chunks: Chunks, size: int | None = None, scribbles: bool = False) -> Logits:
     """Whole prompts in one step of that size, forgotten afterwards."""
-    runner.size, runner.scribbles = size, scribbles
+    runner.size, runner.fills_padding = size, scribbles
     try:
         out = runner.step(chunks)
     finally:
-        runner.size, runner.scribbles = None, False
+        runner.size, runner.fills_padding = None, False
     for key in out:
         runner.finish(key)
     return out
@@ -125,17 +125,17 @@ def sizes(subject: Subject) -> Iterator[Trial]:
     yield Trial("a size that was not declared", partial(_undeclared, loaded))
 
 
-def _declared(loaded: Loaded, size: int) -> None:
+def _declared(loaded: CompiledModel, size: int) -> None:
     runner, tiny = loaded.fixed(), variant("gemma2", "plain")
     for lengths in ((size,), (size - 5, 2, 3), (1,)):
         chunks = _asked(size, lengths)
         got = _forgotten(runner, chunks, size)
-        loaded.same(
+        loaded.require_same_logits(
             f"{lengths} tokens in a step of {size}", got, {key: tiny.logits(ids) for key, ids in chunks.items()}
         )
 
 
-def _undeclared(loaded: Loaded) -> None:
+def _undeclared(loaded: CompiledModel) -> None:
     runner, chunks = loaded.fixed(), _asked(7, (5, 6))
     before = _forgotten(runner, chunks)
     for size in (STRANGE, 2 * LARGE):
@@ -145,10 +145,10 @@ def _undeclared(loaded: Loaded) -> None:
             said = f"{type(error).__name__}: {error}"
             require(str(size) in said, f"a step of {size} tokens was refused by {said!r}, which does not name the size")
         else:
-            raise Broken(
+            raise ContractViolation(
                 f"a step of {size} tokens ran, and only {SMALL} and {LARGE} were declared: compile() made it late"
             )
-    loaded.same("after a step was refused", _forgotten(runner, chunks), before)
+    loaded.require_same_logits("after a step was refused", _forgotten(runner, chunks), before)
 
 
 @check("graphs.settled")
@@ -156,14 +156,14 @@ def nothing_more(subject: Subject) -> Iterator[Trial]:
     yield Trial("traffic of every kind, after the warm-up", partial(_settled, subject))
 
 
-class Watch(Trap):
+class StepRecorder(Trap):
     """Keeps the steps that a platform compiles."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
 
-    def around(self, platform: type[Platform]) -> type[Platform]:
+    def wrap_platform(self, platform: type[Platform]) -> type[Platform]:
         def compile(self: Platform, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
             watch.steps.append(platform.compile(self, model, buckets))
             return watch.steps[-1]
@@ -175,19 +175,19 @@ class Watch(Trap):
 def _compilations(step: Step) -> int:
     count: Callable[[], int] | None = getattr(step, "compilations", None)
     if count is None:
-        raise Lacking("its step counts no compilations: it has no attribute `compilations`")
+        raise NotSupported("its step counts no compilations: it has no attribute `compilations`")
     return count()
 
 
 def _settled(subject: Subject) -> None:
     if not subject.facts.static_shapes:
-        raise Lacking("shapes are free: nothing is compiled beforehand")
-    watch = Watch()
-    served = Served(subject, variant("llama", "plain"), watch)
+        raise NotSupported("shapes are free: nothing is compiled beforehand")
+    watch = StepRecorder()
+    served = TrafficEngine(subject, variant("llama", "plain"), watch)
     before = _compilations(watch.steps[-1])
     require(before > 0, "its step counts compilations, and counted none while the engine started")
     for seed in range(2):
-        served.run(mix(seed))
+        served.run(random_requests(seed))
     after = _compilations(watch.steps[-1])
     require(after == before, f"{after - before} programs were compiled after the warm-up, while requests waited")
 
@@ -201,31 +201,31 @@ def padding(subject: Subject) -> Iterator[Trial]:
     yield Trial("with keys and values on page 0", partial(_spoiled, loaded))
 
 
-def _padded(loaded: Loaded, scribbles: bool) -> None:
+def _padded(loaded: CompiledModel, scribbles: bool) -> None:
     runner, chunks = loaded.fixed(), _asked(6, (5, 7))
     plain = _forgotten(runner, chunks, SMALL)
     for size in (SMALL, LARGE):
         what = f"12 tokens in a step of {size}" + (" whose padding is not zeros" if scribbles else "")
-        loaded.same(what, _forgotten(runner, chunks, size, scribbles), plain)
+        loaded.require_same_logits(what, _forgotten(runner, chunks, size, scribbles), plain)
 
 
-def _beside(loaded: Loaded) -> None:
+def _beside(loaded: CompiledModel) -> None:
     """Their rows of the page table are longer: it is filled up with page 0."""
     alone, crowd = _asked(8, (3, 9)), {**_asked(8, (3, 9)), "long": random_prompts(9, (41,), VOCAB)[0]}
     want, got = _forgotten(loaded.runner, alone), _forgotten(loaded.runner, crowd)
-    loaded.same("beside a request of 41 tokens", {key: got[key] for key in alone}, want)
+    loaded.require_same_logits("beside a request of 41 tokens", {key: got[key] for key in alone}, want)
 
 
-def _spoiled(loaded: Loaded) -> None:
+def _spoiled(loaded: CompiledModel) -> None:
     runner, chunks = loaded.runner, _asked(10, (20, 3, 17, 1))
     want, wanted = _forgotten(runner, chunks), _decoded(runner, 11)
-    runner.spoil()
-    loaded.same("prompts, after page 0 was written to", _forgotten(runner, chunks), want)
+    runner.write_null_page()
+    loaded.require_same_logits("prompts, after page 0 was written to", _forgotten(runner, chunks), want)
     for turn, (got, before) in enumerate(zip(_decoded(runner, 11), wanted, strict=True)):
-        loaded.same(f"step {turn} of decoding, after page 0 was written to", got, before)
+        loaded.require_same_logits(f"step {turn} of decoding, after page 0 was written to", got, before)
 
 
-def _decoded(runner: Sized, seed: int, lengths: Sequence[int] = (12, 1, 15, 7)) -> list[Logits]:
+def _decoded(runner: SizedRunner, seed: int, lengths: Sequence[int] = (12, 1, 15, 7)) -> list[Logits]:
     """Prompts, then steps of one token for each: what every step gave."""
     steps: list[Logits] = [runner.step(_asked(seed, lengths))]
     steps += [runner.step(_asked(seed + 1 + turn, (1,) * len(lengths))) for turn in range(ROUNDS)]
@@ -243,33 +243,35 @@ def again(subject: Subject) -> Iterator[Trial]:
     yield Trial("after the cache was made anew", partial(_renewed, loaded), features)
 
 
-def _replayed(loaded: Loaded) -> None:
+def _replayed(loaded: CompiledModel) -> None:
     """A second wave of as many requests finds recorded steps, and brings other tokens, lengths and pages."""
     for wave, lengths in enumerate(((12, 1, 15, 7), (2, 9, 3, 14), (16, 16, 1, 1))):
         got, want = (_decoded(runner, 20 + 10 * wave, lengths) for runner in (loaded.runner, loaded.eager))
         for turn, (mine, wanted) in enumerate(zip(got, want, strict=True)):
-            loaded.same(f"wave {wave + 1}, step {turn}, held against enforce_eager", mine, wanted)
+            loaded.require_same_logits(f"wave {wave + 1}, step {turn}, held against enforce_eager", mine, wanted)
 
 
-def _elsewhere(loaded: Loaded) -> None:
+def _elsewhere(loaded: CompiledModel) -> None:
     first = _decoded(loaded.runner, 50)
     for time in range(2, 5):
         for turn, (got, want) in enumerate(zip(_decoded(loaded.runner, 50), first, strict=True)):
-            loaded.same(f"the same inputs for the {time}. time, step {turn}", got, want)
+            loaded.require_same_logits(f"the same inputs for the {time}. time, step {turn}", got, want)
 
 
-def _turns(loaded: Loaded) -> None:
+def _turns(loaded: CompiledModel) -> None:
     asked = {lengths: _asked(60, lengths) for lengths in ((3,), (20, 11), (1, 1), (30,))}
     first = {lengths: _forgotten(loaded.runner, chunks) for lengths, chunks in asked.items()}
     for turn in range(3):
         for lengths, chunks in asked.items():
-            loaded.same(f"{lengths} tokens, turn {turn + 2}", _forgotten(loaded.runner, chunks), first[lengths])
+            loaded.require_same_logits(
+                f"{lengths} tokens, turn {turn + 2}", _forgotten(loaded.runner, chunks), first[lengths]
+            )
 
 
-def _renewed(loaded: Loaded) -> None:
+def _renewed(loaded: CompiledModel) -> None:
     """Recorded steps may hold the address of the cache that they were recorded with; a step that is new does not."""
     for time, lengths in enumerate(((10, 3, 15, 2), (13, 5, 9, 9), (2, 4, 7, 11))):
         got, want = (_decoded(runner, 70, lengths) for runner in (loaded.runner, loaded.eager))
         for turn, (mine, wanted) in enumerate(zip(got, want, strict=True)):
-            loaded.same(f"cache {time + 1}, step {turn}, held against enforce_eager", mine, wanted)
-        loaded.runner.worker.renew_cache()
+            loaded.require_same_logits(f"cache {time + 1}, step {turn}, held against enforce_eager", mine, wanted)
+        loaded.runner.worker.recreate_cache()

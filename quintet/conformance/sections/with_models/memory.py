@@ -6,9 +6,9 @@ from functools import partial
 
 from torch import Tensor
 
-from quintet.conformance.check import Lacking, Trial, check, require
+from quintet.conformance.check import NotSupported, Trial, check, require
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.conformance.sections.memory import own_memory
 from quintet.interface.platform import ASIDE, DROPPED
 from quintet.interface.types import MaxShape, ShapeBucket
@@ -38,10 +38,10 @@ def _estimated(subject: Subject) -> None:
 
 def _ahead(subject: Subject) -> None:
     runner = subject.runner(variant("llama", "plain"), sizes=(16,))
-    most = MOST._replace(pages=tuple(8 for _ in runner.worker.arrangement.groups))
+    most = MOST._replace(pages=tuple(8 for _ in runner.worker.kv_cache_layout.groups))
     variants = runner.worker.estimate(MaxShape(most, 48, VOCAB)).buckets
     if not variants:
-        raise Lacking("estimate() names no steps: none is captured, or padded to where shapes are free")
+        raise NotSupported("estimate() names no steps: none is captured, or padded to where shapes are free")
     for each in variants:
         within = each.tokens <= most.tokens and each.requests <= most.requests and each.rows <= most.rows
         within = within and len(each.pages) == len(most.pages) and all(count <= most.pages[0] for count in each.pages)
@@ -58,9 +58,9 @@ def asleep(subject: Subject) -> Iterator[Trial]:
     yield Trial("again and again", partial(_sleepy, subject), ("sleep",))
 
 
-def _sleeper(subject: Subject) -> Runner:
+def _sleeper(subject: Subject) -> WorkerRunner:
     if not subject.facts.sleep:
-        raise Lacking("the platform cannot sleep: Capabilities.sleep is False")
+        raise NotSupported("the platform cannot sleep: Capabilities.sleep is False")
     return subject.runner(variant("llama", "plain"), sizes=(16,))
 
 
@@ -78,7 +78,7 @@ def _slept(subject: Subject, level: int) -> None:
         require(
             sleeping - awake >= freed * 3 // 4, f"sleep({level}) says {freed} bytes; {sleeping - awake} are free now"
         )
-    except Lacking:  # others take from this memory too: what is free says nothing
+    except NotSupported:  # others take from this memory too: what is free says nothing
         awake = sleeping
     runner.worker.wake()
     (after,) = runner.prompts([prompt])

@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, Trial, check, require
+from quintet.conformance.check import ContractViolation, Trial, check, require
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import Said, closeness, follows, greedy, named, plain_dtype
-from quintet.conformance.harness.worker_runner import Runner, random_prompts
+from quintet.conformance.harness.traffic import (
+    TrafficOutput,
+    check_tokens,
+    dtype_name,
+    greedy,
+    logits_tolerance,
+    plain_dtype,
+)
+from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
 from quintet.interface.weights import ShardRange, WeightFormat
 from quintet.layers.build import RequestedOutputs
 from quintet.layers.quantization import ONLINE, QuantizationPlan
@@ -51,8 +58,8 @@ def dtypes(subject: Subject) -> Iterator[Trial]:
         for family in FEW if subject.facts.static_shapes else EVERY if half else FAMILIES:
             features = (f"bfloat16/{family}",) if half else ()
             if family == "llama":  # a family that is refused says nothing of the type
-                features = (*features, f"dtype/{named(dtype)}")
-            yield Trial(f"{family} in {named(dtype)}", partial(_dtype, subject, family, dtype), features)
+                features = (*features, f"dtype/{dtype_name(dtype)}")
+            yield Trial(f"{family} in {dtype_name(dtype)}", partial(_dtype, subject, family, dtype), features)
 
 
 @check("models.schemes")
@@ -85,11 +92,11 @@ def _variants(subject: Subject) -> Iterator[tuple[str, str]]:
 
 def _family(subject: Subject, family: str, name: str) -> None:
     tiny, dtype = variant(family, name), plain_dtype(subject.facts)
-    got = through(_runner(subject, family, name))
+    got = logits_in_steps(_runner(subject, family, name))
     for number, (ids, logits) in enumerate(zip(_ids(), got, strict=True)):
         want = tiny.logits(ids)
         require(float(want.std()) > 0.3, "the reference's logits are too alike to tell anything")
-        limit = closeness(dtype) * float(want.std())
+        limit = logits_tolerance(dtype) * float(want.std())
         if float((logits - want).abs().max()) > limit:
             want, limit = _exact(tiny, ids, want, limit)
         _close(f"request {number}", logits, want, limit)
@@ -106,7 +113,7 @@ def _exact(tiny: Tiny, ids: Sequence[int], plain: Tensor, limit: float) -> tuple
 
 
 @lru_cache(maxsize=1)
-def _runner(subject: Subject, family: str, name: str) -> Runner:
+def _runner(subject: Subject, family: str, name: str) -> WorkerRunner:
     return subject.runner(variant(family, name), plain_dtype(subject.facts))
 
 
@@ -115,7 +122,7 @@ def _tokens(subject: Subject, family: str, name: str) -> None:
     dtype, prompts = plain_dtype(subject.facts), [ids[:MOST] for ids in _ids()]
     said = _runner(subject, family, name).greedy(prompts, GENERATED)
     for number, (ids, tokens) in enumerate(zip(prompts, said, strict=True)):
-        follows(variant(family, name), greedy(str(number), ids, GENERATED), Said(tokens), dtype)
+        check_tokens(variant(family, name), greedy(str(number), ids, GENERATED), TrafficOutput(tokens), dtype)
 
 
 def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
@@ -123,17 +130,17 @@ def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
     tiny = smooth(family)
     half = copy.deepcopy(tiny.reference).to(dtype)
     ours = theirs = floor = 0.0
-    for ids, logits in zip(_ids(), through(subject.runner(tiny, dtype)), strict=True):
+    for ids, logits in zip(_ids(), logits_in_steps(subject.runner(tiny, dtype)), strict=True):
         exact = tiny.logits(ids)
         with torch.no_grad():
             other = half(torch.tensor([ids]), use_cache=False).logits[0].float()
         ours += float((logits - exact).pow(2).sum())
         theirs += float((other - exact).pow(2).sum())
-        floor += exact.numel() * (closeness(torch.float32) * float(exact.std())) ** 2
+        floor += exact.numel() * (logits_tolerance(torch.float32) * float(exact.std())) ** 2
     limit = max(HALF * theirs, floor)
     require(
         ours <= limit,
-        f"squared errors against float32 add up to {ours:.4g}; transformers on the host, in {named(dtype)}, has "
+        f"squared errors against float32 add up to {ours:.4g}; transformers on the host, in {dtype_name(dtype)}, has "
         f"{theirs:.4g}, and {limit:.4g} is allowed",
     )
 
@@ -141,10 +148,12 @@ def _dtype(subject: Subject, family: str, dtype: torch.dtype) -> None:
 def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
     """As near the unquantized model as the specification's quantize() comes; a platform may choose better values."""
     tiny, dtype, scheme = make("llama", settings), plain_dtype(subject.facts), ONLINE[name]
-    got = torch.cat(through(subject.runner(tiny, dtype, forms=QuantizationPlan(scheme))))
+    got = torch.cat(logits_in_steps(subject.runner(tiny, dtype, quantization=QuantizationPlan(scheme))))
     exact = torch.cat([tiny.logits(ids) for ids in _ids()])
     specified = torch.cat([_quantized(tiny, scheme).logits(ids) for ids in _ids()])
-    limit = WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + closeness(dtype)
+    limit = (
+        WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + logits_tolerance(dtype)
+    )
     off = _relative(got, exact)
     require(off <= limit, f"off by {off:.3f} of the size of the unquantized logits; {limit:.3f} is allowed")
 
@@ -153,16 +162,19 @@ def _replaced(subject: Subject, name: str | None) -> None:
     """Steps that were compiled or recorded before read the new numbers; nothing of the old ones is left."""
     old, new = (make("llama", {**WIDE, "tie_word_embeddings": True}, seed) for seed in (0, 1))
     forms, dtype = QuantizationPlan(ONLINE[name] if name else None), plain_dtype(subject.facts)
-    runner = subject.runner(old, dtype, forms=forms)
-    before = torch.cat([*through(runner), *through(runner)])  # the second time, as they were recorded
+    runner = subject.runner(old, dtype, quantization=forms)
+    before = torch.cat([*logits_in_steps(runner), *logits_in_steps(runner)])  # the second time, as they were recorded
     held = {name: (tensor, tensor.shape) for name, tensor in runner.worker.model.named_parameters()}
     runner.worker.reload(new.folder)
     for name, tensor in runner.worker.model.named_parameters():
         require(held[name][0] is tensor and held[name][1] == tensor.shape, f"{name} is another tensor than before")
-    got, want = torch.cat(through(runner)), torch.cat(through(subject.runner(new, dtype, forms=forms)))
+    got, want = (
+        torch.cat(logits_in_steps(runner)),
+        torch.cat(logits_in_steps(subject.runner(new, dtype, quantization=forms))),
+    )
     require(_relative(before[: len(want)], want) > 0.3, "the two models' logits are too alike to tell anything")
     off = _relative(got, want)
-    require(off <= closeness(dtype), f"off by {off:.3g} of the size of the new model's logits")
+    require(off <= logits_tolerance(dtype), f"off by {off:.3g} of the size of the new model's logits")
 
 
 def _outputs(subject: Subject, family: str) -> None:
@@ -173,7 +185,7 @@ def _outputs(subject: Subject, family: str) -> None:
         dict(enumerate(random_prompts(4, (23, 1, 20), VOCAB))),
     )
     taps = tuple(range(tiny.config.num_hidden_layers + 1))
-    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(hidden_states=True, aux_hidden_states=taps))
+    runner = subject.runner(tiny, dtype, requested_outputs=RequestedOutputs(hidden_states=True, aux_hidden_states=taps))
     out, wants = runner.outputs(ids), {key: tiny.states(each) for key, each in ids.items()}
     require(out.logits is not None, "logits were wanted, and did not come")
     require(out.hidden_states is not None, "hidden states were wanted, and did not come")
@@ -183,19 +195,19 @@ def _outputs(subject: Subject, family: str) -> None:
     for index, rows in enumerate((out.logits, out.hidden_states, *out.aux_hidden_states)):
         what = ("logits", "hidden states")[index] if index < 2 else f"tap {taps[index - 2]}"
         assert rows is not None
-        for key, got in runner.shared_out(ids, rows).items():
+        for key, got in runner.host_outputs(ids, rows).items():
             want = tiny.logits(ids[key]) if index == 0 else wants[key][index - 1]
-            _near(f"{what} of request {key}", got, want, 2 * closeness(dtype))
+            _near(f"{what} of request {key}", got, want, 2 * logits_tolerance(dtype))
 
 
 def _hidden_alone(subject: Subject) -> None:
     tiny, dtype, ids = smooth("llama"), plain_dtype(subject.facts), dict(enumerate(random_prompts(5, (9, 30), VOCAB)))
-    runner = subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden_states=True))
+    runner = subject.runner(tiny, dtype, requested_outputs=RequestedOutputs(logits=False, hidden_states=True))
     out = runner.outputs(ids)
     require(out.logits is None and not out.aux_hidden_states, "logits or taps came, and none were wanted")
     assert out.hidden_states is not None
-    for key, got in runner.shared_out(ids, out.hidden_states).items():
-        _near(f"hidden states of request {key}", got, tiny.states(ids[key])[0], 2 * closeness(dtype))
+    for key, got in runner.host_outputs(ids, out.hidden_states).items():
+        _near(f"hidden states of request {key}", got, tiny.states(ids[key])[0], 2 * logits_tolerance(dtype))
 
 
 def _near(what: str, got: Tensor, want: Tensor, share: float) -> None:
@@ -214,8 +226,8 @@ def _quantized(tiny: Tiny, scheme: WeightFormat) -> Tiny:
     model = copy.deepcopy(tiny.reference)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            forms = QuantizationPlan(scheme).of_head() if name == "lm_head" else QuantizationPlan(scheme)
-            kept, _ = forms.of(name, ShardRange((0, module.out_features), (0, module.in_features)))
+            forms = QuantizationPlan(scheme).for_head() if name == "lm_head" else QuantizationPlan(scheme)
+            kept, _ = forms.format_for(name, ShardRange((0, module.out_features), (0, module.in_features)))
             if not kept.plain:
                 module.weight.copy_(dequantized(quantize(module.weight, kept)))
     return Tiny(tiny.folder, tiny.config, model)
@@ -225,7 +237,7 @@ def _ids() -> list[list[int]]:
     return random_prompts(3, LENGTHS, VOCAB)
 
 
-def through(run: Runner) -> list[Tensor]:
+def logits_in_steps(run: WorkerRunner) -> list[Tensor]:
     """The logits of every token of every request, computed in STEPS."""
     ids, done = _ids(), [0] * len(LENGTHS)
     rows: list[list[Tensor]] = [[] for _ in ids]
@@ -248,7 +260,7 @@ def _close(what: str, got: Tensor, want: Tensor, limit: float) -> None:
     if len(positions):
         position = int(positions[0])
         token = int(wrong[position].argmax())
-        raise Broken(
+        raise ContractViolation(
             f"{what}, position {position} of {len(want)}, token {token}: the logit is {got[position, token]:.6g}, "
             f"transformers has {want[position, token]:.6g}; {limit:.3g} off is allowed"
         )

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, Trial, check, require
-from quintet.conformance.harness.pooling_engine import Numbered
+from quintet.conformance.check import ContractViolation, Trial, check, require
+from quintet.conformance.harness.pooling_engine import PoolingEngine
 from quintet.conformance.harness.subject import Subject
-from quintet.conformance.harness.traffic import closeness, named, plain_dtype
-from quintet.conformance.harness.worker_runner import Runner
+from quintet.conformance.harness.traffic import dtype_name, logits_tolerance, plain_dtype
+from quintet.conformance.harness.worker_runner import WorkerRunner
 from quintet.layers.build import RequestedOutputs
 from quintet_tools.checkpoints.encoders import ENCODERS, PLACES, SMALL, encoder, hidden, made
 from quintet_tools.checkpoints.tiny import PLAIN, VOCAB, Tiny, make
@@ -75,16 +75,20 @@ def texts(lengths: Sequence[int], seed: int = 3) -> list[list[int]]:
     return [[generator.randrange(FIRST_ID, VOCAB) for _ in range(length)] for length in lengths]
 
 
-def _runner(subject: Subject, tiny: Tiny, dtype: torch.dtype) -> Runner:
-    return subject.runner(tiny, dtype, wanted=RequestedOutputs(logits=False, hidden_states=True), max_model_len=PLACES)
+def _runner(subject: Subject, tiny: Tiny, dtype: torch.dtype) -> WorkerRunner:
+    return subject.runner(
+        tiny, dtype, requested_outputs=RequestedOutputs(logits=False, hidden_states=True), max_model_len=PLACES
+    )
 
 
-def _states(run: Runner, ids: dict[Any, list[int]], segments: dict[Any, list[int]] | None = None) -> dict[Any, Tensor]:
+def _states(
+    run: WorkerRunner, ids: dict[Any, list[int]], segments: dict[Any, list[int]] | None = None
+) -> dict[Any, Tensor]:
     """Hidden states of texts that are whole in one step."""
     out = run.outputs(ids, segments)
     require(out.hidden_states is not None, "hidden states were wanted, and did not come")
     assert out.hidden_states is not None
-    found = run.shared_out(ids, out.hidden_states)
+    found = run.host_outputs(ids, out.hidden_states)
     for key in ids:
         run.finish(key)
     return found
@@ -115,7 +119,7 @@ def _half(subject: Subject, family: str) -> None:
             theirs += float((hidden(half, each) - exact).pow(2).sum())
     require(
         ours <= HALF * theirs,
-        f"squared errors against float32 add up to {ours:.4g}; transformers on the host, in {named(dtype)}, has "
+        f"squared errors against float32 add up to {ours:.4g}; transformers on the host, in {dtype_name(dtype)}, has "
         f"{theirs:.4g}, and {HALF} times that is allowed",
     )
 
@@ -135,20 +139,20 @@ def _alone(subject: Subject, family: str, name: str) -> None:
                 ("in another order", turned[key]),
                 ("beside one", _states(run, {**beside, key: each})[key]),
             ):
-                _same(subject, f"text {key} in {named(dtype)}, {what}", got, _states(run, {key: each})[key], dtype)
+                _same(subject, f"text {key} in {dtype_name(dtype)}, {what}", got, _states(run, {key: each})[key], dtype)
 
 
 def _embeddings(subject: Subject) -> None:
     """Checks embeddings of the first token, cut to some dimensions, of length 1 or as they are; and each token's."""
     tiny, ids, dtype = make_matryoshka(), texts(SERVED), plain_dtype(subject.facts)
-    engine, states = Numbered(subject, tiny), [hidden(tiny.reference, each) for each in ids]
+    engine, states = PoolingEngine(subject, tiny), [hidden(tiny.reference, each) for each in ids]
     for what, params, wanted in (
         ("its embedding", {"task": "embed"}, lambda x: x[0] / x[0].norm()),
         ("as it is", {"task": "embed", "normalize": False}, lambda x: x[0]),
         ("of 24 dimensions", {"task": "embed", "dimensions": 24}, lambda x: x[0, :24] / x[0, :24].norm()),
         ("each token's", {"task": "token_embed"}, lambda x: x / x.norm(dim=-1, keepdim=True)),
     ):
-        got = engine.numbers(ids, **params)
+        got = engine.pool(ids, **params)
         for key, each in enumerate(states):
             _near(f"text {key}, {what}", torch.tensor(got[key]), wanted(each), dtype)
 
@@ -160,7 +164,7 @@ def make_matryoshka() -> Tiny:
 
 def _classes(subject: Subject) -> None:
     tiny, ids = made("bert", "ForSequenceClassification", CLASSES), texts(SERVED)
-    got, plain = (Numbered(subject, tiny).numbers(ids, task="classify", use_activation=use) for use in (True, False))
+    got, plain = (PoolingEngine(subject, tiny).pool(ids, task="classify", use_activation=use) for use in (True, False))
     for key, each in enumerate(ids):
         logits = _logits(tiny, each)
         _near(f"text {key}", torch.tensor(got[key]), logits.softmax(-1), plain_dtype(subject.facts))
@@ -169,7 +173,7 @@ def _classes(subject: Subject) -> None:
 
 def _token_classes(subject: Subject) -> None:
     tiny, ids = made("bert", "ForTokenClassification", CLASSES), texts(SERVED)
-    for key, got in enumerate(Numbered(subject, tiny).numbers(ids, task="token_classify")):
+    for key, got in enumerate(PoolingEngine(subject, tiny).pool(ids, task="token_classify")):
         wanted = _logits(tiny, ids[key]).softmax(-1)
         _near(f"text {key}", torch.tensor(got), wanted, plain_dtype(subject.facts))
 
@@ -181,7 +185,7 @@ def _scores(subject: Subject) -> None:
     wants = [_logits(tiny, each, own).sigmoid() for each, own in zip(ids, segments, strict=True)]
     flat = _logits(tiny, ids[0]).sigmoid()
     require(abs(float(flat - wants[0])) > 0.01, "the reference's scores are too alike to tell segments")
-    for key, got in enumerate(Numbered(subject, tiny).numbers(ids, segments, task="score")):
+    for key, got in enumerate(PoolingEngine(subject, tiny).pool(ids, segments, task="score")):
         _near(f"pair {key}", torch.tensor(got), wants[key], plain_dtype(subject.facts))
 
 
@@ -196,8 +200,8 @@ def _logits(tiny: Tiny, ids: Sequence[int], segments: Sequence[int] | None = Non
 def _last(subject: Subject) -> None:
     """In chunks, and once more when its beginning is cached."""
     tiny, ids = make("llama", PLAIN), texts(SERVED)
-    engine = Numbered(subject, tiny, max_num_batched_tokens=CHUNK)
-    first, again = (engine.numbers(ids, task="embed") for _ in range(2))
+    engine = PoolingEngine(subject, tiny, max_num_batched_tokens=CHUNK)
+    first, again = (engine.pool(ids, task="embed") for _ in range(2))
     for key, each in enumerate(ids):
         last = tiny.states(each)[0][-1]
         for what, got in (("", first[key]), (", cached", again[key])):
@@ -208,8 +212,8 @@ def _mean(subject: Subject) -> None:
     """A text that comes in pieces has the mean of one that comes whole; its bits, where any are promised."""
     tiny, ids, dtype = make("llama", PLAIN), texts(SERVED), plain_dtype(subject.facts)
     mean = {"pooler_config": {"pooling_type": "MEAN", "normalize": False}}
-    pieces = Numbered(subject, tiny, max_num_batched_tokens=CHUNK, **mean).numbers(ids, task="embed")
-    whole = Numbered(subject, tiny, **mean).numbers(ids, task="embed")
+    pieces = PoolingEngine(subject, tiny, max_num_batched_tokens=CHUNK, **mean).pool(ids, task="embed")
+    whole = PoolingEngine(subject, tiny, **mean).pool(ids, task="embed")
     for key, each in enumerate(ids):
         _near(f"text {key}", torch.tensor(whole[key]), tiny.states(each)[0].mean(0), dtype)
         _same(subject, f"text {key} in pieces", torch.tensor(pieces[key])[None], torch.tensor(whole[key])[None], dtype)
@@ -218,7 +222,7 @@ def _mean(subject: Subject) -> None:
 def _both_ways(subject: Subject) -> None:
     """As checkpoints say it that were made into embedders; the reference's mask hides nothing, which shows."""
     tiny, ids = make("llama", {**PLAIN, "is_causal": False}), texts(SERVED)
-    got = Numbered(subject, tiny, pooler_config={"pooling_type": "MEAN"}).numbers(ids, task="token_embed")
+    got = PoolingEngine(subject, tiny, pooler_config={"pooling_type": "MEAN"}).pool(ids, task="token_embed")
     for key, each in enumerate(ids):
         with torch.no_grad():
             open_mask = torch.zeros(1, 1, len(each), len(each))
@@ -235,9 +239,9 @@ def _near(what: str, got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     require(got.shape == want.shape, f"{what}: the shape is {tuple(got.shape)}, transformers has {tuple(want.shape)}")
     size = float(want.pow(2).mean().sqrt())
     off = (got - want).abs().nan_to_num(float("inf"))
-    if float(off.max()) > (limit := 4 * closeness(dtype) * size):
+    if float(off.max()) > (limit := 4 * logits_tolerance(dtype) * size):
         at = tuple(int(i) for i in torch.nonzero(off == off.max())[0])
-        raise Broken(
+        raise ContractViolation(
             f"{what}: element {list(at)} is {float(got[at]):.6g}, transformers has {float(want[at]):.6g}; "
             f"{limit:.3g} off is allowed"
         )
@@ -249,4 +253,6 @@ def _same(subject: Subject, what: str, got: Tensor, want: Tensor, dtype: torch.d
         _near(what, got, want, dtype)
     elif not torch.equal(got, want):
         row, column = (got != want).nonzero()[0].tolist()
-        raise Broken(f"{what}: row {row}, column {column} is {got[row, column]!r}, alone {want[row, column]!r}")
+        raise ContractViolation(
+            f"{what}: row {row}, column {column} is {got[row, column]!r}, alone {want[row, column]!r}"
+        )

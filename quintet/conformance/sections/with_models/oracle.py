@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.check import Broken, Lacking, Trial, check, require
-from quintet.conformance.harness.attention import Session
+from quintet.conformance.check import ContractViolation, NotSupported, Trial, check, require
+from quintet.conformance.harness.attention import AttentionSession
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.subject import Subject
 from quintet.conformance.harness.traffic import (
     FREE,
-    Ask,
-    Said,
-    Served,
-    crowd,
-    follows,
-    mix,
-    named,
+    TrafficEngine,
+    TrafficOutput,
+    TrafficRequest,
+    check_tokens,
+    dtype_name,
+    page_filling_requests,
     page_size,
     plain_dtype,
+    random_requests,
 )
-from quintet.conformance.harness.worker_runner import Runner, most_pages, random_prompts
+from quintet.conformance.harness.worker_runner import WorkerRunner, most_pages, random_prompts
 from quintet.interface.weights import Matrix
 from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, variant
 
@@ -54,7 +54,7 @@ SHORT_LENGTHS = (1, 3, 17, 40)  # where a step holds no more
 FEATURE = ("batch-invariance",)
 FEW_MODELS = ("llama", "gemma3_text")  # a plain one; and one with windows and tied embeddings
 UNSAID = "Capabilities.batch_invariant is False: nothing is promised of single bits"
-Answers = dict[str, Said]
+OutputsByRequest = dict[str, TrafficOutput]
 
 
 class Oracle:
@@ -67,52 +67,54 @@ class Oracle:
         self._subject, self._dtype = subject, dtype
         self._page_size = page_size(subject)
         self.tiny = variant(family, next(iter(EVERY[family])))
-        mixes = [mix(0), mix(1)] if family in FEW_MODELS else [mix(6, count=3)]
-        self.traffic = [*mixes, crowd(self._page_size)]
-        self._answers: dict[str, Answers] = {}
-        self._roomy: Served | None = None  # it serves three of the ways: where engines are compiled, that is dear
+        mixes = [random_requests(0), random_requests(1)] if family in FEW_MODELS else [random_requests(6, count=3)]
+        self.traffic = [*mixes, page_filling_requests(self._page_size)]
+        self._answers: dict[str, OutputsByRequest] = {}
+        self._roomy: TrafficEngine | None = (
+            None  # it serves three of the ways: where engines are compiled, that is dear
+        )
 
     @property
-    def asks(self) -> list[Ask]:
+    def requests(self) -> list[TrafficRequest]:
         return [ask for asks in self.traffic for ask in asks]
 
-    def answers(self, way: str) -> Answers:
+    def outputs(self, way: str) -> OutputsByRequest:
         if way not in self._answers:
             self._answers[way] = getattr(self, f"_{way}")()
         return self._answers[way]
 
-    def _serve(self, way: str) -> Served:
-        settings = {"dtype": named(self._dtype), **WAYS[way]}
+    def _serve(self, way: str) -> TrafficEngine:
+        settings = {"dtype": dtype_name(self._dtype), **WAYS[way]}
         if "num_pages" not in settings:  # so few that the longest request just fits, alone
             settings["num_pages"] = 1 + max(self._most_pages(settings["max_num_batched_tokens"]), 1)
-        return Served(self._subject, self.tiny, **settings)
+        return TrafficEngine(self._subject, self.tiny, **settings)
 
     def _most_pages(self, step: int) -> int:
         return most_pages(self.tiny, SERVED, self._page_size, step)
 
-    def _roomy_engine(self) -> Served:
+    def _roomy_engine(self) -> TrafficEngine:
         self._roomy = self._roomy or self._serve("alone")
         self._roomy.engine.reset_prefix_cache()
         return self._roomy
 
-    def _run(self, engine: Served) -> Answers:
+    def _run(self, engine: TrafficEngine) -> OutputsByRequest:
         return {name: said for asks in self.traffic for name, said in engine.run(asks).items()}
 
-    def _alone(self) -> Answers:
+    def _alone(self) -> OutputsByRequest:
         engine = self._roomy_engine()
-        answers: Answers = {}
-        for ask in self.asks:
+        answers: OutputsByRequest = {}
+        for ask in self.requests:
             engine.engine.reset_prefix_cache()
             answers |= engine.run([replace(ask, arrival=0)])
         return answers
 
-    def _batched(self) -> Answers:
+    def _batched(self) -> OutputsByRequest:
         return self._run(self._roomy_engine())
 
-    def _cached(self) -> Answers:
+    def _cached(self) -> OutputsByRequest:
         """Each mix a second time, right behind the first: what is kept of layers' states makes room for others soon."""
         engine = self._roomy_engine()
-        answers: Answers = {}
+        answers: OutputsByRequest = {}
         for asks in self.traffic:
             engine.run(asks)
             answers |= engine.run(asks)
@@ -120,10 +122,10 @@ class Oracle:
         require(any(said.cached for said in answers.values()), "no prompt was found in the prefix cache")
         return answers
 
-    def _chunked(self) -> Answers:
+    def _chunked(self) -> OutputsByRequest:
         return self._run(self._serve("chunked"))
 
-    def _preempted(self) -> Answers:
+    def _preempted(self) -> OutputsByRequest:
         engine = self._serve("preempted")
         answers = self._run(engine)
         # else a page holds any request, or layers keep states alone, and no request has to make room
@@ -151,7 +153,7 @@ def invariant_tokens(subject: Subject) -> Iterator[Trial]:
     for dtype, family, way in itertools.product(subject.facts.dtypes, _families(subject), list(WAYS)[1:]):
         if dtype == plain or family in FEW_MODELS:
             call = partial(_same_bits, subject, family, dtype, way)
-            yield Trial(f"tokens and log-probabilities, {family} {way} in {named(dtype)}", call, _features(family))
+            yield Trial(f"tokens and log-probabilities, {family} {way} in {dtype_name(dtype)}", call, _features(family))
 
 
 @check("oracle.invariant")
@@ -160,13 +162,13 @@ def invariant_parts(subject: Subject) -> Iterator[Trial]:
     for dtype in subject.facts.dtypes if subject.facts.batch_invariant else ():
         for inputs, outputs in SIZES:
             call = partial(_products, subject, inputs, outputs, dtype)
-            yield Trial(f"products of {inputs} by {outputs} in {named(dtype)}", call, FEATURE)
+            yield Trial(f"products of {inputs} by {outputs} in {dtype_name(dtype)}", call, FEATURE)
         for kind, settings in ATTENTION.items():
             call = partial(_attention, subject, settings, dtype)
-            yield Trial(f"attention, {kind} in {named(dtype)}", call, () if settings else FEATURE)
+            yield Trial(f"attention, {kind} in {dtype_name(dtype)}", call, () if settings else FEATURE)
         for family in FAMILIES:
             call = partial(_logits, subject, family, dtype)
-            yield Trial(f"logits of {family} in {named(dtype)}", call, _features(family))
+            yield Trial(f"logits of {family} in {dtype_name(dtype)}", call, _features(family))
 
 
 def _features(family: str) -> tuple[str, ...]:
@@ -175,7 +177,7 @@ def _features(family: str) -> tuple[str, ...]:
 
 
 def _undeclared() -> None:
-    raise Lacking(UNSAID)
+    raise NotSupported(UNSAID)
 
 
 def _families(subject: Subject) -> tuple[str, ...]:
@@ -190,21 +192,21 @@ def _oracle(subject: Subject, family: str, dtype: torch.dtype) -> Oracle:
 
 def _equal(subject: Subject, family: str, dtype: torch.dtype, way: str) -> None:
     oracle = _oracle(subject, family, dtype)
-    answers = oracle.answers(way)
-    for ask in oracle.asks:
+    answers = oracle.outputs(way)
+    for ask in oracle.requests:
         said = answers[ask.name]
         wanted = ask.params.max_tokens
         require(
             said.reason == "length" and len(said.tokens) == wanted,
             f"request {ask.name}: {len(said.tokens)} of {wanted} tokens, ended by {said.reason}: {said.error}",
         )
-        follows(oracle.tiny, ask, said, dtype)
+        check_tokens(oracle.tiny, ask, said, dtype)
 
 
 def _same_bits(subject: Subject, family: str, dtype: torch.dtype, way: str) -> None:
     oracle = _oracle(subject, family, dtype)
-    alone, answers = oracle.answers("alone"), oracle.answers(way)
-    for ask in oracle.asks:
+    alone, answers = oracle.outputs("alone"), oracle.outputs(way)
+    for ask in oracle.requests:
         got, want = answers[ask.name], alone[ask.name]
         require(got.tokens == want.tokens, f"request {ask.name}: {way} {got.tokens}, alone {want.tokens}")
         for at, (ours, theirs) in enumerate(zip(got.logprobs, want.logprobs, strict=True)):
@@ -229,9 +231,9 @@ def _products(subject: Subject, inputs: int, outputs: int, dtype: torch.dtype) -
 def _attention(subject: Subject, settings: dict[str, Any], dtype: torch.dtype) -> None:
     """One request whole and alone; beside others; in chunks; a token at a time; its last token beside others'."""
     of = spec(6, 3, 16, dtype=dtype, page_size=page_size(subject), **settings)
-    session = Session(subject, of, LENGTHS)
-    if session.most[0] < sum(LENGTHS):
-        session = Session(subject, of, SHORT_LENGTHS)
+    session = AttentionSession(subject, of, LENGTHS)
+    if session.max_step[0] < sum(LENGTHS):
+        session = AttentionSession(subject, of, SHORT_LENGTHS)
     others = list(enumerate(session.lengths))
     row, length = others.pop()
 
@@ -265,7 +267,7 @@ def _logits(subject: Subject, family: str, dtype: torch.dtype) -> None:
     _same("beside others that come and go", torch.cat(parts), whole)
 
 
-def _chunked(run: Runner, prompt: list[int], sizes: list[int]) -> Tensor:
+def _chunked(run: WorkerRunner, prompt: list[int], sizes: list[int]) -> Tensor:
     out, first = [], 0
     for size in sizes:
         out.append(run.step({"only": prompt[first : first + size]})["only"])
@@ -279,4 +281,4 @@ def _same(what: str, got: Tensor, want: Tensor) -> None:
     if torch.equal(got, want):
         return
     row, column = (got != want).nonzero()[0].tolist()
-    raise Broken(f"{what}: row {row}, column {column} is {got[row, column]!r}, not {want[row, column]!r}")
+    raise ContractViolation(f"{what}: row {row}, column {column} is {got[row, column]!r}, not {want[row, column]!r}")

@@ -35,7 +35,7 @@ _REFUSED = {
 }
 
 
-def check(config: Any, given: Iterable[str]) -> None:
+def check_lmcache_config(config: Any, given: Iterable[str]) -> None:
     """Raises ValueError for LMCache settings that are not supported here, or would be unsafe. given: settings beside
     those of its file and environment variables."""
     if strange := [name for name in given if not hasattr(config, name)]:

@@ -22,8 +22,8 @@ import psutil
 import torch
 
 from quintet.config.schema.environment import unchanged_environment
-from quintet.engine.kv_transfer.connector import Rows
-from quintet.engine.kv_transfer.lmcache.config import check
+from quintet.engine.kv_transfer.connector import PageRows
+from quintet.engine.kv_transfer.lmcache.config import check_lmcache_config
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ BAD = 4096  # damaged blocks that are remembered, to be written anew
 _MEMORY, _DISK = "LocalCPUBackend", "LocalDiskBackend"  # the tiers of this process alone
 
 
-class Library:
+class LMCacheLibrary:
     """LMCache's own modules; ValueError where it is not installed, or cannot be loaded."""
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class LMCacheStore:
     def __init__(self, asked: Mapping[str, Any], words: int, key: bytes) -> None:
         """asked: LMCache settings, which override those of its file and environment variables. key: the secret of all
         who may write pages; empty: anyone may. ValueError says what is not possible."""
-        self._library, self._words, self._key = Library(), words, hashlib.sha256(key).digest() if key else b""
+        self._library, self._words, self._key = LMCacheLibrary(), words, hashlib.sha256(key).digest() if key else b""
         self._nbytes = HEADER.size + 4 * words
         self._config = config = self._configured(asked)
-        self.patience = config.lookup_timeout_ms / 1000
+        self.timeout = config.lookup_timeout_ms / 1000
         self._dtype, self._shape = torch.uint8, torch.Size((1, 1, 1, self._nbytes))
         metadata = self._library.metadata.LMCacheMetadata(
             model_name=MODEL, world_size=1, local_world_size=1, worker_id=0, local_worker_id=0, role="worker",
@@ -98,7 +98,7 @@ class LMCacheStore:
         self._manager = manager = self._made(config, metadata)
         _quieten()
         self._bad = dict[bytes, None]()
-        self._remotes = Remotes(manager, self.patience)
+        self._remotes = RemoteTiers(manager, self.timeout)
         names = ", ".join(manager.storage_backends)
         logger.info("KV connector: LMCache stores blocks of %.2f MiB in %s", self._nbytes / 2**20, names)
 
@@ -108,7 +108,7 @@ class LMCacheStore:
             config = self._library.config.load_engine_config_with_overrides(overrides=dict(asked))
         except Exception as error:
             raise ValueError(f"LMCache's settings cannot be read: {error}") from None
-        check(config, asked)
+        check_lmcache_config(config, asked)
         size, free = float(config.max_local_cpu_size), psutil.virtual_memory().available / GIB
         if not FEWEST * self._nbytes / GIB <= size <= free:
             raise ValueError(
@@ -142,7 +142,7 @@ class LMCacheStore:
             return True
         return any(self._remotes.has(name, named) for name in list(manager.storage_backends) if name not in own)
 
-    def get(self, key: bytes) -> Rows:
+    def get(self, key: bytes) -> PageRows:
         named = self._named(key)
         try:
             block = self._manager.get(named)
@@ -162,7 +162,7 @@ class LMCacheStore:
             raise ValueError("a page is damaged, or was not written by an engine with this one's key")
         return row
 
-    def put(self, key: bytes, row: Rows) -> bool:
+    def put(self, key: bytes, row: PageRows) -> bool:
         named = self._named(key)
         block = self._manager.allocate(self._shape, self._dtype, self._library.memory.MemoryFormat.KV_2LTD, True, False)
         if block is None:
@@ -202,7 +202,7 @@ class LMCacheStore:
         seal.update(page)
         return seal.digest()
 
-    def _opened(self, key: bytes, block: memoryview) -> Rows | None:
+    def _opened(self, key: bytes, block: memoryview) -> PageRows | None:
         """Returns a copy of the page in a block; None if it is not that page."""
         if len(block) < self._nbytes:
             return None
@@ -217,14 +217,14 @@ class LMCacheStore:
         second request meanwhile. Returns whether a tier has taken it."""
         until, taken = time.monotonic() + PATIENCE, self._config.local_cpu
         for name, tier in list(self._manager.storage_backends.items()):
-            if self._remotes.lost(name):
+            if self._remotes.is_lost(name):
                 continue
             done = threading.Event()
             tier.batched_submit_put_task([named], [block], on_complete_callback=lambda _, done=done: done.set())
             if _is_remote(tier):
                 in_time = done.wait(max(0.0, until - time.monotonic()))
-                self._remotes.heed(name)
-                taken |= in_time and not self._remotes.lost(name)
+                self._remotes.check(name)
+                taken |= in_time and not self._remotes.is_lost(name)
                 continue
             while tier.exists_in_put_tasks(named) and time.monotonic() < until:
                 time.sleep(0.001)  # a disk does not report that it already has the block
@@ -232,7 +232,7 @@ class LMCacheStore:
         return bool(taken)
 
 
-class Remotes:
+class RemoteTiers:
     """LMCache's connections to remotes. One that fails is left alone for a while, and then asked again, or connected
     anew: LMCache itself would try each page on a broken connection, and never reconnect."""
 
@@ -242,9 +242,9 @@ class Remotes:
         self._failed = dict[str, int]()  # puts that failed, by remote
         self._lost = dict[str, float]()  # failed remotes, and when they failed
         for name in manager.storage_backends:
-            self.heed(name)
+            self.check(name)
 
-    def lost(self, name: str) -> bool:
+    def is_lost(self, name: str) -> bool:
         return name in self._lost
 
     def has(self, name: str, named: Any) -> bool:
@@ -271,7 +271,7 @@ class Remotes:
             logger.warning("LMCache's %s answers again", name)
         return found
 
-    def heed(self, name: str) -> None:
+    def check(self, name: str) -> None:
         """Checks a remote after it was started, or was given a block."""
         tier = self._manager.storage_backends[name]
         failed = getattr(tier, "put_failed_count", 0)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quintet.config.cache_dir import trouble
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.config.cache_dir import unsafe_reason
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.offload.eviction import ORDERS
 
 try:
@@ -49,7 +49,7 @@ class ForeignFolder(NamedTuple):
     nbytes: int
 
 
-class Disk:
+class DiskTier:
     """Page files by key. Threads read and write them, so that callers do not wait."""
 
     def __init__(self, folder: Path, nbytes: int, words: int, order: str, others: Sequence[Path] = ()) -> None:
@@ -62,8 +62,8 @@ class Disk:
         self._queued, self._queued_bytes, self._broken = set[bytes](), 0, False
         self._held = [_own(folder)]
         self._find(self._taken_over(others))
-        self._writes: queue.SimpleQueue[tuple[bytes, Rows] | None] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[tuple[bytes, Callable[[Rows | str], None]] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[tuple[bytes, PageRows] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[tuple[bytes, Callable[[PageRows | str], None]] | None] = queue.SimpleQueue()
         loops = [self._write_all, *[self._read_all] * READERS]
         self._threads = [threading.Thread(target=loop, name="quintet-pages", daemon=True) for loop in loops]
         for thread in self._threads:
@@ -80,7 +80,7 @@ class Disk:
     def capacity(self) -> int:
         return self._order.capacity
 
-    def write(self, key: bytes, row: Rows) -> None:
+    def write(self, key: bytes, row: PageRows) -> None:
         """Queues a page to be written. The caller must not change the row any more."""
         with self._lock:
             if key in self._order or key in self._queued or self._queued_bytes >= QUEUED:
@@ -89,7 +89,7 @@ class Disk:
             self._queued_bytes += self._nbytes
         self._writes.put((key, row))
 
-    def read(self, key: bytes, then: Callable[[Rows | str], None]) -> None:
+    def read(self, key: bytes, then: Callable[[PageRows | str], None]) -> None:
         """Calls `then` from another thread, with the row, or with why there is none; in that case the file is
         removed."""
         self._reads.put((key, then))
@@ -121,7 +121,7 @@ class Disk:
                     self._queued.discard(key)
                     self._queued_bytes -= self._nbytes
 
-    def _write(self, key: bytes, row: Rows) -> None:
+    def _write(self, key: bytes, row: PageRows) -> None:
         victims = []
         with self._lock:
             while len(self._order) >= self._order.capacity:
@@ -160,7 +160,7 @@ class Disk:
         while (job := self._reads.get()) is not None:
             key, then = job
             try:
-                row: Rows | str = self._read(key)
+                row: PageRows | str = self._read(key)
                 with self._lock:
                     if key in self._order:
                         self._order.touch(key)
@@ -172,7 +172,7 @@ class Disk:
                     self._path(key).unlink()
             then(row)
 
-    def _read(self, key: bytes) -> Rows:
+    def _read(self, key: bytes) -> PageRows:
         """Returns the page; OSError or ValueError where the file is missing, or not complete."""
         row = np.empty(self.words, np.int32)
         with open(os.open(self._path(key), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb", buffering=0) as stream:
@@ -228,7 +228,7 @@ class Disk:
         self._trim(0)
 
 
-def left_by_others(folder: Path, ranks: int) -> list[Path]:
+def other_folders(folder: Path, ranks: int) -> list[Path]:
     """Returns the folders with pages there that an engine with so many rank processes does not use (0: it has none)."""
     try:
         named = [(OF_RANK.fullmatch(each.name), Path(each.path)) for each in os.scandir(folder) if _is_folder(each)]
@@ -242,7 +242,7 @@ def _is_folder(each: "os.DirEntry[str]") -> bool:
     return each.is_dir(follow_symlinks=False)
 
 
-def shared_folder(folder: Path) -> Path:
+def make_shared_folder(folder: Path) -> Path:
     """Returns the folder of the ranks' folders, made if it is missing; ValueError says why it cannot be used."""
     try:
         _made(folder)
@@ -253,7 +253,7 @@ def shared_folder(folder: Path) -> Path:
 
 def _made(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if why := trouble(folder):
+    if why := unsafe_reason(folder):
         raise ValueError(f"kv_offloading_folder: {why}; give a folder of your own (chmod 700)")
 
 

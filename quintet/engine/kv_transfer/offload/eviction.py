@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 
-Spared = Callable[[bytes], bool]
+IsPinned = Callable[[bytes], bool]
 
 
 class EvictionPolicy(ABC):
@@ -28,14 +28,14 @@ class EvictionPolicy(ABC):
         """Removes a key for another reason than lack of room; it may be absent."""
 
     @abstractmethod
-    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+    def evict(self, spared: IsPinned, new: bytes = b"") -> bytes | None:
         """Removes and returns the key to evict, to make room for `new`; None if all are spared, or there are none."""
 
     @abstractmethod
     def insert(self, key: bytes) -> None:
         """Adds a key that is not stored yet; there must be room."""
 
-    def add(self, key: bytes, spared: Spared) -> tuple[bool, list[bytes]]:
+    def add(self, key: bytes, spared: IsPinned) -> tuple[bool, list[bytes]]:
         """Adds a key, and evicts others for it -> whether it was added, and the evicted keys."""
         gone: list[bytes] = []
         while len(self) >= self.capacity:
@@ -47,7 +47,7 @@ class EvictionPolicy(ABC):
         return True, gone
 
 
-class Lru(EvictionPolicy):
+class LRUPolicy(EvictionPolicy):
     """Evicts the least recently used key."""
 
     def __init__(self, capacity: int) -> None:
@@ -66,14 +66,14 @@ class Lru(EvictionPolicy):
     def remove(self, key: bytes) -> None:
         self._keys.pop(key, None)
 
-    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+    def evict(self, spared: IsPinned, new: bytes = b"") -> bytes | None:
         return _first(self._keys, spared)
 
     def insert(self, key: bytes) -> None:
         self._keys[key] = None
 
 
-class Arc(EvictionPolicy):
+class ARCPolicy(EvictionPolicy):
     """Keeps keys that were used once and keys that were used again in two lists. Their shares follow the misses: an
     evicted key that comes again shows which list was too short. So one long prompt does not evict what all requests
     use."""
@@ -101,7 +101,7 @@ class Arc(EvictionPolicy):
         self._once.pop(key, None)
         self._again.pop(key, None)
 
-    def evict(self, spared: Spared, new: bytes = b"") -> bytes | None:
+    def evict(self, spared: IsPinned, new: bytes = b"") -> bytes | None:
         long = len(self._once) > self._share or (new in self._gone_again and len(self._once) == self._share)
         lists = [(self._once, self._gone_once), (self._again, self._gone_again)]
         for held, gone in lists if self._once and long else reversed(lists):
@@ -111,7 +111,7 @@ class Arc(EvictionPolicy):
                 return victim
         return None
 
-    def add(self, key: bytes, spared: Spared) -> tuple[bool, list[bytes]]:
+    def add(self, key: bytes, spared: IsPinned) -> tuple[bool, list[bytes]]:
         """Adapts the shares first: the eviction depends on them."""
         once, again = len(self._gone_once), len(self._gone_again)
         if key in self._gone_once:
@@ -131,10 +131,10 @@ class Arc(EvictionPolicy):
             self._gone_again.popitem(last=False)
 
 
-ORDERS: dict[str, type[EvictionPolicy]] = {"lru": Lru, "arc": Arc}
+ORDERS: dict[str, type[EvictionPolicy]] = {"lru": LRUPolicy, "arc": ARCPolicy}
 
 
-def _first(keys: OrderedDict[bytes, None], spared: Spared) -> bytes | None:
+def _first(keys: OrderedDict[bytes, None], spared: IsPinned) -> bytes | None:
     """Removes and returns the first key that is not spared; None if there is none."""
     found = next((key for key in keys if not spared(key)), None)
     if found is not None:

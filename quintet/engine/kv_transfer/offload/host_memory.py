@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
-from quintet.engine.kv_transfer.offload.eviction import ORDERS, Spared
+from quintet.engine.kv_transfer.connector import PageRows
+from quintet.engine.kv_transfer.offload.eviction import ORDERS, IsPinned
 
 
-class HostMemory:
+class HostTier:
     """Rows by key. The memory is taken from the system as it fills, and never grows beyond its size."""
 
     def __init__(self, count: int, words: int, order: str) -> None:
@@ -28,7 +28,7 @@ class HostMemory:
     def capacity(self) -> int:
         return self._order.capacity
 
-    def put(self, key: bytes, row: Rows, spared: Spared) -> int:
+    def put(self, key: bytes, row: PageRows, spared: IsPinned) -> int:
         """Copies the row, if there is room or another page can be evicted -> number of evicted pages."""
         if key in self._places:
             self._order.touch(key)
@@ -40,7 +40,7 @@ class HostMemory:
             self._rows[self._places[key]] = row
         return len(gone)
 
-    def get(self, keys: Sequence[bytes]) -> Rows:
+    def get(self, keys: Sequence[bytes]) -> PageRows:
         """Returns a copy of the rows of these keys, which must be there, and marks them as used."""
         for key in keys:
             self._order.touch(key)

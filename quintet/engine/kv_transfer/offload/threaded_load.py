@@ -7,28 +7,28 @@ from typing import Protocol
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Load, LoadedPages, Rows
+from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 
 AHEAD = 8  # pages that a load requests before the engine has taken them
 
 
-class Reader(Protocol):
+class PageReader(Protocol):
     """Reads pages in threads of its own."""
 
     words: int
 
-    def read(self, key: bytes, then: Callable[[Rows | str], None]) -> None:
+    def read(self, key: bytes, then: Callable[[PageRows | str], None]) -> None:
         """Calls `then` with the page, or with why it cannot be read."""
 
 
 class ThreadedLoad(Load):
     """Load that reads a few pages ahead."""
 
-    def __init__(self, reader: Reader, keys: Sequence[bytes], changed: threading.Event) -> None:
+    def __init__(self, reader: PageReader, keys: Sequence[bytes], changed: threading.Event) -> None:
         self._reader, self._keys, self._changed = reader, keys, changed
         self._unread = deque(range(len(keys)))
         self._reading = 0  # pages requested, and not taken
-        self._read: deque[tuple[int, Rows | str]] = deque()  # threads append to it
+        self._read: deque[tuple[int, PageRows | str]] = deque()  # threads append to it
         self._ask()
 
     @property
@@ -60,6 +60,6 @@ class ThreadedLoad(Load):
             self._reading += 1
             self._reader.read(self._keys[place], lambda row, place=place: self._came(place, row))  # type: ignore[misc]
 
-    def _came(self, place: int, row: Rows | str) -> None:
+    def _came(self, place: int, row: PageRows | str) -> None:
         self._read.append((place, row))
         self._changed.set()

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, Rows
-from quintet.engine.kv_transfer.offload.disk import Disk
-from quintet.engine.kv_transfer.offload.host_memory import HostMemory
+from quintet.engine.kv_transfer.connector import KVConnector, Load, LoadedPages, PageRows
+from quintet.engine.kv_transfer.offload.disk import DiskTier
+from quintet.engine.kv_transfer.offload.host_memory import HostTier
 from quintet.engine.kv_transfer.offload.threaded_load import ThreadedLoad
 from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 
@@ -16,43 +16,43 @@ class TieredConnector(KVConnector):
     """Connector that stores pages in host memory at once and on the disk behind it, and loads a page from the first
     that has it. A page that was read from disk is put into host memory again."""
 
-    def __init__(self, host: HostMemory, disk: Disk | None = None, council: RankAgreement | None = None) -> None:
+    def __init__(self, host: HostTier, disk: DiskTier | None = None, council: RankAgreement | None = None) -> None:
         """council: of rank processes. All have the same pages in host memory; each reports there which pages its disk
         has."""
         super().__init__()
         self.host, self.disk, self._council = host, disk, council
-        self.private = disk is not None and council is not None
-        self.awaited: Counter[bytes] = Counter()  # keys in host memory that loads will take; they are not evicted
+        self.per_rank = disk is not None and council is not None
+        self.pinned: Counter[bytes] = Counter()  # keys in host memory that loads will take; they are not evicted
         self._evicted = self._from_disk = 0
 
     def has(self, key: bytes) -> bool:
-        return key in self.host or (not self.private and self.lies(key))
+        return key in self.host or (not self.per_rank and self.has_locally(key))
 
-    def lies(self, key: bytes) -> bool:
+    def has_locally(self, key: bytes) -> bool:
         return self.disk is not None and key in self.disk
 
     def load(self, keys: Sequence[bytes]) -> Load:
         return TierLoad(self, keys)
 
-    def read(self, keys: Sequence[bytes]) -> Load:
+    def read_disk(self, keys: Sequence[bytes]) -> Load:
         """Loads pages from the disk alone."""
         assert self.disk is not None, "a page was asked for that is nowhere"
         load = ThreadedLoad(self.disk, keys, self.changed)
-        return load if self._council is None else self._council.agreed(load, len(keys))
+        return load if self._council is None else self._council.agreed_load(load, len(keys))
 
-    def store(self, keys: Sequence[bytes], rows: Rows) -> None:
+    def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         for key, row in zip(keys, rows, strict=True):
-            self.remember(key, row)
+            self.add_to_host(key, row)
             if self.disk is not None:
                 self.disk.write(key, row)
 
-    def remember(self, key: bytes, row: Rows) -> None:
+    def add_to_host(self, key: bytes, row: PageRows) -> None:
         """Puts a page into host memory, if there is room beside the awaited pages."""
-        self._evicted += self.host.put(key, row, lambda other: other in self.awaited)
+        self._evicted += self.host.put(key, row, lambda other: other in self.pinned)
 
-    def came_from_disk(self, key: bytes, row: Rows) -> None:
+    def add_from_disk(self, key: bytes, row: PageRows) -> None:
         self._from_disk += 1
-        self.remember(key, row)
+        self.add_to_host(key, row)
 
     def clear(self) -> None:
         """Clears host memory; pages on disk stay, since they may be another start's."""
@@ -74,8 +74,8 @@ class TierLoad(Load):
         self._tiers, self._keys = tiers, keys
         self._here = deque(place for place, key in enumerate(keys) if key in tiers.host)
         self._behind = [place for place, key in enumerate(keys) if key not in tiers.host]
-        tiers.awaited.update(keys[place] for place in self._here)
-        self._disk = tiers.read([keys[place] for place in self._behind]) if self._behind else None
+        tiers.pinned.update(keys[place] for place in self._here)
+        self._disk = tiers.read_disk([keys[place] for place in self._behind]) if self._behind else None
 
     @property
     def done(self) -> bool:
@@ -89,11 +89,11 @@ class TierLoad(Load):
             return LoadedPages(here, rows)
         came = self._disk.take(most - len(here))
         failed = {self._behind[at]: why for at, why in came.failed.items()}
-        if not came.places:
+        if not came.indices:
             return LoadedPages(here, rows, failed)
-        read = [self._behind[at] for at in came.places]
+        read = [self._behind[at] for at in came.indices]
         for place, row in zip(read, came.rows, strict=True):
-            self._tiers.came_from_disk(self._keys[place], row)
+            self._tiers.add_from_disk(self._keys[place], row)
         return LoadedPages(here + read, np.concatenate([rows, came.rows]), failed)
 
     def cancel(self) -> None:
@@ -104,7 +104,7 @@ class TierLoad(Load):
 
     def _spare(self, keys: Sequence[bytes]) -> None:
         """Lets these pages be evicted again."""
-        self._tiers.awaited.subtract(keys)
+        self._tiers.pinned.subtract(keys)
         for key in keys:
-            if self._tiers.awaited[key] <= 0:
-                del self._tiers.awaited[key]
+            if self._tiers.pinned[key] <= 0:
+                del self._tiers.pinned[key]

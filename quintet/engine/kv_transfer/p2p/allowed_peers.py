@@ -4,14 +4,14 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 
-from quintet.config.kv_transfer import Allowed, allowed
+from quintet.config.kv_transfer import AllowedPeer, parse_peer
 
 
-class Peers:
+class AllowedPeers:
     """Operator's list of allowed peers."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._entries = [allowed(each) for each in entries]
+        self._entries = [parse_peer(each) for each in entries]
 
     def allows(self, host: str, address: str, port: int) -> bool:
         """Returns whether the list allows a host. address: the host's IP address, to which the connection goes. A host
@@ -19,7 +19,7 @@ class Peers:
         return any(each.port in (None, port) and _is(each, host, address) for each in self._entries)
 
 
-def _is(entry: Allowed, host: str, address: str) -> bool:
+def _is(entry: AllowedPeer, host: str, address: str) -> bool:
     plain = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(plain, ipaddress.IPv6Address) and plain.ipv4_mapped is not None:
         plain = plain.ipv4_mapped

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
-from quintet.engine.kv_transfer.p2p.rdma import unclosed
+from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:\[\]-]{1,256}:[0-9]{1,5}")
 _FIRST = "kv_transfer_config.kv_connector MooncakeConnector"
@@ -25,10 +25,10 @@ def library() -> Any:
         ) from None
 
 
-class Reading:
+class MooncakeRead:
     """One transfer, for which a thread of its own waits: Mooncake gives it up by itself after a while."""
 
-    def __init__(self, engine: Any, peer: str, addresses: Sequence[int], into: Rows) -> None:
+    def __init__(self, engine: Any, peer: str, addresses: Sequence[int], into: PageRows) -> None:
         step = into.strides[0]
         here = [into.ctypes.data + at * step for at in range(len(addresses))]
         self._args = (peer, here, list(addresses), [step] * len(addresses))
@@ -50,11 +50,11 @@ class Reading:
             raise ProtocolError(f"Mooncake could not read there ({self._failed})")
         return True
 
-    def stop(self) -> bool:
+    def cancel(self) -> bool:
         return not self._thread.is_alive()
 
 
-class MooncakeMover:
+class MooncakeEngine:
     """One Mooncake transfer engine, of an engine that sends pages, receives them, or does both."""
 
     def __init__(self, host: str, protocol: str) -> None:
@@ -64,37 +64,37 @@ class MooncakeMover:
             raise ValueError(
                 f"{_FIRST}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
             )
-        self._host, self._kept = host, list[Rows]()
+        self._host, self._kept = host, list[PageRows]()
 
-    def offer(self, rows: Rows) -> None:
+    def register_source(self, rows: PageRows) -> None:
         if code := self._open.register_memory(rows.ctypes.data, rows.nbytes):
             raise ValueError(f"{_FIRST}: {rows.nbytes} bytes of memory cannot be registered (code {code})")
         self._kept.append(rows)  # they must stay as long as Mooncake has them registered
 
-    def receive(self, rows: Rows) -> None:
+    def register_buffer(self, rows: PageRows) -> None:
         try:
-            self.offer(rows)
+            self.register_source(rows)
         except ValueError as error:
             raise ProtocolError(str(error)) from None
 
-    def told(self) -> bytes:
+    def metadata(self) -> bytes:
         return f"{self._host}:{self._open.get_rpc_port()}".encode()
 
-    def meet(self, told: bytes) -> str:
+    def connect(self, told: bytes) -> str:
         name = told.decode("ascii", "replace")
         if not ADDRESS.fullmatch(name):
             raise ProtocolError("it says no address of Mooncake's")
         return name
 
-    def part(self, peer: str) -> None:
+    def disconnect(self, peer: str) -> None:
         """Does nothing: Mooncake keeps its connections for later transfers."""
 
-    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
-        return Reading(self._open, peer, addresses, into)
+    def start_read(self, peer: str, addresses: Sequence[int], into: PageRows) -> MooncakeRead:
+        return MooncakeRead(self._open, peer, addresses, into)
 
     @property
     def _open(self) -> Any:
-        return unclosed(self._engine)
+        return check_not_closed(self._engine)
 
     def close(self) -> None:
         """Unregisters the memory, and drops the engine, which ends with its last user. Offered memory stays as long as

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
-from quintet.engine.kv_transfer.p2p.rdma import unclosed
+from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +39,18 @@ def library() -> Any:
 
 
 @dataclass
-class Met:
+class NixlPeer:
     """Another engine, as this one's agent knows it."""
 
-    told: bytes
+    metadata: bytes
     users: int = 0
     broken: bool = False  # transfers from it fail: it is connected anew
 
 
-class Reading:
+class NixlRead:
     """One transfer. If it could not be started, done() raises the error."""
 
-    def __init__(self, agent: Any, handle: Any, met: Met) -> None:
+    def __init__(self, agent: Any, handle: Any, met: NixlPeer) -> None:
         self._agent, self._handle, self._met, self._state = agent, handle, met, "PROC"
         try:
             self._state = agent.transfer(handle)
@@ -66,9 +66,9 @@ class Reading:
         if self._state not in ("PROC", "DONE"):
             self._met.broken = True
             raise ProtocolError(f"NIXL could not read there ({self._state})")
-        return self._state == "DONE" and self.stop()
+        return self._state == "DONE" and self.cancel()
 
-    def stop(self) -> bool:
+    def cancel(self) -> bool:
         try:
             self._handle.release()
         except Exception:  # it is still in progress, and the memory that it writes to must stay
@@ -76,7 +76,7 @@ class Reading:
         return True
 
 
-class NixlMover:
+class NixlEngine:
     """One NIXL agent, with UCX, of an engine that sends pages, receives them, or does both."""
 
     def __init__(self, device: str) -> None:
@@ -92,25 +92,25 @@ class NixlMover:
                 f"kv_transfer_config.kv_connector NixlConnector: UCX cannot begin at {device or 'all devices'} "
                 f"({error}); give another kv_ip, or use TCPConnector"
             ) from None
-        self._lock, self._met, self._kept = threading.Lock(), dict[str, Met](), list[Rows]()
+        self._lock, self._met, self._kept = threading.Lock(), dict[str, NixlPeer](), list[PageRows]()
 
-    def offer(self, rows: Rows) -> None:
+    def register_source(self, rows: PageRows) -> None:
         self._kept.append(rows)  # they must stay as long as UCX has them registered
         self._open.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST)
 
-    def receive(self, rows: Rows) -> None:
+    def register_buffer(self, rows: PageRows) -> None:
         try:
-            self.offer(rows)
+            self.register_source(rows)
         except Exception as error:
             raise ProtocolError(f"NIXL cannot write to this engine's memory ({error})") from None
 
-    def told(self) -> bytes:
+    def metadata(self) -> bytes:
         return bytes(self._open.get_agent_metadata())
 
-    def meet(self, told: bytes) -> str:
+    def connect(self, told: bytes) -> str:
         with self._lock:
             for name, met in self._met.items():
-                if met.told == told and not met.broken:
+                if met.metadata == told and not met.broken:
                     met.users += 1
                     return name
             try:
@@ -118,11 +118,11 @@ class NixlMover:
             except Exception as error:
                 raise ProtocolError(f"NIXL cannot reach it ({error})") from None
             name = found.decode() if isinstance(found, bytes) else found
-            met = self._met.setdefault(name, Met(told))
-            met.told, met.users, met.broken = told, met.users + 1, False
+            met = self._met.setdefault(name, NixlPeer(told))
+            met.metadata, met.users, met.broken = told, met.users + 1, False
             return name
 
-    def part(self, peer: str) -> None:
+    def disconnect(self, peer: str) -> None:
         with self._lock:
             met = self._met.get(peer)
             if met is None:
@@ -135,7 +135,7 @@ class NixlMover:
                 except Exception as error:
                     logger.debug("NIXL could not leave %s: %s", peer, error)
 
-    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Reading:
+    def start_read(self, peer: str, addresses: Sequence[int], into: PageRows) -> NixlRead:
         length, start, step = into.strides[0], into.ctypes.data, into.strides[0]
         try:
             agent = self._open
@@ -144,11 +144,11 @@ class NixlMover:
             handle = agent.initialize_xfer("READ", here, there, peer)
         except Exception as error:
             raise ProtocolError(f"NIXL cannot read there ({error})") from None
-        return Reading(agent, handle, self._met.get(peer) or Met(b""))
+        return NixlRead(agent, handle, self._met.get(peer) or NixlPeer(b""))
 
     @property
     def _open(self) -> Any:
-        return unclosed(self._agent)
+        return check_not_closed(self._agent)
 
     def close(self) -> None:
         """Drops the agent, which ends with its last user; then others cannot read here any more. Offered memory stays

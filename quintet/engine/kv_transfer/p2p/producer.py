@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import (
     ASKED,
     COPIED,
-    Channel,
-    Done,
-    Facts,
-    Kept,
-    Missing,
-    Offer,
+    LeaseDone,
+    MissingPages,
     Page,
+    PageFormat,
+    PageOffer,
     PageRequest,
+    PeerChannel,
     ProtocolError,
+    RowsUnchanged,
 )
-from quintet.engine.kv_transfer.p2p.remote_memory import Share
+from quintet.engine.kv_transfer.p2p.remote_memory import ShareMemory
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 
 logger = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ SAID = 300  # characters of why there are no pages
 class PageServer:
     """Producer: sends pages in `loans` to any engine that has the key and runs the same model."""
 
-    def __init__(self, loans: SendBuffer, facts: Callable[[], Facts], key: bytes, patience: float) -> None:
+    def __init__(self, loans: SendBuffer, facts: Callable[[], PageFormat], key: bytes, patience: float) -> None:
         """patience: seconds that a peer may be silent within a frame, and ten times as many between two asks."""
         self._loans, self._facts, self._key, self._patience = loans, facts, key, patience
-        self.way = ""  # transport of pages
-        self.share: Share | None = None  # lets consumers read pages in place; None: pages are sent
+        self.transport = ""  # transport of pages
+        self.share_memory: ShareMemory | None = None  # lets consumers read pages in place; None: pages are sent
         self._open: set[socket.socket] = set()
         self._lock, self._closed = threading.Lock(), False
         self._counts: Counter[str] = Counter()
@@ -93,20 +93,20 @@ class PageServer:
     def serve(self, connection: socket.socket, name: str) -> None:
         """Serves one connection, until it ends."""
         facts = self._facts()
-        channel = Channel(connection, min(GREETING, self._patience), 0)
+        channel = PeerChannel(connection, min(GREETING, self._patience), 0)
         try:
-            channel.greet(self._key, facts, self.way)
-            channel = channel.patient(self._patience)
-            if self.share is not None:
-                self.share(channel)
+            channel.accept_consumer(self._key, facts, self.transport)
+            channel = channel.with_timeout(self._patience)
+            if self.share_memory is not None:
+                self.share_memory(channel)
             while True:
                 asked = channel.receive(ASKED, 10 * self._patience)
-                if isinstance(asked, Done):
-                    self._loans.end(asked.loan, asked.readers, asked.reader)
+                if isinstance(asked, LeaseDone):
+                    self._loans.finish(asked.lease, asked.readers, asked.reader)
                 else:
                     self._answer(channel, asked, facts)
         except ProtocolError as error:
-            if not channel.greeted:
+            if not channel.authenticated:
                 self._count("refused", 1)
                 logger.warning("an engine at %s gets no pages: %s", name, error)
             elif not self._closed:
@@ -118,31 +118,31 @@ class PageServer:
                 self._open.discard(connection)
             connection.close()
 
-    def _answer(self, channel: Channel, asked: PageRequest, facts: Facts) -> None:
+    def _answer(self, channel: PeerChannel, asked: PageRequest, facts: PageFormat) -> None:
         _check(asked.parts, self._loans.rows.strides[0])
-        found, loan = self._loans.read(asked.loan, asked.keys, self._patience)
+        found, loan = self._loans.read(asked.lease, asked.keys, self._patience)
         if self._facts() != facts:
             raise ProtocolError("the weights are others now")
         try:
             given = 0
             for place, row in enumerate(found):
                 if isinstance(row, str):
-                    channel.send(Missing([place], row[:SAID]))
+                    channel.send(MissingPages([place], row[:SAID]))
                     continue
-                if self.share is None:
+                if self.share_memory is None:
                     channel.send(Page(place, _parts(row, asked.parts)))
                 else:
-                    channel.send(Offer(place, self._loans.row(row)))
+                    channel.send(PageOffer(place, self._loans.row_index(row)))
                 given += 1
                 self._count("bytes", sum(count for _, count in asked.parts) or row.nbytes)
-            if given and self.share is not None:
+            if given and self.share_memory is not None:
                 channel.receive(COPIED)
-                channel.send(Kept())
+                channel.send(RowsUnchanged())
             self._count("pages", given)
             self._count("lacked", len(found) - given)
         finally:
             if loan is not None:
-                self._loans.let_go(loan)
+                self._loans.release_read(loan)
 
     def _count(self, what: str, by: int) -> None:
         with self._lock:
@@ -155,7 +155,7 @@ def _check(parts: Sequence[tuple[int, int]], nbytes: int) -> None:
         raise ProtocolError("parts that no row has")
 
 
-def _parts(row: Rows, parts: Sequence[tuple[int, int]]) -> bytes:
+def _parts(row: PageRows, parts: Sequence[tuple[int, int]]) -> bytes:
     """Returns the wanted parts of a row."""
     content = row.view(np.uint8).data
     return b"".join(content[first : first + count] for first, count in parts) if parts else content.tobytes()

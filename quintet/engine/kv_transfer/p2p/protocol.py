@@ -20,7 +20,7 @@ from quintet.distributed.connection import (
     Connection,
     authenticate_client,
     authenticate_server,
-    waited_for,
+    wait_ready,
 )
 
 PROTOCOL = b"quintet pages 4"  # its number is raised with any change of the messages
@@ -32,7 +32,7 @@ MOST_RANKS = 256  # processes of one engine
 
 Key = Annotated[bytes, Meta(min_length=1, max_length=32)]
 Text = Annotated[str, Meta(max_length=256)]
-Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+UInt31 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 T = TypeVar("T")
 
 
@@ -40,26 +40,26 @@ class ProtocolError(Exception):
     """The connection failed: the other side is gone, silent, or breaks the protocol; the message says which."""
 
 
-class Part(Struct, array_like=True, frozen=True):
+class PagePart(Struct, array_like=True, frozen=True):
     """Part of every page that one process has: that of its ranks, which share each layer's heads, of its stage's
     layers."""
 
-    first: Number = 0  # of its ranks
-    count: Number = 1
-    size: Number = 1  # ranks of its stage
-    layers: tuple[Number, Number] = (0, 0)  # the first and the one after the last; (0, 0): all
+    first: UInt31 = 0  # of its ranks
+    count: UInt31 = 1
+    size: UInt31 = 1  # ranks of its stage
+    layers: tuple[UInt31, UInt31] = (0, 0)  # the first and the one after the last; (0, 0): all
 
 
-class Facts(Struct, array_like=True, frozen=True):
+class PageFormat(Struct, array_like=True, frozen=True):
     """All that a page's content depends on, except its tokens, and its layout in a producer's row."""
 
     checkpoint: Text
     dtype: Text  # of the cache
-    page_size: Number
-    shapes: Annotated[tuple[Annotated[tuple[Number, ...], Meta(max_length=8)], ...], Meta(max_length=4096)]
-    part: Part = Part()  # the producer's; the consumer sends the part of the producer that it asks
+    page_size: UInt31
+    shapes: Annotated[tuple[Annotated[tuple[UInt31, ...], Meta(max_length=8)], ...], Meta(max_length=4096)]
+    part: PagePart = PagePart()  # the producer's; the consumer sends the part of the producer that it asks
 
-    def unlike(self, given: "Facts") -> str:
+    def mismatch(self, given: "PageFormat") -> str:
         """Returns why an engine with these facts cannot use pages with the facts `given`; empty: it can."""
         if self.page_size != given.page_size:
             return f"pages of {given.page_size} tokens are given, and of {self.page_size} wanted"
@@ -76,102 +76,104 @@ def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
     return f"{len(shapes)} of {'x'.join(map(str, shapes[0]))}" if shapes else "nothing"
 
 
-def _said(part: Part) -> str:
+def _said(part: PagePart) -> str:
     ranks = f"{part.first}-{part.first + part.count - 1}" if part.count > 1 else f"{part.first}"
     return f"rank {ranks} of {part.size}" + (
         f", layers {part.layers[0]}-{part.layers[1] - 1}" * (part.layers != (0, 0))
     )
 
 
-class Claim(Struct, tag=True, array_like=True):
+class ConsumerHello(Struct, tag=True, array_like=True):
     """First message of the consumer."""
 
-    facts: Facts
-    way: Text = ""  # transport of pages; empty: frames
+    page_format: PageFormat
+    transport: Text = ""  # transport of pages; empty: frames
 
 
-class Welcome(Struct, tag=True, array_like=True):
+class ConsumerAccepted(Struct, tag=True, array_like=True):
     """Answer of the producer: pages may be requested."""
 
 
-class Refusal(Struct, tag=True, array_like=True):
+class ConsumerRefused(Struct, tag=True, array_like=True):
     """Refusal of a connection, which then ends."""
 
-    why: Annotated[str, Meta(max_length=1024)]
+    reason: Annotated[str, Meta(max_length=1024)]
 
 
 class PageRequest(Struct, tag=True, array_like=True):
     """Request for these pages of a loan, each of which is answered once, in any order."""
 
-    loan: Text
+    lease: Text
     keys: Annotated[list[Key], Meta(min_length=1, max_length=MOST_KEYS)]
-    parts: Annotated[list[tuple[Number, Number]], Meta(max_length=MOST_PARTS)] = []  # first byte, bytes; none: all
+    parts: Annotated[list[tuple[UInt31, UInt31]], Meta(max_length=MOST_PARTS)] = []  # first byte, bytes; none: all
 
 
 class Page(Struct, tag=True, array_like=True):
     """One page of the last PageRequest."""
 
-    place: Number
+    index: UInt31
     row: bytes
 
 
-class Offer(Struct, tag=True, array_like=True):
+class PageOffer(Struct, tag=True, array_like=True):
     """One page of the last PageRequest: a row of the producer's shared memory, until the consumer has copied it."""
 
-    place: Number
-    row: Number
+    index: UInt31
+    row: UInt31
 
 
-class Copied(Struct, tag=True, array_like=True):
+class PagesCopied(Struct, tag=True, array_like=True):
     """Report that the consumer has copied all shared rows of the last PageRequest."""
 
 
-class Kept(Struct, tag=True, array_like=True):
+class RowsUnchanged(Struct, tag=True, array_like=True):
     """Confirmation that the rows were unchanged until now: the consumer has copied the right pages."""
 
 
-class Memory(Struct, tag=True, array_like=True):
+class RegionAddress(Struct, tag=True, array_like=True):
     """Address of the producer's rows, for a transfer library that reads them."""
 
-    told: Annotated[bytes, Meta(max_length=2**16)]  # connection data of the producer, for the library
+    metadata: Annotated[bytes, Meta(max_length=2**16)]  # connection data of the producer, for the library
     address: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    rows: Number
+    rows: UInt31
 
 
-class Missing(Struct, tag=True, array_like=True):
+class MissingPages(Struct, tag=True, array_like=True):
     """Pages that are not there."""
 
-    places: Annotated[list[Number], Meta(max_length=MOST_KEYS)]
-    why: Annotated[str, Meta(max_length=1024)]
+    indices: Annotated[list[UInt31], Meta(max_length=MOST_KEYS)]
+    reason: Annotated[str, Meta(max_length=1024)]
 
 
-class Done(Struct, tag=True, array_like=True):
+class LeaseDone(Struct, tag=True, array_like=True):
     """Report of a reader that it will not ask for this loan again."""
 
-    loan: Text
+    lease: Text
     readers: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1  # number of readers
     reader: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_CLAIM = msgspec.msgpack.Decoder(Claim)
-_REPLY = msgspec.msgpack.Decoder(Welcome | Refusal)
-ASKED: "msgspec.msgpack.Decoder[PageRequest | Done]" = msgspec.msgpack.Decoder(PageRequest | Done)
-ANSWERED: "msgspec.msgpack.Decoder[Page | Offer | Missing]" = msgspec.msgpack.Decoder(Page | Offer | Missing)
-COPIED, KEPT = msgspec.msgpack.Decoder(Copied), msgspec.msgpack.Decoder(Kept)
-MEMORY = msgspec.msgpack.Decoder(Memory)
+_CLAIM = msgspec.msgpack.Decoder(ConsumerHello)
+_REPLY = msgspec.msgpack.Decoder(ConsumerAccepted | ConsumerRefused)
+ASKED: "msgspec.msgpack.Decoder[PageRequest | LeaseDone]" = msgspec.msgpack.Decoder(PageRequest | LeaseDone)
+ANSWERED: "msgspec.msgpack.Decoder[Page | PageOffer | MissingPages]" = msgspec.msgpack.Decoder(
+    Page | PageOffer | MissingPages
+)
+COPIED, KEPT = msgspec.msgpack.Decoder(PagesCopied), msgspec.msgpack.Decoder(RowsUnchanged)
+MEMORY = msgspec.msgpack.Decoder(RegionAddress)
 
 
-class Channel:
+class PeerChannel:
     """One end of a connection. Every call ends within `patience` seconds, with success or ProtocolError."""
 
     def __init__(self, connection: socket.socket, patience: float, longest: int) -> None:
         """longest: bytes of a page's row."""
         self._socket, self._patience, self._longest = connection, patience, SMALL + longest
         self._connection: Connection | None = None  # once both ends have authenticated
-        self.greeted = False  # both ends have authenticated, and their pages fit
+        self.authenticated = False  # both ends have authenticated, and their pages fit
 
-    def patient(self, patience: float) -> "Channel":
+    def with_timeout(self, patience: float) -> "PeerChannel":
         """Returns the same channel, with other patience."""
         self._patience = patience
         return self
@@ -194,44 +196,44 @@ class Channel:
         assert self._connection is not None, "greet or claim comes first"
         return self._connection
 
-    def look(self) -> None:
+    def check_open(self) -> None:
         """Raises ProtocolError where the other side has closed the connection; reads nothing."""
-        if self._authenticated.gone:
+        if self._authenticated.is_closed:
             raise ProtocolError("the connection was closed")
 
-    def greet(self, key: bytes, facts: Facts, way: str = "") -> None:
+    def accept_consumer(self, key: bytes, facts: PageFormat, way: str = "") -> None:
         """Runs the producer's half of the handshake. way: transport of pages, if not frames: the same on both sides."""
         with _failing(REMEDY):
             until = time.monotonic() + self._patience
             self._connection = authenticate_client(self._socket, key, PROTOCOL, until)
         claim = self.receive(_CLAIM)
-        why = claim.facts.unlike(facts)
-        if claim.way != way:
-            why = f"pages are given by {way or 'TCP'}, and wanted by {claim.way or 'TCP'}"
-        self.send(Refusal(why) if why else Welcome())
+        why = claim.page_format.mismatch(facts)
+        if claim.transport != way:
+            why = f"pages are given by {way or 'TCP'}, and wanted by {claim.transport or 'TCP'}"
+        self.send(ConsumerRefused(why) if why else ConsumerAccepted())
         if why:
             raise ProtocolError(why)
-        self.greeted = True
+        self.authenticated = True
 
-    def claim(self, key: bytes, facts: Facts, way: str = "") -> None:
+    def connect_producer(self, key: bytes, facts: PageFormat, way: str = "") -> None:
         """Runs the consumer's half of the handshake."""
         with _failing(REMEDY):
             until = time.monotonic() + self._patience
             self._connection = authenticate_server(self._socket, key, PROTOCOL, until)
-        self.send(Claim(facts, way))
+        self.send(ConsumerHello(facts, way))
         reply = self.receive(_REPLY)
-        if isinstance(reply, Refusal):
-            raise ProtocolError(reply.why)
-        self.greeted = True
+        if isinstance(reply, ConsumerRefused):
+            raise ProtocolError(reply.reason)
+        self.authenticated = True
 
-    def lend(self, descriptor: int) -> None:
+    def send_descriptor(self, descriptor: int) -> None:
         """Sends a file descriptor, which lets the other process read the file; only after authentication."""
         with _failing():
             socket.send_fds(self._socket, [b"m"], [descriptor])
 
-    def borrow(self) -> int:
+    def receive_descriptor(self) -> int:
         """Receives the descriptor of a file that the other process lets this one read."""
-        waited_for(self._socket.fileno(), select.POLLIN, self._patience)
+        wait_ready(self._socket.fileno(), select.POLLIN, self._patience)
         try:
             _, (descriptor, *more), _, _ = socket.recv_fds(self._socket, 1, 1)
         except (OSError, ValueError) as error:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
-from quintet.engine.kv_transfer.p2p.protocol import MEMORY, Channel, Memory, ProtocolError
-from quintet.engine.kv_transfer.p2p.remote_memory import at_once
+from quintet.engine.kv_transfer.connector import PageRows
+from quintet.engine.kv_transfer.p2p.protocol import MEMORY, PeerChannel, ProtocolError, RegionAddress
+from quintet.engine.kv_transfer.p2p.remote_memory import pages_per_request
 
 logger = logging.getLogger(__name__)
 
@@ -23,42 +23,42 @@ CLOSING = 5.0  # seconds that an engine which ends waits for its transfers
 LATER = 0.1  # seconds between two looks at those that did not end by then
 
 
-class Moving(Protocol):
+class RdmaRead(Protocol):
     """Transfer that was started."""
 
     def done(self) -> bool:
         """Returns whether all data has arrived. ProtocolError: it will not, and the library writes nothing more."""
 
-    def stop(self) -> bool:
+    def cancel(self) -> bool:
         """Gives the transfer up -> whether the library has released the memory that it wrote to."""
 
 
 class TransferEngine(Protocol):
     """Transfer library, which moves bytes from process to process. Any thread may call any method."""
 
-    def offer(self, rows: Rows) -> None:
+    def register_source(self, rows: PageRows) -> None:
         """Lets others read this memory from now on."""
 
-    def receive(self, rows: Rows) -> None:
+    def register_buffer(self, rows: PageRows) -> None:
         """Registers memory that reads may write to. ProtocolError: it cannot."""
 
-    def told(self) -> bytes:
+    def metadata(self) -> bytes:
         """Returns the data that another engine needs to read here."""
 
-    def meet(self, told: bytes) -> str:
+    def connect(self, told: bytes) -> str:
         """Connects to an engine by its mover's data -> the library's name for it. ProtocolError: it has none."""
 
-    def part(self, peer: str) -> None:
+    def disconnect(self, peer: str) -> None:
         """Releases a peer that meet() has returned."""
 
-    def begin(self, peer: str, addresses: Sequence[int], into: Rows) -> Moving:
+    def start_read(self, peer: str, addresses: Sequence[int], into: PageRows) -> RdmaRead:
         """Starts to read a row from each address, one behind the other. ProtocolError: it cannot."""
 
     def close(self) -> None:
         """Closes the library; none of its transfers may still run."""
 
 
-def unclosed(library: Any) -> Any:
+def check_not_closed(library: Any) -> Any:
     """Returns the library of a mover; ProtocolError once it was closed."""
     if library is None:
         raise ProtocolError("the engine ends")
@@ -68,25 +68,25 @@ def unclosed(library: Any) -> Any:
 class ExposedRegion:
     """A producer's memory, which others read by the mover."""
 
-    def __init__(self, mover: TransferEngine, rows: Rows) -> None:
+    def __init__(self, mover: TransferEngine, rows: PageRows) -> None:
         self._mover, self._rows = mover, rows
-        mover.offer(rows)
+        mover.register_source(rows)
 
-    def __call__(self, channel: Channel) -> None:
-        channel.send(Memory(self._mover.told(), self._rows.ctypes.data, len(self._rows)))
+    def __call__(self, channel: PeerChannel) -> None:
+        channel.send(RegionAddress(self._mover.metadata(), self._rows.ctypes.data, len(self._rows)))
 
 
-class Staging:
+class ReceiveBuffers:
     """Receive buffers of a consumer, into which the mover writes; made as they are needed, up to BUFFERS."""
 
     def __init__(self, mover: TransferEngine, words: int) -> None:
-        self._mover, self._shape = mover, (at_once(words), words)
-        self._free: list[Rows] = []
-        self._stuck: list[tuple[Moving, Rows]] = []
+        self._mover, self._shape = mover, (pages_per_request(words), words)
+        self._free: list[PageRows] = []
+        self._stuck: list[tuple[RdmaRead, PageRows]] = []
         self._lock, self._made = threading.Lock(), 0
         self.closed = False
 
-    def borrow(self) -> Rows:
+    def acquire(self) -> PageRows:
         """Returns a free buffer. ProtocolError: too many transfers do not end, or the engine does."""
         with self._lock:
             if self.closed:
@@ -99,17 +99,17 @@ class Staging:
             self._made += 1
         rows = np.zeros(self._shape, np.int32)
         try:
-            self._mover.receive(rows)
+            self._mover.register_buffer(rows)
         except BaseException:
             with self._lock:
                 self._made -= 1
             raise
         return rows
 
-    def give_back(self, rows: Rows, moving: Moving | None) -> None:
+    def release(self, rows: PageRows, moving: RdmaRead | None) -> None:
         """Takes a buffer back. moving: a transfer that was given up, and may still write there."""
         with self._lock:
-            if moving is None or moving.stop():
+            if moving is None or moving.cancel():
                 self._free.append(rows)
             else:
                 self._stuck.append((moving, rows))
@@ -130,20 +130,20 @@ class Staging:
 
     def _recover(self) -> None:
         """Frees the buffers that the library has released."""
-        still = [(moving, rows) for moving, rows in self._stuck if not moving.stop()]
+        still = [(moving, rows) for moving, rows in self._stuck if not moving.cancel()]
         self._free += [rows for moving, rows in self._stuck if all(rows is not each for _, each in still)]
         self._stuck = still
 
 
-class Stagings:
+class ReceiveBufferPool:
     """Receive buffers for each row width of the producers."""
 
     def __init__(self, mover: TransferEngine) -> None:
         self._mover, self._lock = mover, threading.Lock()
-        self._found: dict[int, Staging] = {}
+        self._found: dict[int, ReceiveBuffers] = {}
         self._ended = False
 
-    def of(self, words: int) -> Staging:
+    def for_width(self, words: int) -> ReceiveBuffers:
         """Returns the buffers for a row width. ProtocolError: rows of too many widths were fetched before, or the
         engine ends."""
         with self._lock:
@@ -154,10 +154,10 @@ class Stagings:
                     raise ProtocolError(
                         f"memory for rows of {WIDTHS} other widths is held; start this engine anew for another"
                     )
-                self._found[words] = Staging(self._mover, words)
+                self._found[words] = ReceiveBuffers(self._mover, words)
             return self._found[words]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Closes the mover once it writes nothing any more. If a transfer does not end in time, that happens later, and
         until then a thread keeps the memory that it writes to."""
         with self._lock:
@@ -170,7 +170,7 @@ class Stagings:
         logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSING)
         threading.Thread(target=self._end_later, args=(used,), name="quintet-ends", daemon=True).start()
 
-    def _end_later(self, used: Sequence[Staging]) -> None:
+    def _end_later(self, used: Sequence[ReceiveBuffers]) -> None:
         for each in used:
             each.close(math.inf, LATER)
         self._mover.close()
@@ -180,28 +180,28 @@ class RemoteReads:
     """One producer's memory, as long as one connection to it lasts."""
 
     def __init__(
-        self, channel: Channel, words: int, mover: TransferEngine, stagings: Stagings, patience: float
+        self, channel: PeerChannel, words: int, mover: TransferEngine, stagings: ReceiveBufferPool, patience: float
     ) -> None:
         """words: int32 words of the producer's rows. patience: seconds that one transfer may take."""
-        self._channel, self._mover, self._staging, self._patience = channel, mover, stagings.of(words), patience
+        self._channel, self._mover, self._staging, self._patience = channel, mover, stagings.for_width(words), patience
         memory = channel.receive(MEMORY)
         self._base, self._count = memory.address, memory.rows
-        self._peer = mover.meet(memory.told)
+        self._peer = mover.connect(memory.metadata)
 
-    def read(self, rows: Sequence[int]) -> Rows:
+    def read(self, rows: Sequence[int]) -> PageRows:
         if max(rows) >= self._count:
             raise ProtocolError("a page that lies nowhere")
-        into, moving = self._staging.borrow(), None
+        into, moving = self._staging.acquire(), None
         try:
             addresses = [self._base + row * into.strides[0] for row in rows]
-            moving = self._mover.begin(self._peer, addresses, into[: len(rows)])
+            moving = self._mover.start_read(self._peer, addresses, into[: len(rows)])
             self._wait(moving)
             moving = None
             return into[: len(rows)].copy()
         finally:
-            self._staging.give_back(into, moving)
+            self._staging.release(into, moving)
 
-    def _wait(self, moving: Moving) -> None:
+    def _wait(self, moving: RdmaRead) -> None:
         """Waits for a transfer. ProtocolError: it fails, takes too long, or the connection ends, which a library may
         not notice."""
         until, pause = time.monotonic() + self._patience, FIRST
@@ -210,10 +210,10 @@ class RemoteReads:
                 raise ProtocolError("a transfer did not end in time")
             if self._staging.closed:
                 raise ProtocolError("the engine ends")
-            self._channel.look()
+            self._channel.check_open()
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
     def close(self) -> None:
         with suppress(ProtocolError):
-            self._mover.part(self._peer)
+            self._mover.disconnect(self._peer)

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
-from quintet.engine.kv_transfer.p2p.protocol import MOST_KEYS, Channel, ProtocolError
+from quintet.engine.kv_transfer.connector import PageRows
+from quintet.engine.kv_transfer.p2p.protocol import MOST_KEYS, PeerChannel, ProtocolError
 
 AHEAD = 2**25  # bytes of a load that wait for the engine before more is requested
 
@@ -20,17 +20,17 @@ AHEAD = 2**25  # bytes of a load that wait for the engine before more is request
 class RemoteRegion(Protocol):
     """Memory of one producer, as long as one connection to it lasts."""
 
-    def read(self, rows: Sequence[int]) -> Rows:
+    def read(self, rows: Sequence[int]) -> PageRows:
         """Returns a copy of these rows. ProtocolError says why it cannot."""
 
     def close(self) -> None: ...
 
 
-Open = Callable[[Channel, int], RemoteRegion]  # after authentication; with the words of a producer's row
-Share = Callable[[Channel], None]  # the producer's side of it
+OpenRegion = Callable[[PeerChannel, int], RemoteRegion]  # after authentication; with the words of a producer's row
+ShareMemory = Callable[[PeerChannel], None]  # the producer's side of it
 
 
-def at_once(words: int) -> int:
+def pages_per_request(words: int) -> int:
     """Returns the number of pages that are asked for at once, where a row has so many words."""
     return max(1, min(MOST_KEYS, AHEAD // max(4 * words, 1)))
 
@@ -38,8 +38,8 @@ def at_once(words: int) -> int:
 class MappedRegion:
     """Mapped memory of another process of this machine."""
 
-    def __init__(self, channel: Channel, words: int) -> None:
-        descriptor = channel.borrow()
+    def __init__(self, channel: PeerChannel, words: int) -> None:
+        descriptor = channel.receive_descriptor()
         try:
             count = os.fstat(descriptor).st_size // (4 * words)
             memory = mmap.mmap(descriptor, 4 * words * count, access=mmap.ACCESS_READ)
@@ -49,7 +49,7 @@ class MappedRegion:
             os.close(descriptor)
         self._rows = np.ndarray((count, words), np.int32, memory)
 
-    def read(self, rows: Sequence[int]) -> Rows:
+    def read(self, rows: Sequence[int]) -> PageRows:
         if max(rows) >= len(self._rows):
             raise ProtocolError("a page that lies nowhere")
         return self._rows[list(rows)]
@@ -58,12 +58,12 @@ class MappedRegion:
         del self._rows
 
 
-def lend(channel: Channel, descriptor: int | None) -> None:
+def send_memory(channel: PeerChannel, descriptor: int | None) -> None:
     """Sends a descriptor of the memory, for reading alone."""
     if descriptor is None:
         raise ProtocolError("the engine ends")
     readable = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        channel.lend(readable)
+        channel.send_descriptor(readable)
     finally:
         os.close(readable)

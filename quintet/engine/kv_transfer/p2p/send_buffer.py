@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quintet.engine.kv_transfer.connector import Rows
+from quintet.engine.kv_transfer.connector import PageRows
 
 NOT_THERE = "the send buffer does not have it: it was fetched, or not fetched within lease_seconds"
 
@@ -18,13 +18,13 @@ NOT_THERE = "the send buffer does not have it: it was fetched, or not fetched wi
 class Lease:
     """Pages of one prompt that wait for a consumer."""
 
-    places: dict[bytes, int]  # rows, by key
-    until: float  # time.monotonic()
+    rows: dict[bytes, int]  # rows, by key
+    expires: float  # time.monotonic()
     missing: set[bytes] = field(default_factory=set)  # keys that are still being copied
-    broken: str = ""  # why the missing ones will not arrive
+    error: str = ""  # why the missing ones will not arrive
     readers: int = 0
-    done: set[int] = field(default_factory=set)  # readers that have read it
-    gone: bool = False  # its rows are free as soon as they have no reader
+    finished_readers: set[int] = field(default_factory=set)  # readers that have read it
+    dropped: bool = False  # its rows are free as soon as they have no reader
 
 
 class SendBuffer:
@@ -50,7 +50,7 @@ class SendBuffer:
         return len(self._rows)
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> PageRows:
         """Returns all of the memory."""
         return self._rows
 
@@ -58,7 +58,7 @@ class SendBuffer:
     def num_free(self) -> int:
         return len(self._free)
 
-    def promise(self, name: str, keys: Sequence[bytes]) -> bool:
+    def reserve(self, name: str, keys: Sequence[bytes]) -> bool:
         """Reserves room for pages that are being copied; False: there is none."""
         with self._changed:
             self._expire()
@@ -68,23 +68,23 @@ class SendBuffer:
             self._loans[name] = Lease(places, time.monotonic() + self._lease, set(keys))
             return True
 
-    def fill(self, name: str, keys: Sequence[bytes], rows: Rows) -> None:
+    def fill(self, name: str, keys: Sequence[bytes], rows: PageRows) -> None:
         with self._changed:
             loan = self._loans.get(name)
             if loan is None:
                 return
-            self._rows[[loan.places[key] for key in keys]] = rows
+            self._rows[[loan.rows[key] for key in keys]] = rows
             loan.missing.difference_update(keys)
             self._changed.notify_all()
 
-    def spoil(self, name: str, why: str) -> None:
+    def fail(self, name: str, why: str) -> None:
         """Marks the missing pages of a loan as failed."""
         with self._changed:
             if name in self._loans:
-                self._loans[name].broken = why
+                self._loans[name].error = why
                 self._changed.notify_all()
 
-    def read(self, name: str, keys: Sequence[bytes], patience: float) -> tuple[list[Rows | str], Lease | None]:
+    def read(self, name: str, keys: Sequence[bytes], patience: float) -> tuple[list[PageRows | str], Lease | None]:
         """Returns each row in place, or why it is not there; rows stay as they are until let_go(). Waits for those that
         are being copied."""
         with self._changed:
@@ -94,29 +94,29 @@ class SendBuffer:
                 return [NOT_THERE] * len(keys), None
             loan.readers += 1
             wanted = set(keys)
-            self._changed.wait_for(lambda: loan.broken or loan.gone or not wanted & loan.missing, patience)
+            self._changed.wait_for(lambda: loan.error or loan.dropped or not wanted & loan.missing, patience)
             return [self._row(loan, key) for key in keys], loan
 
-    def _row(self, loan: Lease, key: bytes) -> Rows | str:
-        if key not in loan.places or loan.gone:
+    def _row(self, loan: Lease, key: bytes) -> PageRows | str:
+        if key not in loan.rows or loan.dropped:
             return NOT_THERE
-        return (loan.broken or "it was not copied in time") if key in loan.missing else self._rows[loan.places[key]]
+        return (loan.error or "it was not copied in time") if key in loan.missing else self._rows[loan.rows[key]]
 
-    def row(self, place: Rows) -> int:
+    def row_index(self, place: PageRows) -> int:
         """Returns the index in the memory of a row that read() has returned."""
         return (place.ctypes.data - self._rows.ctypes.data) // max(self._rows.strides[0], 1)
 
-    def let_go(self, loan: Lease) -> None:
+    def release_read(self, loan: Lease) -> None:
         with self._changed:
             loan.readers -= 1
             self._recycle(loan)
 
-    def end(self, name: str, of: int = 1, reader: int = 0) -> None:
+    def finish(self, name: str, of: int = 1, reader: int = 0) -> None:
         """Records that one of `of` readers will not ask for a loan again; drops the loan when all have reported it."""
         with self._changed:
             if name not in self._loans:
                 return
-            done = self._loans[name].done
+            done = self._loans[name].finished_readers
             done.add(reader)
             if len(done) >= of:
                 self._drop(name)
@@ -140,20 +140,20 @@ class SendBuffer:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for name in [name for name, loan in self._loans.items() if loan.until < now]:
+        for name in [name for name, loan in self._loans.items() if loan.expires < now]:
             self.expired += 1
             self._drop(name)
 
     def _drop(self, name: str) -> None:
         loan = self._loans.pop(name)
-        loan.gone = True
+        loan.dropped = True
         self._recycle(loan)
         self._changed.notify_all()
 
     def _recycle(self, loan: Lease) -> None:
-        if loan.gone and not loan.readers:
-            self._free += loan.places.values()
-            loan.places = {}
+        if loan.dropped and not loan.readers:
+            self._free += loan.rows.values()
+            loan.rows = {}
 
 
 def _shared(nbytes: int) -> int:

@@ -17,21 +17,21 @@ from quintet.engine.executor.worker import ModelSizes
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_cache.manager import KVCacheManager
 from quintet.engine.kv_scales import scales_of
-from quintet.engine.kv_transfer.head_slices import Grid
-from quintet.engine.kv_transfer.p2p.allowed_peers import Peers
-from quintet.engine.kv_transfer.p2p.consumer import Address, PageClient, Route
+from quintet.engine.kv_transfer.head_slices import PageGrid
+from quintet.engine.kv_transfer.p2p.allowed_peers import AllowedPeers
+from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress, PageClient, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
-from quintet.engine.kv_transfer.p2p.protocol import Channel, Facts
+from quintet.engine.kv_transfer.p2p.protocol import PageFormat, PeerChannel
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
-from quintet.engine.kv_transfer.p2p.sockets import connected, connected_here, leave, listen, listen_here
-from quintet.engine.kv_transfer.p2p.transfers import Transfer
-from quintet.engine.kv_transfer.p2p.transports import Transport, means_of
+from quintet.engine.kv_transfer.p2p.sockets import connect, connect_local, listen, listen_local, remove_local_socket
+from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
+from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer.rank_shares import RankShares, part_of
 from quintet.hub.dtypes import name_of
 from quintet.model_loader.sharded_state import FORMATS as SHARDED
 from quintet.model_loader.sharded_state import SHARDS
-from quintet.model_loader.weight_files import Weights
+from quintet.model_loader.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
 
@@ -39,48 +39,48 @@ SAMPLES, SAMPLE = 32, 4096  # samples of each weight file that distinguish it fr
 _NAMES = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # of a configuration; they change no result
 
 
-Weigh = Callable[[Weights | None], str]
+Checksum = Callable[[WeightFiles | None], str]
 
 
 class ModelFingerprint:
     """Facts of this engine's pages, as of now: they change with the weights."""
 
-    def __init__(self, facts: Facts, weigh: Weigh) -> None:
-        self.facts, self._weigh = facts, weigh
+    def __init__(self, facts: PageFormat, weigh: Checksum) -> None:
+        self.page_format, self._weigh = facts, weigh
 
-    def __call__(self) -> Facts:
-        return self.facts
+    def __call__(self) -> PageFormat:
+        return self.page_format
 
-    def reweigh(self, weights: Weights | None) -> None:
-        self.facts = msgspec.structs.replace(self.facts, checkpoint=self._weigh(weights))
+    def update_weights(self, weights: WeightFiles | None) -> None:
+        self.page_format = msgspec.structs.replace(self.page_format, checkpoint=self._weigh(weights))
 
 
-def make_transfer(  # the last is for ranks
+def make_p2p_transfer(  # the last is for ranks
     config: EngineConfig,
     known: ModelFingerprint,
     copies: PageCopier,
     tables: KVCacheManager,
     changed: Event,
     among: RankShares,
-) -> Transfer:
+) -> P2PTransfer:
     """Makes the transfer; ValueError says which setting is not possible."""
     settings = config.kv_transfer_config
     side = _Side(settings, known, copies, among, kv_transfer_key(settings), [])
-    peers = _asked(settings, side.key) if settings.takes else None
-    transfer, means = Transfer(tables, copies.read, copies.at_once), means_of(settings, bool(side.key))
-    transfer.engine, transfer.council = settings.engine_id or secrets.token_hex(8), among.council
+    peers = _asked(settings, side.key) if settings.is_consumer else None
+    transfer, means = P2PTransfer(tables, copies.read, copies.pages_per_copy), transport_of(settings, bool(side.key))
+    transfer.engine, transfer.rank_agreement = settings.engine_id or secrets.token_hex(8), among.rank_agreement
     try:
-        among.name(transfer)
-        if settings.gives:
+        among.agree_on_names(transfer)
+        if settings.is_producer:
             _give(side, transfer, means, config.data_parallel_rank or 0)
-        if settings.takes:
+        if settings.is_consumer:
             _take(side, transfer, means, peers, changed)
-        among.tell_ports(transfer, side.here)
+        among.exchange_addresses(transfer, side.is_local)
     except BaseException:
         _each([*side.closing, means.close])
         raise
     transfer.close = functools.partial(_each, [*side.closing, means.close])
-    transfer.reweigh = functools.partial(_reweigh, known, transfer.loans)
+    transfer.update_weights = functools.partial(_reweigh, known, transfer.send_buffer)
     return transfer
 
 
@@ -88,58 +88,62 @@ class _Side(NamedTuple):
     """Inputs of the producer and the consumer, and the calls that close them."""
 
     settings: KVTransferConfig
-    known: ModelFingerprint
-    copies: PageCopier
-    among: RankShares
+    fingerprint: ModelFingerprint
+    page_copier: PageCopier
+    rank_shares: RankShares
     key: bytes
     closing: list[Callable[[], None]]
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Returns whether pages only go to engines of this machine, through shared memory."""
         return self.settings.kv_connector == SHARED_MEMORY
 
 
-def _give(side: _Side, transfer: Transfer, means: Transport, engine: int) -> None:
+def _give(side: _Side, transfer: P2PTransfer, means: Transport, engine: int) -> None:
     """Starts the producer. engine: data-parallel rank."""
-    settings, among, extras = side.settings, side.among, side.settings.extras
-    room = among.least(settings.kv_buffer_size // among.size // side.copies.nbytes)  # pages: the same on all ranks
-    loans = SendBuffer(room * side.copies.nbytes, side.copies.words, extras.lease_seconds, side.here)
+    settings, among, extras = side.settings, side.rank_shares, side.settings.extras
+    room = among.minimum(
+        settings.kv_buffer_size // among.size // side.page_copier.nbytes
+    )  # pages: the same on all ranks
+    loans = SendBuffer(room * side.page_copier.nbytes, side.page_copier.words, extras.lease_seconds, side.is_local)
     side.closing.append(loans.close)
     if not loans.capacity:
         raise ValueError(
-            f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {side.copies.nbytes} bytes, "
+            f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {side.page_copier.nbytes} bytes, "
             "and none fits; raise it"
         )
-    if side.here:
-        listening, transfer.host = listen_here(among.socket(transfer.engine, among.rank))
+    if side.is_local:
+        listening, transfer.host = listen_local(among.socket_name(transfer.engine, among.rank))
         transfer.port = settings.kv_port or 1  # not used
-        side.closing.append(functools.partial(leave, among.socket(transfer.engine, among.rank)))
+        side.closing.append(functools.partial(remove_local_socket, among.socket_name(transfer.engine, among.rank)))
     else:
         listening = listen(settings, bool(side.key), engine * among.size + among.rank)
         transfer.host, transfer.port = extras.host or settings.kv_ip, listening.getsockname()[1]
-    giver = PageServer(loans, side.known, side.key, extras.timeout_seconds)
-    giver.way, giver.share = means.name, means.share(loans)
+    giver = PageServer(loans, side.fingerprint, side.key, extras.timeout_seconds)
+    giver.transport, giver.share_memory = means.name, means.share_memory(loans)
     giver.listen(listening)
     side.closing.insert(0, giver.close)
-    transfer.loans, transfer.giver = loans, giver
+    transfer.send_buffer, transfer.producer = loans, giver
     logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
 
 
-def _take(side: _Side, transfer: Transfer, means: Transport, peers: Peers | None, changed: Event) -> None:
+def _take(side: _Side, transfer: P2PTransfer, means: Transport, peers: AllowedPeers | None, changed: Event) -> None:
     """Starts the consumer."""
-    patience, copies = side.settings.extras.timeout_seconds, side.copies
-    reach: Callable[[Address], Channel] = functools.partial(
-        connected, patience=patience, longest=copies.nbytes, keyed=bool(side.key), peers=peers
+    patience, copies = side.settings.extras.timeout_seconds, side.page_copier
+    reach: Callable[[LeaseAddress], PeerChannel] = functools.partial(
+        connect, patience=patience, longest=copies.nbytes, keyed=bool(side.key), peers=peers
     )
-    if side.here:
-        reach = functools.partial(connected_here, patience=patience)
-    taker = PageClient(Route(reach, side.known, side.key, copies.words, means.open(patience), means.name), changed)
-    transfer.taker, transfer.sources = taker, functools.partial(side.among.sources, here=side.here)
+    if side.is_local:
+        reach = functools.partial(connect_local, patience=patience)
+    taker = PageClient(
+        Route(reach, side.fingerprint, side.key, copies.words, means.open_region(patience), means.name), changed
+    )
+    transfer.consumer, transfer.origins = taker, functools.partial(side.rank_shares.origins, here=side.is_local)
     side.closing.append(taker.close)
 
 
-def _asked(settings: KVTransferConfig, key: bytes) -> Peers | None:
+def _asked(settings: KVTransferConfig, key: bytes) -> AllowedPeers | None:
     """Returns the peers that may be asked for pages; None (no list): any host that a request names, if there is a
     key."""
     listed = settings.extras.peers
@@ -155,7 +159,7 @@ def _asked(settings: KVTransferConfig, key: bytes) -> Peers | None:
             "kv_transfer_config.kv_connector_extra_config.peers: engines of this machine and user are the only ones "
             f"that a {SHARED_MEMORY} reaches; leave it out"
         )
-    return Peers(listed)
+    return AllowedPeers(listed)
 
 
 def _each(calls: Sequence[Callable[[], None]]) -> None:
@@ -163,43 +167,47 @@ def _each(calls: Sequence[Callable[[], None]]) -> None:
         call()
 
 
-def _reweigh(known: ModelFingerprint, loans: SendBuffer | None, weights: Weights | None) -> None:
+def _reweigh(known: ModelFingerprint, loans: SendBuffer | None, weights: WeightFiles | None) -> None:
     if loans is not None:
         loans.clear()
-    known.reweigh(weights)
+    known.update_weights(weights)
 
 
-def facts_of(
+def fingerprint_of(
     config: EngineConfig,
     sizes: ModelSizes,
     ranks: WorkerGroup,
-    described: tuple[Any, Weights | None],
-    grid: Grid | None,
+    described: tuple[Any, WeightFiles | None],
+    grid: PageGrid | None,
 ) -> ModelFingerprint:
     """Returns the facts of this engine's pages, the same on every machine and device. described: configuration and
     checkpoint. grid: page layout by heads, where other engines may shard them differently."""
     hf, weights = described
     kept = {name: value for name, value in hf.to_dict().items() if name not in _NAMES}
-    scales = [hashlib.sha256(each).hexdigest() for each in ranks.each(scales_of)] if config.calculate_kv_scales else []
+    scales = (
+        [hashlib.sha256(each).hexdigest() for each in ranks.map_workers(scales_of)]
+        if config.calculate_kv_scales
+        else []
+    )
     parts = [sorted(kept.items()), config.quantization, config.activation_bits, name_of(sizes.dtype), scales]
     dtype = name_of(sizes.kv_dtype or sizes.dtype)
 
-    def weigh(of: Weights | None) -> str:
+    def weigh(of: WeightFiles | None) -> str:
         return hashlib.sha256(repr([*parts, _sampled(of)]).encode()).hexdigest()
 
-    facts = Facts(weigh(weights), dtype, config.page_size, _shapes(ranks, grid), part_of(ranks))
+    facts = PageFormat(weigh(weights), dtype, config.page_size, _shapes(ranks, grid), part_of(ranks))
     return ModelFingerprint(facts, weigh)
 
 
-def _shapes(ranks: WorkerGroup, grid: Grid | None) -> tuple[tuple[int, ...], ...]:
+def _shapes(ranks: WorkerGroup, grid: PageGrid | None) -> tuple[tuple[int, ...], ...]:
     """Returns the shapes of a page's tensors: with the heads of all ranks, where known, else of each rank here."""
-    shapes = [tuple(map(int, layout.shape)) for rank in ranks.workers for layout in rank.arrangement.layouts]
+    shapes = [tuple(map(int, layout.shape)) for rank in ranks.workers for layout in rank.kv_cache_layout.layouts]
     if grid is None:
         return tuple(shapes)
     return tuple((kept.planes, kept.heads, *shape[2:]) for kept, shape in zip(grid, shapes, strict=False))
 
 
-def _sampled(weights: Weights | None) -> list[str]:
+def _sampled(weights: WeightFiles | None) -> list[str]:
     """Returns digests of a checkpoint's files: their sizes, and samples of their bytes. ValueError where there is
     none."""
     if weights is None:

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 from quintet.config import KVTransferConfig
-from quintet.config.cache_dir import trouble
-from quintet.engine.kv_transfer.p2p.allowed_peers import Peers
-from quintet.engine.kv_transfer.p2p.consumer import Address
-from quintet.engine.kv_transfer.p2p.protocol import Channel, ProtocolError
+from quintet.config.cache_dir import unsafe_reason
+from quintet.engine.kv_transfer.p2p.allowed_peers import AllowedPeers
+from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress
+from quintet.engine.kv_transfer.p2p.protocol import PeerChannel, ProtocolError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -42,10 +42,12 @@ def listen(settings: KVTransferConfig, keyed: bool, rank: int) -> socket.socket:
     return listening
 
 
-def connected(peer: Address, patience: float, longest: int, keyed: bool, peers: Peers | None = None) -> Channel:
+def connect(
+    peer: LeaseAddress, patience: float, longest: int, keyed: bool, peers: AllowedPeers | None = None
+) -> PeerChannel:
     """Connects to the engine that holds a loan; ProtocolError says why it cannot. Without a key only this machine is
     trusted. peers: engines that may be asked; None: all."""
-    host, _, port = peer.place.rpartition(":")
+    host, _, port = peer.host_port.rpartition(":")
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         if not keyed and not _is_loopback(str(address[0])):
@@ -64,7 +66,7 @@ def connected(peer: Address, patience: float, longest: int, keyed: bool, peers: 
         raise ProtocolError("the peer does not answer") from None
     except (OSError, UnicodeError) as error:
         raise ProtocolError(getattr(error, "strerror", None) or str(error)) from None
-    return Channel(connection, patience, longest)
+    return PeerChannel(connection, patience, longest)
 
 
 def _is_loopback(address: str) -> bool:
@@ -76,12 +78,12 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"quintet-kv-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    if folder.is_symlink() or not folder.is_dir() or (why := trouble(folder)):
+    if folder.is_symlink() or not folder.is_dir() or (why := unsafe_reason(folder)):
         raise ValueError(f"kv_transfer_config: {why or f'{folder} is no folder'}; remove it, or set TMPDIR")
     return folder
 
 
-def listen_here(engine: str) -> tuple[socket.socket, str]:
+def listen_local(engine: str) -> tuple[socket.socket, str]:
     """Listens at a socket that only this user's processes can reach -> it, and its name. ValueError says why it
     cannot."""
     if not hasattr(os, "memfd_create") or not hasattr(socket, "SO_PEERCRED"):
@@ -101,15 +103,15 @@ def listen_here(engine: str) -> tuple[socket.socket, str]:
     return listening, engine
 
 
-def leave(engine: str) -> None:
+def remove_local_socket(engine: str) -> None:
     """Removes the socket of an engine that listens no more."""
     with contextlib.suppress(OSError, ValueError):
         (_folder() / engine).unlink()
 
 
-def connected_here(peer: Address, patience: float) -> Channel:
+def connect_local(peer: LeaseAddress, patience: float) -> PeerChannel:
     """Connects to another engine of this user; ProtocolError says why it cannot."""
-    name = peer.place.rpartition(":")[0]
+    name = peer.host_port.rpartition(":")[0]
     if not NAME.fullmatch(name):
         raise ProtocolError("it is no engine of this machine's")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -123,4 +125,4 @@ def connected_here(peer: Address, patience: float) -> Channel:
     if CREDENTIALS.unpack(found)[1] != os.getuid():
         connection.close()
         raise ProtocolError("it is another user's")
-    return Channel(connection, patience, 0)
+    return PeerChannel(connection, patience, 0)

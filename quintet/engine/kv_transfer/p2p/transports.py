@@ -9,10 +9,10 @@ import psutil
 
 from quintet.config import KVTransferConfig
 from quintet.config.kv_transfer import MOONCAKE, NIXL, SHARED_MEMORY
-from quintet.engine.kv_transfer.p2p.mooncake import MooncakeMover
-from quintet.engine.kv_transfer.p2p.nixl import NixlMover
-from quintet.engine.kv_transfer.p2p.rdma import ExposedRegion, RemoteReads, Stagings, TransferEngine
-from quintet.engine.kv_transfer.p2p.remote_memory import MappedRegion, Open, Share, lend
+from quintet.engine.kv_transfer.p2p.mooncake import MooncakeEngine
+from quintet.engine.kv_transfer.p2p.nixl import NixlEngine
+from quintet.engine.kv_transfer.p2p.rdma import ExposedRegion, ReceiveBufferPool, RemoteReads, TransferEngine
+from quintet.engine.kv_transfer.p2p.remote_memory import MappedRegion, OpenRegion, ShareMemory, send_memory
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 from quintet.engine.kv_transfer.p2p.sockets import NO_KEY
 
@@ -22,29 +22,33 @@ class Transport:
     """Transport of one engine, or of one of its ranks where they are processes."""
 
     name: str  # the other side must have the same; empty: in frames
-    mover: TransferEngine | None = None
+    transfer_engine: TransferEngine | None = None
 
     def __post_init__(self) -> None:
-        self.stagings = None if self.mover is None else Stagings(self.mover)  # into which it moves pages
+        self.buffer_pool = (
+            None if self.transfer_engine is None else ReceiveBufferPool(self.transfer_engine)
+        )  # into which it moves pages
 
-    def share(self, loans: SendBuffer) -> Share | None:
+    def share_memory(self, loans: SendBuffer) -> ShareMemory | None:
         """Returns the producer's half."""
-        if self.mover is not None:
-            return ExposedRegion(self.mover, loans.rows)
-        return (lambda channel: lend(channel, loans.descriptor)) if self.name else None
+        if self.transfer_engine is not None:
+            return ExposedRegion(self.transfer_engine, loans.rows)
+        return (lambda channel: send_memory(channel, loans.descriptor)) if self.name else None
 
-    def open(self, patience: float) -> Open | None:
+    def open_region(self, patience: float) -> OpenRegion | None:
         """Returns the consumer's half."""
-        if self.mover is not None and self.stagings is not None:
-            return functools.partial(RemoteReads, mover=self.mover, stagings=self.stagings, patience=patience)
+        if self.transfer_engine is not None and self.buffer_pool is not None:
+            return functools.partial(
+                RemoteReads, mover=self.transfer_engine, stagings=self.buffer_pool, patience=patience
+            )
         return MappedRegion if self.name else None
 
     def close(self) -> None:
-        if self.stagings is not None:
-            self.stagings.end()
+        if self.buffer_pool is not None:
+            self.buffer_pool.close()
 
 
-def means_of(settings: KVTransferConfig, keyed: bool) -> Transport:
+def transport_of(settings: KVTransferConfig, keyed: bool) -> Transport:
     """Makes the transport of a connector; ValueError where a library is missing, or cannot start."""
     if (
         settings.kv_connector in (NIXL, MOONCAKE)
@@ -55,13 +59,13 @@ def means_of(settings: KVTransferConfig, keyed: bool) -> Transport:
     if settings.kv_connector == SHARED_MEMORY:
         return Transport("shared memory")
     if settings.kv_connector == NIXL:
-        return Transport("NIXL", NixlMover(device_of(settings.kv_ip)))
+        return Transport("NIXL", NixlEngine(device_of(settings.kv_ip)))
     if settings.kv_connector == MOONCAKE:
         return Transport("Mooncake", _mooncake(settings))
     return Transport("")
 
 
-def _mooncake(settings: KVTransferConfig) -> MooncakeMover:
+def _mooncake(settings: KVTransferConfig) -> MooncakeEngine:
     """Makes the Mooncake mover. Its own address can be set, but not the one it listens on: so the user must ask for
     0.0.0.0."""
     host = settings.extras.host
@@ -70,7 +74,7 @@ def _mooncake(settings: KVTransferConfig) -> MooncakeMover:
             f"kv_transfer_config.kv_connector {MOONCAKE}: Mooncake listens at all addresses and checks no key; on a "
             "private network give kv_ip 0.0.0.0 and, in kv_connector_extra_config, host; otherwise use TCPConnector"
         )
-    return MooncakeMover(host, settings.extras.mooncake_protocol)
+    return MooncakeEngine(host, settings.extras.mooncake_protocol)
 
 
 def device_of(host: str) -> str:

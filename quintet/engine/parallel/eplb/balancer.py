@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quintet.common.interrupts import Uninterrupted
+from quintet.common.interrupts import DeferredSigint
 from quintet.config import EPLBConfig
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.observability.stats import ExpertStats, Stats
-from quintet.engine.parallel.eplb.placement import balanced, evenness
-from quintet.engine.parallel.eplb.transfer import Staged
-from quintet.engine.parallel.expert_parallel import mixtures
+from quintet.engine.parallel.eplb.placement import balancedness, rebalanced
+from quintet.engine.parallel.eplb.transfer import ExpertMove
+from quintet.engine.parallel.expert_parallel import moe_layers_of
 from quintet.engine.scheduler import StepPlan
 from quintet.engine.step_hook import Fail, StepHook
 from quintet.interface.platform import Channel, DeviceLost
@@ -34,7 +34,7 @@ class MoveFailed(RuntimeError):
     """Experts could not be moved to some rank, and so were moved to none."""
 
 
-class Balancer(StepHook):
+class ExpertBalancer(StepHook):
     """Balancer of experts. It counts expert ids, which are the same on all ranks, and planned steps; it uses no
     clock."""
 
@@ -79,8 +79,8 @@ class Balancer(StepHook):
         if (channel := self._ranks.channel) is not None:
             _check_alike(channel, loads)
         layers = self._layers(self._ranks.workers[0])
-        now = [each.dealt.placement for each in layers if each.dealt is not None]
-        wanted = [balanced(*pair) for pair in zip(loads, now, strict=True)]
+        now = [each.rank_experts.placement for each in layers if each.rank_experts is not None]
+        wanted = [rebalanced(*pair) for pair in zip(loads, now, strict=True)]
         was, will = _mean(loads, now), _mean(loads, wanted)
         moved, changes = 0, [index for index, new in enumerate(wanted) if new != now[index]]
         try:
@@ -94,21 +94,21 @@ class Balancer(StepHook):
             text = "balancedness of the last %d steps: %.3f; %.3f with experts of %d of %d layers placed anew"
             logger.info(text, self._window, was, will, len(changes), len(layers))
 
-    def restore(self) -> None:
+    def restore_placement(self) -> None:
         """Moves every expert back to its first place: a new engine can read weights that are saved then."""
         for index, layer in enumerate(self._layers(self._ranks.workers[0])):
-            if layer.dealt is not None and layer.dealt.placement != layer.dealt.first:
-                self._move(index, layer.dealt.first)
+            if layer.rank_experts is not None and layer.rank_experts.placement != layer.rank_experts.initial_placement:
+                self._move(index, layer.rank_experts.initial_placement)
 
     def _move(self, index: int, new: Placement) -> int:
         """Moves the experts of one layer -> number of places, on all ranks, with an expert that came from another
         rank."""
-        staged, error = list[Staged](), None
+        staged, error = list[ExpertMove](), None
         layer = self._layers(self._ranks.workers[0])[index]
-        now = layer.dealt.placement if layer.dealt is not None else ()
-        with Uninterrupted():
+        now = layer.rank_experts.placement if layer.rank_experts is not None else ()
+        with DeferredSigint():
             try:
-                staged = self._ranks.each(lambda worker: Staged(self._layers(worker)[index], new))
+                staged = self._ranks.map_workers(lambda worker: ExpertMove(self._layers(worker)[index], new))
             except DeviceLost:
                 raise
             except Exception as failed:  # all ranks receive it
@@ -135,7 +135,7 @@ class Balancer(StepHook):
 
     @staticmethod
     def _layers(worker: Worker) -> list[Experts]:
-        return [layer for _, layer in mixtures(worker.model)]
+        return [layer for _, layer in moe_layers_of(worker.model)]
 
 
 def _told(channel: Channel, error: str) -> list[str]:
@@ -154,5 +154,5 @@ def _check_alike(channel: Channel, loads: Loads) -> None:
 
 def _mean(loads: Loads, placements: Sequence[Placement]) -> float:
     """Returns the mean evenness of the layers."""
-    each = [evenness(*pair) for pair in zip(loads, placements, strict=True)]
+    each = [balancedness(*pair) for pair in zip(loads, placements, strict=True)]
     return sum(each) / len(each) if each else 1.0

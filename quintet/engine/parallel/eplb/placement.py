@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from quintet.layers.moe.expert_placement import Placement, holders
+from quintet.layers.moe.expert_placement import Placement, ranks_of
 
 WORTH = 0.02  # of the busiest rank's load: for a smaller gain, experts stay
 
 
-def balanced(loads: Sequence[int], now: Placement) -> Placement:
+def rebalanced(loads: Sequence[int], now: Placement) -> Placement:
     """Returns a placement with as many places on each rank, for these expert loads; `now` itself if none is worth it.
 
     Greedy: one more copy for the expert with the highest load per copy; then, the largest first, each copy to the rank
@@ -31,13 +31,13 @@ def balanced(loads: Sequence[int], now: Placement) -> Placement:
 def rank_loads(loads: Sequence[int], placement: Placement) -> list[float]:
     """Returns the load of each rank where the copies of an expert share its load evenly."""
     sums = [0.0] * len(placement)
-    for load, copies in zip(loads, holders(placement, len(loads)), strict=True):
+    for load, copies in zip(loads, ranks_of(placement, len(loads)), strict=True):
         for rank, _ in copies:
             sums[rank] += load / len(copies)
     return sums
 
 
-def evenness(loads: Sequence[int], placement: Placement) -> float:
+def balancedness(loads: Sequence[int], placement: Placement) -> float:
     """Returns the mean over the maximum of the ranks' loads (balancedness): 1 if all have the same, 1 / N if one has
     all."""
     sums = rank_loads(loads, placement)

@@ -11,29 +11,31 @@ from quintet.layers.moe.moe import Experts
 OWN = ("places", "loads")  # tensors of a layer that belong to no expert
 
 
-class Staged:
+class ExpertMove:
     """One rank's part of a layer that changes: making it fetches all that the rank needs, and writes nothing.
 
     Every rank makes one at the same time. A failure then has changed nothing.
     """
 
     def __init__(self, layer: Experts, new: Placement) -> None:
-        assert layer.dealt is not None, "experts that are cut stay where they are"
-        self._layer, self._dealt, self._new = layer, layer.dealt, new
+        assert layer.rank_experts is not None, "experts that are cut stay where they are"
+        self._layer, self._dealt, self._new = layer, layer.rank_experts, new
         self._rows: dict[str, dict[int, Tensor]] = {}  # by stack and expert: the parts that this rank will hold
-        self._table = layer.dealt.table(new)
-        rounds = _rounds(layer.dealt.placement, new)
+        self._table = layer.rank_experts.table(new)
+        rounds = _rounds(layer.rank_experts.placement, new)
         for name, stack in self._stacks():
             self._rows[name] = self._fetched(stack, rounds)
 
     def _stacks(self) -> list[tuple[str, Tensor]]:
         """Returns the stacks, in an order that all ranks have."""
-        found = sorted((name, each) for name, each in self._layer.placed.items() if name not in OWN)
-        assert all(len(each) == len(self._dealt.own) for _, each in found), "a stack has a part for each expert"
+        found = sorted((name, each) for name, each in self._layer.assigned_tensors.items() if name not in OWN)
+        assert all(len(each) == len(self._dealt.local_experts) for _, each in found), (
+            "a stack has a part for each expert"
+        )
         return found
 
     def _fetched(self, stack: Tensor, rounds: Sequence[Sequence[tuple[int, int] | None]]) -> dict[int, Tensor]:
-        own, wanted = self._dealt.own, self._new[self._dealt.rank]
+        own, wanted = self._dealt.local_experts, self._new[self._dealt.rank]
         found = {expert: stack[own.index(expert)].clone() for expert in wanted if expert in own}
         for sent in rounds:
             mine = sent[self._dealt.rank]
@@ -46,7 +48,7 @@ class Staged:
 
     def write(self) -> int:
         """Writes into the stacks, which keep their addresses -> how many experts came from other ranks."""
-        own, wanted = self._dealt.own, self._new[self._dealt.rank]
+        own, wanted = self._dealt.local_experts, self._new[self._dealt.rank]
         changed = [place for place, expert in enumerate(wanted) if expert != own[place]]
         with torch.inference_mode():
             for name, stack in self._stacks():

@@ -21,7 +21,9 @@ INTEGERS = ("int", "int_sym", "int_asym")
 FLOATS = ("float", "fp", "fp16", "bf16", "fp32")
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[PackedPlan, bool]:
+def read(
+    config: Mapping[str, Any], stored_tensors: Callable[[], Mapping[str, StoredTensor]]
+) -> tuple[PackedPlan, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     layout, first = _packing(config)
     scheme = _scheme(config, None)
@@ -32,8 +34,8 @@ def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTenso
             f"the checkpoint is of {NAME} with {odd[0] if odd else config.get('bits')} bits, packed as {layout}; "
             "quintet reads 2 to 8 as gptq, 4 as awq: export it as one of these"
         )
-    plan = PackedPlan(scheme, rules, _blocks(config), layout, first).beside(there())
-    return plan, plan.speaks_of(HEAD)
+    plan = PackedPlan(scheme, rules, _blocks(config), layout, first).with_files(stored_tensors())
+    return plan, plan.has_rule_for(HEAD)
 
 
 def _packing(config: Mapping[str, Any]) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.group_scales import fitted, floats, spread
+from quintet.layers.quantization.group_scales import dequantized_shard, regroup, shard_format
 
 PACKED = 8  # outputs in an int32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -38,7 +38,7 @@ class Awq:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
+        return shard_format(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name, fmt = part.source.removesuffix("weight"), self.format(shard)
@@ -48,11 +48,11 @@ class Awq:
             _outputs(tensors[f"{name}qzeros"], shard).t(),
             tensors[f"{name}scales"][:, slice(*shard.outputs)].t(),
         )
-        scales, zeros = (spread(each, self.group, fmt.group, shard.inputs) for each in (scales.float(), zeros))
+        scales, zeros = (regroup(each, self.group, fmt.group, shard.inputs) for each in (scales.float(), zeros))
         return Matrix(values, scales, zeros, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, shard, tensors)
+        return dequantized_shard(self, self.group, part, shard, tensors)
 
 
 def _nibbles(packed: Tensor, shard: ShardRange) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.group_scales import fitted, floats, spread
-from quintet.layers.quantization.int32_packing import nibbles, unpacked
+from quintet.layers.quantization.group_scales import dequantized_shard, regroup, shard_format
+from quintet.layers.quantization.int32_packing import pack_nibbles, unpack_columns
 from quintet.ops.quantized import MIDDLE
 
 PACKED = 8  # numbers in a word
@@ -45,7 +45,7 @@ class Gemv:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
+        return shard_format(WeightFormat("int4", 4, 16, self.group, zeros=True), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name, fmt, outputs = part.source.removesuffix("weight"), self.format(shard), slice(*shard.outputs)
@@ -53,13 +53,13 @@ class Gemv:
         start, groups = first // PACKED, part.shape[1] // self.group
         packed = tensors[f"{name}qweight"][outputs, start : -(-last // PACKED)].contiguous().view(torch.uint8)
         values = packed[:, first // 2 - 4 * start : last // 2 - 4 * start].contiguous()
-        zeros = unpacked(tensors[f"{name}qzeros"][outputs].t(), 4, (0, groups)).t()
+        zeros = unpack_columns(tensors[f"{name}qzeros"][outputs].t(), 4, (0, groups)).t()
         scales = tensors[f"{name}scales"][outputs, :groups].float()
-        scales, zeros = (spread(each, self.group, fmt.group, shard.inputs) for each in (scales, zeros))
+        scales, zeros = (regroup(each, self.group, fmt.group, shard.inputs) for each in (scales, zeros))
         return Matrix(values, scales, zeros, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, shard, tensors)
+        return dequantized_shard(self, self.group, part, shard, tensors)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class GemvFast:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
+        return shard_format(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name, fmt, groups = part.source.removesuffix("weight"), self.format(shard), part.shape[1] // self.group
@@ -87,13 +87,13 @@ class GemvFast:
         start = first // ROWS
         known = _apart(tensors[f"{name}qweight"][start : -(-last // ROWS)])[first - start * ROWS : last - start * ROWS]
         scales, zeros = (
-            spread(tensors[f"{name}{end}"][:groups, first:last].t().float(), self.group, fmt.group, shard.inputs)
+            regroup(tensors[f"{name}{end}"][:groups, first:last].t().float(), self.group, fmt.group, shard.inputs)
             for end in ("scales", self.zeros)
         )
-        return Matrix(nibbles(known[:, slice(*shard.inputs)]), scales, format=fmt, mins=zeros + MIDDLE * scales)
+        return Matrix(pack_nibbles(known[:, slice(*shard.inputs)]), scales, format=fmt, mins=zeros + MIDDLE * scales)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, shard, tensors)
+        return dequantized_shard(self, self.group, part, shard, tensors)
 
 
 def _sizes(part: CheckpointSlice, group: int, rows: int, columns: int) -> tuple[int, int]:

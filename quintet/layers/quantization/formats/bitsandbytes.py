@@ -28,9 +28,9 @@ from quintet.interface.weights import (
     WeightFormat,
     WeightReader,
 )
-from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
-from quintet.layers.quantization.flat_scales import divided, in_cut, indices
-from quintet.layers.quantization.group_scales import LEAST, fitted
+from quintet.layers.quantization.by_tensors import TensorPlan, modules_with_tensor, outputs_of
+from quintet.layers.quantization.flat_scales import largest_uniform_group, run_indices, shard_values
+from quintet.layers.quantization.group_scales import LEAST, shard_format
 from quintet.ops.quantized import dequantized
 
 NF4 = (
@@ -48,7 +48,7 @@ STATE = "quant_state.bitsandbytes__"
 
 
 @dataclass(frozen=True)
-class FourBits:
+class BitsAndBytes4Bit:
     """Reads nf4 or fp4."""
 
     table: str
@@ -73,7 +73,7 @@ class FourBits:
         return found
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        group = divided(self.block, shard)
+        group = largest_uniform_group(self.block, shard)
         return PLAIN if group < LEAST else WeightFormat("table4", 4, 16, group, codebook=TABLES[self.table])
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
@@ -81,7 +81,7 @@ class FourBits:
         return Matrix(values[:, ::2] | values[:, 1::2] << 4, self._scales(part, shard, tensors, fmt.group), format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        group = divided(self.block, shard._replace(row=part.shape[1]))
+        group = largest_uniform_group(self.block, shard._replace(row=part.shape[1]))
         scales = self._scales(part, shard, tensors, group).repeat_interleave(group, 1)
         return torch.tensor(TABLES[self.table])[self._values(part, shard, tensors).int()] * scales
 
@@ -90,12 +90,12 @@ class FourBits:
         row = part.shape[1]
         first, last = (row * each for each in shard.outputs)
         packed = tensors[part.source].view(torch.uint8).reshape(-1)[first // 2 : -(-last // 2)]
-        return in_cut(torch.stack([packed >> 4, packed & 15], -1).reshape(-1), first - first % 2, row, shard)
+        return shard_values(torch.stack([packed >> 4, packed & 15], -1).reshape(-1), first - first % 2, row, shard)
 
     def _scales(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor], group: int) -> Tensor:
         """float32 [N, G]."""
         state = self._state(part, tensors)
-        at = indices(self.block, group, part.shape[1], shard)
+        at = run_indices(self.block, group, part.shape[1], shard)
         absmax = tensors[f"{part.source}.absmax"][at]
         if not self.nested:
             return absmax
@@ -125,10 +125,10 @@ class FourBits:
 
 
 @dataclass(frozen=True)
-class EightBits:
+class BitsAndBytes8Bit:
     """Reads int8; `marked`: a weight_format is there, which is to be 0 (by rows)."""
 
-    marked: bool = False
+    has_weight_format: bool = False
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         name, outputs = part.source.removesuffix("weight"), outputs_of(part)
@@ -136,14 +136,14 @@ class EightBits:
             part.source: StoredTensor((outputs, part.shape[1]), (torch.int8,)),
             f"{name}SCB": StoredTensor((outputs,), FLOATS),
         }
-        return found | ({f"{name}weight_format": StoredTensor((), (torch.uint8,))} if self.marked else {})
+        return found | ({f"{name}weight_format": StoredTensor((), (torch.uint8,))} if self.has_weight_format else {})
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int8", 8, 16), shard)
+        return shard_format(WeightFormat("int8", 8, 16), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name = part.source.removesuffix("weight")
-        if self.marked and int(tensors[f"{name}weight_format"]) != 0:
+        if self.has_weight_format and int(tensors[f"{name}weight_format"]) != 0:
             raise ValueError(f"{name}weight_format is not 0: the weight lies in an order of one GPU's; save it by rows")
         values = tensors[part.source][slice(*shard.outputs), slice(*shard.inputs)]
         scales = tensors[f"{name}SCB"].float()[slice(*shard.outputs), None] / 127
@@ -153,29 +153,32 @@ class EightBits:
         return dequantized(self.matrix(part, shard, tensors)._replace(format=WeightFormat("int8", 8, 16)))
 
 
-def found(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
+def plan(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
     """Returns the readers of what the files hold: llm_int8_skip_modules is what the user requested, and models add to
     it. ValueError names what in the files is of another kind."""
-    said(config)
-    fours = {module: _four(module, tensors) for module in modules(tensors, ".weight.absmax")}
-    eights = {module: EightBits(f"{module}.weight_format" in tensors) for module in modules(tensors, ".SCB")}
+    reader(config)
+    fours = {module: _four(module, tensors) for module in modules_with_tensor(tensors, ".weight.absmax")}
+    eights = {
+        module: BitsAndBytes8Bit(f"{module}.weight_format" in tensors)
+        for module in modules_with_tensor(tensors, ".SCB")
+    }
     return TensorPlan({**fours, **eights})
 
 
-def said(config: Mapping[str, Any]) -> WeightReader:
+def reader(config: Mapping[str, Any]) -> WeightReader:
     """Returns the reader for a model with random weights. ValueError for a configuration that is not read."""
     kind = str(config.get("bnb_4bit_quant_type", "fp4"))
     if config.get("load_in_8bit"):
-        return EightBits()
+        return BitsAndBytes8Bit()
     if not config.get("load_in_4bit") or kind not in TABLES:
         raise ValueError(
             f"the checkpoint is of bitsandbytes with load_in_4bit {config.get('load_in_4bit')} and type {kind}; "
             "quintet reads load_in_8bit, and load_in_4bit with nf4 or fp4"
         )
-    return FourBits(kind)
+    return BitsAndBytes4Bit(kind)
 
 
-def _four(module: str, tensors: Mapping[str, StoredTensor]) -> FourBits:
+def _four(module: str, tensors: Mapping[str, StoredTensor]) -> BitsAndBytes4Bit:
     """The length of its runs follows from how many absmax there are."""
     name = f"{module}.weight"
     kind = next((each for each in TABLES if f"{name}.{STATE}{each}" in tensors), None)
@@ -190,4 +193,4 @@ def _four(module: str, tensors: Mapping[str, StoredTensor]) -> FourBits:
             f"{name}.absmax has {absmax.shape[0]} numbers, and {numbers} in runs of {BLOCKS[0]} to {BLOCKS[-1]} have "
             "another number of them; fetch the model anew"
         )
-    return FourBits(kind, block, f"{name}.nested_absmax" in tensors, storage)
+    return BitsAndBytes4Bit(kind, block, f"{name}.nested_absmax" in tensors, storage)

@@ -10,10 +10,10 @@ from typing import Any
 
 from quintet.interface.weights import WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
-from quintet.layers.quantization.block_scales import Scales
+from quintet.layers.quantization.block_scales import BlockScales
 from quintet.layers.quantization.fp4_fp8 import BLOCK, SMALL_BLOCK, Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import ModuleNames, regular
+from quintet.layers.quantization.module_patterns import ModuleNames, regex_names
 
 NAME = "compressed-tensors"
 WHOLE = ("int-quantized", "naive-quantized", "float-quantized")  # a number each, of whatever type
@@ -47,21 +47,21 @@ class ConfigGroup:
     """Modules that are held alike; a reader of None leaves them in floats."""
 
     targets: ModuleNames
-    everything: bool  # all products, where nothing else names them
+    all_linear: bool  # all products, where nothing else names them
     reader: WeightReader | None
 
 
-def arguments(said: object, where: str) -> QuantizationArgs | None:
+def parse_arguments(config: object, where: str) -> QuantizationArgs | None:
     """Reads the arguments of a configuration; None where nothing is quantized. ValueError for invalid ones."""
-    if said is None:
+    if config is None:
         return None
-    if not isinstance(said, Mapping):
-        raise ValueError(f"{where} is {said!r:.60}, not an object; correct config.json")
-    group, block = said.get("group_size"), said.get("block_structure")
-    strategy = said.get("strategy") or _strategy(group)
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{where} is {config!r:.60}, not an object; correct config.json")
+    group, block = config.get("group_size"), config.get("block_structure")
+    strategy = config.get("strategy") or _strategy(group)
     if isinstance(block, str) and len(block) < 20:
         block = [int(each) for each in block.split("x") if each.isdecimal()]
-    bits, inputs = said.get("num_bits", 8), 0 if group in (None, -1) else group
+    bits, inputs = config.get("num_bits", 8), 0 if group in (None, -1) else group
     for key, value in (("num_bits", bits), ("group_size", inputs)):
         if type(value) is not int or not 0 <= value <= LARGEST:
             raise ValueError(f"{where} has {key} {value!r:.60}, which is none; correct config.json")
@@ -69,9 +69,9 @@ def arguments(said: object, where: str) -> QuantizationArgs | None:
     if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and 0 < n <= LARGEST for n in sizes)):
         raise ValueError(f"{where} has block_structure {block!r:.60}, not two sizes such as [128, 128]")
     return QuantizationArgs(
-        bits, str(said.get("type", "int")).lower() == "float", said.get("symmetric", True) is not False,
+        bits, str(config.get("type", "int")).lower() == "float", config.get("symmetric", True) is not False,
         str(strategy).lower(), inputs, (sizes[0], sizes[1]),
-        said.get("dynamic", False) is True,
+        config.get("dynamic", False) is True,
     )  # fmt: skip
 
 
@@ -80,17 +80,17 @@ def _strategy(group: object) -> str:
     return "tensor" if group is None else "channel" if group == -1 else "group"
 
 
-def scales(weights: QuantizationArgs, where: str) -> Scales:
+def scale_layout(weights: QuantizationArgs, where: str) -> BlockScales:
     """Returns the layout of the scales. ValueError for strategies that weights cannot have."""
     if weights.strategy in ("group", "tensor_group"):
         if weights.group < 16 or weights.group % 16:
             raise ValueError(f"{where} has group_size {weights.group}; quintet reads multiples of 16")
-        return Scales(1, weights.group)
+        return BlockScales(1, weights.group)
     if weights.strategy == "block":
         if weights.block[1] % 16:
             raise ValueError(f"{where} has block_structure {list(weights.block)}; the second is to be a multiple of 16")
-        return Scales(*weights.block)
-    shapes = {"channel": Scales(1, 0), "tensor": Scales(0, 0)}
+        return BlockScales(*weights.block)
+    shapes = {"channel": BlockScales(1, 0), "tensor": BlockScales(0, 0)}
     if weights.strategy not in shapes:
         raise ValueError(
             f"{where} has the strategy {weights.strategy!r:.60}; quintet reads tensor, channel, group and block"
@@ -100,7 +100,7 @@ def scales(weights: QuantizationArgs, where: str) -> Scales:
 
 def reader(weights: QuantizationArgs, inputs: QuantizationArgs | None, fmt: str, where: str) -> WeightReader:
     """Returns the reader of a scheme in a format. ValueError says what in it is of another kind, and what would do."""
-    lie = scales(weights, where)
+    lie = scale_layout(weights, where)
     if weights.floats:
         if not weights.symmetric:
             raise ValueError(f"{where} has floats with zero points; quintet reads symmetric ones")
@@ -117,14 +117,14 @@ def reader(weights: QuantizationArgs, inputs: QuantizationArgs | None, fmt: str,
     return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, fmt == "pack-quantized")
 
 
-def _floats(weights: QuantizationArgs, lie: Scales, fmt: str, where: str) -> WeightReader:
-    if weights.bits == 8 and fmt == "mxfp8-quantized" and lie == Scales(1, BLOCK):
+def _floats(weights: QuantizationArgs, scales_layout: BlockScales, fmt: str, where: str) -> WeightReader:
+    if weights.bits == 8 and fmt == "mxfp8-quantized" and scales_layout == BlockScales(1, BLOCK):
         return minifloats.mxfp8()
     if weights.bits == 8 and fmt in WHOLE:
-        return Float8Weights(lie)
-    if weights.bits == 4 and fmt == "nvfp4-pack-quantized" and lie == Scales(1, SMALL_BLOCK):
+        return Float8Weights(scales_layout)
+    if weights.bits == 4 and fmt == "nvfp4-pack-quantized" and scales_layout == BlockScales(1, SMALL_BLOCK):
         return minifloats.nvfp4("weight_packed", "weight_global_scale", divides=True)
-    if weights.bits == 4 and fmt == "mxfp4-pack-quantized" and lie == Scales(1, BLOCK):
+    if weights.bits == 4 and fmt == "mxfp4-pack-quantized" and scales_layout == BlockScales(1, BLOCK):
         return minifloats.mxfp4()
     raise ValueError(
         f"{where} has floats of {weights.bits} bits by {weights.strategy} (group_size {weights.group}) in the "
@@ -155,7 +155,7 @@ def notes(weights: QuantizationArgs, inputs: QuantizationArgs | None) -> list[st
     return said
 
 
-def refuse_others(config: Mapping[str, Any]) -> None:
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """ValueError for what changes what weights mean and is not computed: sparsity, transforms."""
     sparsity, said = config.get("sparsity_config") or {}, str(config.get("format") or "").lower()
     sparse = str(sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity).lower()
@@ -186,9 +186,9 @@ def _places(scheme: object) -> list[Any]:
     return said if isinstance(said, list) else [None]
 
 
-def named(targets: object, where: str) -> tuple[ModuleNames, bool]:
+def targeted_modules(targets: object, where: str) -> tuple[ModuleNames, bool]:
     """The modules that a group names, and whether it means all products."""
     if not isinstance(targets, list | tuple):
         raise ValueError(f"{where} has targets {targets!r:.60}, not a list of names")
-    names = regular([each for each in targets if each not in CLASSES], where)
+    names = regex_names([each for each in targets if each not in CLASSES], where)
     return names, any(each in CLASSES for each in targets)

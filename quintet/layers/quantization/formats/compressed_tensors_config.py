@@ -10,14 +10,14 @@ from quintet.layers.quantization.formats.compressed_tensors import (
     NAME,
     PLAIN,
     ConfigGroup,
-    arguments,
-    named,
     notes,
+    parse_arguments,
     reader,
-    refuse_others,
+    refuse_unsupported,
+    targeted_modules,
 )
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import ModuleNames, Modules, regular
+from quintet.layers.quantization.module_patterns import CheckpointModules, ModuleNames, regex_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class ConfigGroupsPlan:
 
     groups: tuple[ConfigGroup, ...]
     ignored: ModuleNames
-    modules: Modules = Modules()
+    modules: CheckpointModules = CheckpointModules()
 
     def reader(self, module: str) -> WeightReader | None:
         names = self.modules.names(module)
@@ -35,7 +35,7 @@ class ConfigGroupsPlan:
             return None
         exact = [each for each in self.groups if any(name in each.targets.exact for name in names)]
         by_name = exact or [each for each in self.groups if each.targets.has(names)]
-        of_all = [each for each in self.groups if each.everything and self.modules.is_inside(module)]
+        of_all = [each for each in self.groups if each.all_linear and self.modules.is_inside(module)]
         found = next(iter(by_name or of_all), None)
         return None if found is None else self._settled(found.reader, module)
 
@@ -44,12 +44,12 @@ class ConfigGroupsPlan:
         order = self.modules.files.get(f"{module}.weight_g_idx")
         if not isinstance(known, IntWeights) or order is None or not order.shape:
             return known
-        return replace(known, ordered=order.shape[0])
+        return replace(known, act_order_inputs=order.shape[0])
 
 
 def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[ConfigGroupsPlan, tuple[str, ...]]:
     """Returns the plan of a quantization_config, and notes for the user. ValueError says what in it is not read."""
-    refuse_others(config)
+    refuse_unsupported(config)
     said, groups, remarks = config.get("config_groups") or {}, [], []
     if not isinstance(said, Mapping):
         raise ValueError(f"config_groups is {said!r:.60}, not an object; correct config.json")
@@ -57,9 +57,9 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
         where = f"config_groups' {reprlib.repr(name)}"
         if not isinstance(scheme, Mapping):
             raise ValueError(f"{where} names a preset, not a scheme; write out its weights and input_activations")
-        weights = arguments(scheme.get("weights"), f"{where}: weights")
-        inputs = arguments(scheme.get("input_activations"), f"{where}: input_activations")
-        targets, everything = named(scheme.get("targets"), where)
+        weights = parse_arguments(scheme.get("weights"), f"{where}: weights")
+        inputs = parse_arguments(scheme.get("input_activations"), f"{where}: input_activations")
+        targets, everything = targeted_modules(scheme.get("targets"), where)
         if weights is None:
             groups.append(ConfigGroup(targets, everything, None))
             continue
@@ -74,6 +74,6 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
     ignored = config.get("ignore") or []
     if not isinstance(ignored, list | tuple):
         raise ValueError(f"{NAME}'s ignore is {ignored!r:.60}, not a list of names")
-    return ConfigGroupsPlan(tuple(groups), regular(ignored, f"{NAME}'s ignore"), Modules(files)), tuple(
+    return ConfigGroupsPlan(tuple(groups), regex_names(ignored, f"{NAME}'s ignore"), CheckpointModules(files)), tuple(
         dict.fromkeys(remarks)
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quintet.interface.weights import FLOATS, StoredTensor, WeightReader
-from quintet.layers.quantization.block_scales import POWERS, Scales
+from quintet.layers.quantization.block_scales import POWERS, BlockScales
 from quintet.layers.quantization.fp4_fp8 import Float8Weights
 
 LARGEST = 2**20  # outputs or inputs of a block
@@ -23,7 +23,7 @@ ACTIVATIONS = "activations stay in the model's type, where the checkpoint means 
 
 
 @dataclass(frozen=True, eq=False)
-class Fp8:
+class Fp8Plan:
     """One checkpoint's products. Where scales are not of blocks, its files say whether they are of outputs."""
 
     dtype: torch.dtype = torch.float8_e4m3fn
@@ -38,7 +38,9 @@ class Fp8:
         if there is not None and self.block is not None:
             _refuse_blocks_of_both(there, self.files.get(f"{module}.weight"), self.block[0])
         single = there is None or there.shape is None or math.prod(there.shape) == 1
-        return Float8Weights(Scales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype)
+        return Float8Weights(
+            BlockScales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype
+        )
 
 
 def _refuse_blocks_of_both(scales: StoredTensor, weight: StoredTensor | None, rows: int) -> None:
@@ -54,7 +56,7 @@ def _refuse_blocks_of_both(scales: StoredTensor, weight: StoredTensor | None, ro
         )
 
 
-def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8:
+def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Plan:
     """Reads a quantization_config. ValueError says what in it is of another kind."""
     block, kind = config.get("weight_block_size"), str(config.get("fmt", "e4m3"))
     if kind not in DTYPES or config.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
@@ -64,7 +66,7 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8:
         )
     dtypes = (*FLOATS, *POWERS) if config.get("scale_fmt") == "ue8m0" else FLOATS
     if block is None:
-        return Fp8(DTYPES[kind], None, dtypes, files)
+        return Fp8Plan(DTYPES[kind], None, dtypes, files)
     if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(each) is int for each in block)):
         raise ValueError(
             f"the checkpoint is of fp8 with weight_block_size {block!r:.60}; quintet reads blocks, such as [128, 128], "
@@ -74,7 +76,7 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8:
         raise ValueError(
             f"fp8's weight_block_size {list(block)} is not of 16 to {LARGEST}, its second a multiple of 16"
         )
-    return Fp8(DTYPES[kind], (block[0], block[1]), dtypes, files)
+    return Fp8Plan(DTYPES[kind], (block[0], block[1]), dtypes, files)
 
 
 def notes(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -28,20 +28,20 @@ class UnpackedBlocks(NamedTuple):
     mins: Tensor | None = None
 
 
-class Type(NamedTuple):
+class BlockType(NamedTuple):
     """Form that a type is held in, and its unpacking: uint8 [N, B, bytes of a block] -> Numbers."""
 
     format: WeightFormat
-    numbers: Callable[[Tensor], UnpackedBlocks]
+    unpack: Callable[[Tensor], UnpackedBlocks]
 
 
-def fields(x: Tensor, run: int, heights: Iterable[int], bits: int) -> Tensor:
+def unpack_bits(x: Tensor, run: int, heights: Iterable[int], bits: int) -> Tensor:
     """uint8 [..., M] -> [..., M * heights]: of each run of bytes the fields at the first height, then the second."""
     shifts = torch.tensor(tuple(heights), dtype=torch.uint8)[:, None]
     return (x.unflatten(-1, (-1, 1, run)) >> shifts & (1 << bits) - 1).flatten(-3)
 
 
-def half(x: Tensor, at: int) -> Tensor:
+def read_float16(x: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block -> float32 [N, B, 1]."""
     return x[..., at : at + 2].contiguous().view(torch.float16).float()
 
@@ -51,46 +51,48 @@ def _signed(x: Tensor, zero: int) -> Tensor:
 
 
 def _q4_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(fields(x[..., 2:], 16, FOUR, 4), half(x, 0))
+    return UnpackedBlocks(unpack_bits(x[..., 2:], 16, FOUR, 4), read_float16(x, 0))
 
 
 def _q4_1(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(fields(x[..., 4:], 16, FOUR, 4), half(x, 0), half(x, 2))
+    return UnpackedBlocks(unpack_bits(x[..., 4:], 16, FOUR, 4), read_float16(x, 0), read_float16(x, 2))
 
 
 def _q5_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(_signed(_five(x[..., 6:], x[..., 2:6]), 16), half(x, 0))
+    return UnpackedBlocks(_signed(_five(x[..., 6:], x[..., 2:6]), 16), read_float16(x, 0))
 
 
 def _q5_1(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(_five(x[..., 8:], x[..., 4:8]).to(torch.int8), half(x, 0), half(x, 2))
+    return UnpackedBlocks(_five(x[..., 8:], x[..., 4:8]).to(torch.int8), read_float16(x, 0), read_float16(x, 2))
 
 
 def _five(low: Tensor, high: Tensor) -> Tensor:
-    return fields(low, 16, FOUR, 4) | fields(high, 1, ONE, 1) << 4
+    return unpack_bits(low, 16, FOUR, 4) | unpack_bits(high, 1, ONE, 1) << 4
 
 
 def _q8_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(x[..., 2:].view(torch.int8), half(x, 0))
+    return UnpackedBlocks(x[..., 2:].view(torch.int8), read_float16(x, 0))
 
 
 def _q2_k(x: Tensor) -> UnpackedBlocks:
     both = x[..., :16]
-    return UnpackedBlocks(fields(x[..., 16:80], 32, TWO, 2), half(x, 80) * (both & 15), -(half(x, 82) * (both >> 4)))
+    return UnpackedBlocks(
+        unpack_bits(x[..., 16:80], 32, TWO, 2), read_float16(x, 80) * (both & 15), -(read_float16(x, 82) * (both >> 4))
+    )
 
 
 def _q3_k(x: Tensor) -> UnpackedBlocks:
-    values = fields(x[..., 32:96], 32, TWO, 2) | fields(x[..., :32], 32, ONE, 1) << 2
-    scales = fields(x[..., 96:104], 8, FOUR, 4) | fields(x[..., 104:108], 4, TWO, 2) << 4
-    return UnpackedBlocks(values + (MIDDLE - 4), half(x, 108) * _signed(scales, 32))  # 0..7 stand for -4..3
+    values = unpack_bits(x[..., 32:96], 32, TWO, 2) | unpack_bits(x[..., :32], 32, ONE, 1) << 2
+    scales = unpack_bits(x[..., 96:104], 8, FOUR, 4) | unpack_bits(x[..., 104:108], 4, TWO, 2) << 4
+    return UnpackedBlocks(values + (MIDDLE - 4), read_float16(x, 108) * _signed(scales, 32))  # 0..7 stand for -4..3
 
 
 def _q4_k(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(fields(x[..., 16:], 32, FOUR, 4), *_of_six(x))
+    return UnpackedBlocks(unpack_bits(x[..., 16:], 32, FOUR, 4), *_of_six(x))
 
 
 def _q5_k(x: Tensor) -> UnpackedBlocks:
-    values = fields(x[..., 48:], 32, FOUR, 4) | fields(x[..., 16:48], 32, ONE, 1) << 4
+    values = unpack_bits(x[..., 48:], 32, FOUR, 4) | unpack_bits(x[..., 16:48], 32, ONE, 1) << 4
     return UnpackedBlocks(values.to(torch.int8), *_of_six(x))
 
 
@@ -99,24 +101,24 @@ def _of_six(x: Tensor) -> tuple[Tensor, Tensor]:
     first, second, third = x[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([first & 63, third & 15 | first >> 2 & 48], -1)
     mins = torch.cat([second & 63, third >> 4 | second >> 2 & 48], -1)
-    return half(x, 0) * scales, -(half(x, 2) * mins)
+    return read_float16(x, 0) * scales, -(read_float16(x, 2) * mins)
 
 
 def _q6_k(x: Tensor) -> UnpackedBlocks:
-    values = fields(x[..., :128], 64, FOUR, 4) | fields(x[..., 128:192], 32, TWO, 2) << 4
-    return UnpackedBlocks(_signed(values, 32), half(x, 208) * x[..., 192:208].view(torch.int8))
+    values = unpack_bits(x[..., :128], 64, FOUR, 4) | unpack_bits(x[..., 128:192], 32, TWO, 2) << 4
+    return UnpackedBlocks(_signed(values, 32), read_float16(x, 208) * x[..., 192:208].view(torch.int8))
 
 
 def _iq4_xs(x: Tensor) -> UnpackedBlocks:
-    scales = fields(x[..., 4:8], 1, FOUR, 4) | fields(x[..., 2:4], 1, TWO, 2) << 4
-    return UnpackedBlocks(fields(x[..., 8:], 16, FOUR, 4), half(x, 0) * _signed(scales, 32))
+    scales = unpack_bits(x[..., 4:8], 1, FOUR, 4) | unpack_bits(x[..., 2:4], 1, TWO, 2) << 4
+    return UnpackedBlocks(unpack_bits(x[..., 8:], 16, FOUR, 4), read_float16(x, 0) * _signed(scales, 32))
 
 
 def _tq1_0(x: Tensor) -> UnpackedBlocks:
     """Five digits to the base 3 in a byte, as a fraction of 256."""
     runs = (x[..., :32], 32, 5), (x[..., 32:48], 16, 5), (x[..., 48:52], 4, 4)
     digits = [_digits(each.unflatten(-1, (-1, 1, run)), count).flatten(-3) for each, run, count in runs]
-    return UnpackedBlocks(torch.cat(digits, -1) + (MIDDLE - 1), half(x, 52).repeat(1, 1, 2))
+    return UnpackedBlocks(torch.cat(digits, -1) + (MIDDLE - 1), read_float16(x, 52).repeat(1, 1, 2))
 
 
 def _digits(x: Tensor, count: int) -> Tensor:
@@ -125,19 +127,19 @@ def _digits(x: Tensor, count: int) -> Tensor:
 
 
 def _tq2_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(fields(x[..., :64], 32, TWO, 2) + (MIDDLE - 1), half(x, 64).repeat(1, 1, 2))
+    return UnpackedBlocks(unpack_bits(x[..., :64], 32, TWO, 2) + (MIDDLE - 1), read_float16(x, 64).repeat(1, 1, 2))
 
 
 def _mxfp4(x: Tensor) -> UnpackedBlocks:
     """Scales are powers of 2 (OCP's MX, 2023)."""
     power = x[..., :1].int() - 128
     halves = torch.ldexp(torch.ones(power.shape), power)
-    return UnpackedBlocks(fields(x[..., 1:], 16, FOUR, 4), halves)
+    return UnpackedBlocks(unpack_bits(x[..., 1:], 16, FOUR, 4), halves)
 
 
 def _nvfp4(x: Tensor) -> UnpackedBlocks:
     scales = torch.where(x[..., :4] == 0x7F, 0, x[..., :4]).view(torch.float8_e4m3fn).float()
-    return UnpackedBlocks(fields(x[..., 4:], 8, FOUR, 4), scales / 2)
+    return UnpackedBlocks(unpack_bits(x[..., 4:], 8, FOUR, 4), scales / 2)
 
 
 def _whole(bits: int, group: int, mins: bool = False) -> WeightFormat:
@@ -149,23 +151,23 @@ def _table(group: int, values: Iterable[float]) -> WeightFormat:
     return WeightFormat("table4", 4, 16, group, codebook=tuple(float(each) for each in values))
 
 
-TYPES: Mapping[str, Type] = {
-    "Q4_0": Type(_whole(4, 32), _q4_0),
-    "Q4_1": Type(_whole(4, 32, mins=True), _q4_1),
-    "Q5_0": Type(_whole(8, 32), _q5_0),
-    "Q5_1": Type(_whole(8, 32, mins=True), _q5_1),
-    "Q8_0": Type(_whole(8, 32), _q8_0),
-    "Q2_K": Type(_whole(4, 16, mins=True), _q2_k),
-    "Q3_K": Type(_whole(4, 16), _q3_k),
-    "Q4_K": Type(_whole(4, 32, mins=True), _q4_k),
-    "Q5_K": Type(_whole(8, 32, mins=True), _q5_k),
-    "Q6_K": Type(_whole(8, 16), _q6_k),
-    "IQ4_NL": Type(_table(32, IQ4), _q4_0),
-    "IQ4_XS": Type(_table(32, IQ4), _iq4_xs),
-    "TQ1_0": Type(_whole(4, 128), _tq1_0),
-    "TQ2_0": Type(_whole(4, 128), _tq2_0),
-    "MXFP4": Type(_table(32, E2M1), _mxfp4),
-    "NVFP4": Type(_table(16, E2M1), _nvfp4),
+TYPES: Mapping[str, BlockType] = {
+    "Q4_0": BlockType(_whole(4, 32), _q4_0),
+    "Q4_1": BlockType(_whole(4, 32, mins=True), _q4_1),
+    "Q5_0": BlockType(_whole(8, 32), _q5_0),
+    "Q5_1": BlockType(_whole(8, 32, mins=True), _q5_1),
+    "Q8_0": BlockType(_whole(8, 32), _q8_0),
+    "Q2_K": BlockType(_whole(4, 16, mins=True), _q2_k),
+    "Q3_K": BlockType(_whole(4, 16), _q3_k),
+    "Q4_K": BlockType(_whole(4, 32, mins=True), _q4_k),
+    "Q5_K": BlockType(_whole(8, 32, mins=True), _q5_k),
+    "Q6_K": BlockType(_whole(8, 16), _q6_k),
+    "IQ4_NL": BlockType(_table(32, IQ4), _q4_0),
+    "IQ4_XS": BlockType(_table(32, IQ4), _iq4_xs),
+    "TQ1_0": BlockType(_whole(4, 128), _tq1_0),
+    "TQ2_0": BlockType(_whole(4, 128), _tq2_0),
+    "MXFP4": BlockType(_table(32, E2M1), _mxfp4),
+    "NVFP4": BlockType(_table(16, E2M1), _nvfp4),
 }
 # Their grids of vectors are no numbers with scales: the gguf package dequantizes them while they are loaded.
 GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")

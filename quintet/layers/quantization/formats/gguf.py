@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.gguf.names import unnumbered
+from quintet.gguf.names import without_expert_number
 from quintet.gguf.tensor_types import KINDS, TensorType
 from quintet.interface.weights import (
     PLAIN,
@@ -22,7 +22,7 @@ from quintet.interface.weights import (
     WeightReader,
 )
 from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
-from quintet.layers.quantization.group_scales import fitted, spread
+from quintet.layers.quantization.group_scales import regroup, shard_format
 from quintet.ops.quantized import dequantized
 
 _KINDS = {kind.name: kind for kind in KINDS.values()}
@@ -36,24 +36,30 @@ class BlockWeights:
     name: str
 
     @property
-    def kind(self) -> TensorType:
+    def tensor_type(self) -> TensorType:
         return _KINDS[self.name]
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
-        if inputs % self.kind.values:
-            raise ValueError(f"{part.source} has {inputs} inputs, no multiple of {self.name}'s {self.kind.values}")
-        return {part.source: StoredTensor((outputs, inputs // self.kind.values * self.kind.size), (torch.uint8,))}
+        if inputs % self.tensor_type.block_size:
+            raise ValueError(
+                f"{part.source} has {inputs} inputs, no multiple of {self.name}'s {self.tensor_type.block_size}"
+            )
+        return {
+            part.source: StoredTensor(
+                (outputs, inputs // self.tensor_type.block_size * self.tensor_type.type_size), (torch.uint8,)
+            )
+        }
 
     def format(self, shard: ShardRange) -> WeightFormat:
         if self.name in GRIDS:
             return PLAIN
-        return fitted(replace(TYPES[self.name].format, block_type=self.name if self._whole(shard) else ""), shard)
+        return shard_format(replace(TYPES[self.name].format, block_type=self.name if self._whole(shard) else ""), shard)
 
     def blocks(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> BlockRows | None:
         if not self._whole(shard):
             return None
-        (first, last), count = shard.outputs, (shard.inputs[1] - shard.inputs[0]) // self.kind.values
+        (first, last), count = shard.outputs, (shard.inputs[1] - shard.inputs[0]) // self.tensor_type.block_size
         found = self._blocks(tensors[part.source][first:last], shard.inputs)[0]
         if found.shape[:2] != (last - first, count):  # a platform reads them by their addresses
             raise ValueError(f"{part.source} has {list(found.shape[:2])} rows and blocks, not {[last - first, count]}")
@@ -71,13 +77,13 @@ class BlockWeights:
 
     def _matrix(self, rows: Tensor, inputs: tuple[int, int], fmt: WeightFormat) -> Matrix:
         held, (blocks, first) = TYPES[self.name], self._blocks(rows, inputs)
-        found, start = held.numbers(blocks), inputs[0] - first
+        found, start = held.unpack(blocks), inputs[0] - first
         stop = inputs[1] - first
         values = found.values.flatten(1)[:, start:stop]
         if fmt.bits == 4:
             values = values[:, ::2] | values[:, 1::2] << 4
         scales, mins = (
-            None if each is None else spread(each.flatten(1), held.format.group, fmt.group, (start, stop))
+            None if each is None else regroup(each.flatten(1), held.format.group, fmt.group, (start, stop))
             for each in (found.scales, found.mins)
         )
         assert scales is not None
@@ -87,7 +93,7 @@ class BlockWeights:
     def _floats(self, rows: Tensor, inputs: tuple[int, int]) -> Tensor:
         """The share of some rows, by way of the whole blocks that it lies in."""
         blocks, first = self._blocks(rows, inputs)
-        whole = 0, blocks.shape[1] * self.kind.values
+        whole = 0, blocks.shape[1] * self.tensor_type.block_size
         if self.name in GRIDS:
             known = _by_package(self.name, blocks).flatten(1)
         else:
@@ -95,11 +101,11 @@ class BlockWeights:
         return known[:, inputs[0] - first : inputs[1] - first]
 
     def _whole(self, shard: ShardRange) -> bool:
-        return not any(each % self.kind.values for each in shard.inputs)
+        return not any(each % self.tensor_type.block_size for each in shard.inputs)
 
     def _blocks(self, rows: Tensor, inputs: tuple[int, int]) -> tuple[Tensor, int]:
         """[N, B, bytes] of the blocks that hold these inputs, and the first input of them."""
-        count, size = self.kind.values, self.kind.size
+        count, size = self.tensor_type.block_size, self.tensor_type.type_size
         first, last = inputs[0] // count, -(-inputs[1] // count)
         return rows[:, first * size : last * size].unflatten(1, (-1, size)), first * count
 
@@ -112,26 +118,26 @@ def _by_package(name: str, blocks: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Types:
+class GgufPlan:
     """The types of the modules that are not in floats; a layer's experts are one, by the name without numbers."""
 
-    of: tuple[tuple[str, str], ...]
+    types: tuple[tuple[str, str], ...]
 
     def reader(self, module: str) -> WeightReader | None:
-        name = self._by_module.get(unnumbered(module))
+        name = self._by_module.get(without_expert_number(module))
         return None if name is None else BlockWeights(name)
 
     @property
-    def counted(self) -> str:
+    def type_counts(self) -> str:
         """Number of entries of each type: 12 Q4_K, 3 Q6_K."""
-        return ", ".join(f"{count} {name}" for name, count in Counter(name for _, name in self.of).most_common())
+        return ", ".join(f"{count} {name}" for name, count in Counter(name for _, name in self.types).most_common())
 
     @functools.cached_property
     def _by_module(self) -> Mapping[str, str]:
-        return dict(self.of)
+        return dict(self.types)
 
 
-def read(config: Mapping[str, Any]) -> Types:
+def read(config: Mapping[str, Any]) -> GgufPlan:
     """Reads the quantization_config that stands for a file (quintet.gguf.config). ValueError names types not read."""
     types = config.get("types")
     if not isinstance(types, Mapping):
@@ -139,4 +145,4 @@ def read(config: Mapping[str, Any]) -> Types:
     unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRIDS)})
     if unknown:
         raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
-    return Types(tuple(types.items()))
+    return GgufPlan(tuple(types.items()))

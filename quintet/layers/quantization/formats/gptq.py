@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.group_scales import LEAST, fitted, spread
-from quintet.layers.quantization.int32_packing import ONES, nibbles, one_more, unpacked, words
+from quintet.layers.quantization.group_scales import LEAST, regroup, shard_format
+from quintet.layers.quantization.int32_packing import ONES, add_one, pack_nibbles, unpack_columns, word_count
 from quintet.ops.quantized import MIDDLE
 
 
@@ -24,31 +24,33 @@ class Gptq:
     bits: int
     group: int  # inputs that share a scale; 0: all of an output's
     symmetric: bool = False  # zero points are all in the middle
-    first: bool = True  # version: zero points are stored less one
+    zeros_minus_one: bool = True  # version: zero points are stored less one
     planar: bool = False  # bits are in planes
-    indexed: bool = False  # g_idx says something
-    ordered: int = 0  # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
+    has_act_order: bool = False  # g_idx says something
+    act_order_inputs: int = (
+        0  # inputs, where groups are of `group` inputs each that are not neighbours; 0: it is not so
+    )
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = part.shape if part.total is None else (part.total, part.shape[1])
         name, groups = part.source.removesuffix("weight"), -(-inputs // (self.group or inputs))
-        order = {f"{name}g_idx": StoredTensor((inputs,), (torch.int32,))} if self.indexed else {}
+        order = {f"{name}g_idx": StoredTensor((inputs,), (torch.int32,))} if self.has_act_order else {}
         return {
-            f"{name}qweight": StoredTensor((words(inputs, self.bits), outputs), (torch.int32,)),
-            f"{name}qzeros": StoredTensor((groups, words(outputs, self.bits)), (torch.int32,)),
+            f"{name}qweight": StoredTensor((word_count(inputs, self.bits), outputs), (torch.int32,)),
+            f"{name}qzeros": StoredTensor((groups, word_count(outputs, self.bits)), (torch.int32,)),
             f"{name}scales": StoredTensor((groups, outputs), FLOATS),
             **order,
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        if self.group % LEAST or (self.indexed and shard.inputs != (0, self.ordered)):
+        if self.group % LEAST or (self.has_act_order and shard.inputs != (0, self.act_order_inputs)):
             return PLAIN
         if self.bits > 4:
             fmt = WeightFormat("int8", 8, 16, self.group, mins=not self.symmetric)
         else:
             fmt = WeightFormat("int4", 4, 16, self.group, zeros=not self.symmetric)
-        fmt = fitted(fmt, shard)
-        return fmt if fmt.plain else replace(fmt, act_order=self.indexed)
+        fmt = shard_format(fmt, shard)
+        return fmt if fmt.plain else replace(fmt, act_order=self.has_act_order)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name, fmt = part.source.removesuffix("weight"), self.format(shard)
@@ -56,19 +58,19 @@ class Gptq:
         order = tensors[f"{name}g_idx"].argsort(stable=True).int() if fmt.act_order else None
         values = self._whole(packed, shard.inputs) if order is None else None
         if values is None:
-            values = self._values(unpacked(packed, self.bits, shard.inputs, self.planar), order)
+            values = self._values(unpack_columns(packed, self.bits, shard.inputs, self.planar), order)
         scales = tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()
-        zeros = spread(self._zeros(name, shard, tensors), self.group, fmt.group, shard.inputs)
-        scales = spread(scales, self.group, fmt.group, shard.inputs)
+        zeros = regroup(self._zeros(name, shard, tensors), self.group, fmt.group, shard.inputs)
+        scales = regroup(scales, self.group, fmt.group, shard.inputs)
         mins = (self._middle - zeros.float()) * scales if fmt.mins else None
         return Matrix(values, scales, zeros if fmt.zeros else None, order, fmt, mins)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         name, (first, last) = part.source.removesuffix("weight"), shard.inputs
         packed = tensors[f"{name}qweight"][:, slice(*shard.outputs)]
-        known = unpacked(packed, self.bits, shard.inputs, self.planar).t().float()
+        known = unpack_columns(packed, self.bits, shard.inputs, self.planar).t().float()
         inputs = torch.arange(first, last) // (self.group or part.shape[1])
-        groups = tensors[f"{name}g_idx"][first:last].long() if self.indexed else inputs
+        groups = tensors[f"{name}g_idx"][first:last].long() if self.has_act_order else inputs
         known -= self._zeros(name, shard, tensors)[:, groups].float()
         return known.mul_(tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()[:, groups])
 
@@ -91,15 +93,15 @@ class Gptq:
         known = (known if order is None else known[order]).t().contiguous()
         if self.bits > 4:
             return (known.to(torch.int16) - self._middle).to(torch.int8)
-        return nibbles(known + (MIDDLE - self._middle) if self.symmetric else known)
+        return pack_nibbles(known + (MIDDLE - self._middle) if self.symmetric else known)
 
     def _zeros(self, name: str, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [N, G]. ValueError where they are not what the configuration says."""
         packed = tensors[f"{name}qzeros"].t()
-        if self.first and self.bits in ONES:
-            packed = one_more(packed, self.bits)
-        zeros = unpacked(packed, self.bits, shard.outputs, self.planar)
-        if self.first and self.bits not in ONES:
+        if self.zeros_minus_one and self.bits in ONES:
+            packed = add_one(packed, self.bits)
+        zeros = unpack_columns(packed, self.bits, shard.outputs, self.planar)
+        if self.zeros_minus_one and self.bits not in ONES:
             zeros = zeros + 1 & (1 << self.bits) - 1
         if self.symmetric and bool((zeros != self._middle).any()):
             other = int(zeros[zeros != self._middle][0])

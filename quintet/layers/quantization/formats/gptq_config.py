@@ -18,25 +18,27 @@ REFUSED = {
 PLANAR = (5, 6, 7)  # bits that GPTQModel packs in planes whatever the format is
 
 
-def read(config: Mapping[str, Any], there: Callable[[], Mapping[str, StoredTensor]]) -> tuple[PackedPlan, bool]:
+def read(
+    config: Mapping[str, Any], stored_tensors: Callable[[], Mapping[str, StoredTensor]]
+) -> tuple[PackedPlan, bool]:
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     version, scheme = _version(config), scheme_of(config, "GPTQ")
     if scheme is None:
         raise ValueError(f"the checkpoint is of GPTQ with {config.get('bits')} bits; quintet reads 2 to 8")
-    plan = PackedPlan(scheme, (*_dynamic(config, scheme), *_only(config)), planes=PLANAR)
+    plan = PackedPlan(scheme, (*_dynamic(config, scheme), *_only(config)), planar_bits=PLANAR)
     if version == "marlin":
         plan = replace(plan, layout=version)
         check_marlin(scheme)
-    plan = replace(plan, first=version == "gptq", planar=version == "gptq_p").beside(there())
-    return plan, config.get(HEAD) is True or plan.speaks_of(HEAD)
+    plan = replace(plan, zeros_minus_one=version == "gptq", planar=version == "gptq_p").with_files(stored_tensors())
+    return plan, config.get(HEAD) is True or plan.has_rule_for(HEAD)
 
 
 def check_marlin(scheme: PackingScheme) -> None:
     """ValueError for numbers that Marlin's kernels do not take."""
-    if scheme.bits != 4 or scheme.group not in (0, 128) or scheme.sorted:
+    if scheme.bits != 4 or scheme.group not in (0, 128) or scheme.act_order:
         raise ValueError(
             f"the checkpoint is of Marlin's layout with {scheme.bits} bits, group_size {scheme.group or -1} and "
-            f"desc_act {scheme.sorted}; that has 4 bits, groups of 128 or one (-1) and no order: correct config.json"
+            f"desc_act {scheme.act_order}; that has 4 bits, groups of 128 or one (-1) and no order: correct config.json"
         )
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
-from quintet.layers.quantization.flat_scales import divided, in_cut, indices
+from quintet.layers.quantization.by_tensors import TensorPlan, modules_with_tensor, outputs_of
+from quintet.layers.quantization.flat_scales import largest_uniform_group, run_indices, shard_values
 from quintet.layers.quantization.group_scales import LEAST
 from quintet.ops.quantized import MIDDLE
 
@@ -39,25 +39,25 @@ class Hqq:
     bits: int
     group: int  # 0: all inputs of an output (axis 1), or all outputs of an input (axis 0)
     axis: int = 1
-    viewed: torch.dtype | None = None
-    marked: bool = False
+    view_dtype: torch.dtype | None = None
+    has_state: bool = False
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         (rows, width), name = self._rows(part), part.source.removesuffix("weight")
         kind, own = (torch.int32, 4) if self.bits == 3 else (torch.uint8, 1)
-        share = self.viewed.itemsize // own if self.viewed else 1
+        share = self.view_dtype.itemsize // own if self.view_dtype else 1
         high = -(-rows // PACKED[self.bits])
         if width % share or (self.bits != 3 and rows % PACKED[self.bits]):
             raise ValueError(f"{name[:-1]} of {rows} by {width} numbers does not divide into HQQ's of {self.bits} bits")
-        found = {f"{name}W_q": StoredTensor((high, width // share), (self.viewed or kind,))}
+        found = {f"{name}W_q": StoredTensor((high, width // share), (self.view_dtype or kind,))}
         shape = (rows, 1) if self.axis else (1, width)
         found |= {f"{name}{each}": StoredTensor(shape, FLOATS) for each in ("scale", "zero")}
-        marks = ("nbits", "group_size", "axis") if self.marked else ()
+        marks = ("nbits", "group_size", "axis") if self.has_state else ()
         return found | {f"{name}{each}": StoredTensor((), (torch.int32,)) for each in marks}
 
     def format(self, shard: ShardRange) -> WeightFormat:
         row = shard.row or shard.inputs[1]
-        group = divided(self.group or row, shard)
+        group = largest_uniform_group(self.group or row, shard)
         if self.axis == 0 or group < LEAST:
             return PLAIN
         held = 8 if self.bits == 8 else 4
@@ -65,7 +65,7 @@ class Hqq:
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, (scales, zeros) = self.format(shard), self._numbers(part, tensors)
-        at = indices(self.group or part.shape[1], fmt.group, part.shape[1], shard)
+        at = run_indices(self.group or part.shape[1], fmt.group, part.shape[1], shard)
         scales, zeros = scales.reshape(-1)[at], zeros.reshape(-1)[at]
         values = self._values(part, shard, tensors)
         if fmt.bits == 8:
@@ -97,12 +97,12 @@ class Hqq:
         places, many = torch.arange(first, min(last, rows)), PACKED[self.bits]
         shifts = self.bits * (many - 1 - places // len(packed))
         values = packed[places % len(packed)] >> shifts[:, None].to(packed.dtype) & (1 << self.bits) - 1
-        return in_cut(values.to(torch.uint8).reshape(-1), first * width, row, shard)
+        return shard_values(values.to(torch.uint8).reshape(-1), first * width, row, shard)
 
     def _numbers(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Scales and zeros, once the state is known to be of what the configuration says."""
         name = part.source.removesuffix("weight")
-        if self.marked:
+        if self.has_state:
             size = self.group or part.shape[1 if self.axis else 0]
             held = tuple(int(tensors[f"{name}{each}"]) for each in ("nbits", "group_size", "axis"))
             if held != (self.bits, size, self.axis):
@@ -113,7 +113,7 @@ class Hqq:
         return tensors[f"{name}scale"].float(), tensors[f"{name}zero"].float()
 
 
-def found(
+def plan(
     config: Mapping[str, Any], tensors: Mapping[str, StoredTensor], matches: Callable[[str, str], bool]
 ) -> TensorPlan:
     """Returns readers of modules with a state in the files, by the configuration. ValueError for what is not read."""
@@ -123,7 +123,7 @@ def found(
     whole = "weight_quant_params" in said
     known = {"" if whole else str(tag): _said(each) for tag, each in ({"": said} if whole else said).items()}
     readers = {}
-    for module in modules(tensors, ".W_q"):
+    for module in modules_with_tensor(tensors, ".W_q"):
         tag = "" if whole else next((tag for tag in known if matches(tag, module)), None)
         if tag is None:
             raise ValueError(f"{module}.W_q is there, and hqq's quant_config has no entry for it; fetch the model anew")

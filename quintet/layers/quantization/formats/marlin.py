@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.group_scales import fitted, floats, spread
-from quintet.layers.quantization.int32_packing import nibbles
+from quintet.layers.quantization.group_scales import dequantized_shard, regroup, shard_format
+from quintet.layers.quantization.int32_packing import pack_nibbles
 
 TILE, TILES = 16, 4  # inputs and outputs of a tile; tiles that are shuffled together
 GROUPS = (-1, 128)
@@ -41,7 +41,7 @@ class Marlin:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int4", 4, 16, self.group), shard)
+        return shard_format(WeightFormat("int4", 4, 16, self.group), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         name, fmt, (weight, scale) = part.source.removesuffix("weight"), self.format(shard), self.names
@@ -50,10 +50,10 @@ class Marlin:
         known = _untiled(tensors[f"{name}{weight}"][start : -(-last // TILE)])
         values = known[slice(*shard.outputs), first - start * TILE : last - start * TILE]
         scales = _unshuffled(tensors[f"{name}{scale}"]).t().float()[slice(*shard.outputs)]
-        return Matrix(nibbles(values), spread(scales, self.group, fmt.group, shard.inputs), format=fmt)
+        return Matrix(pack_nibbles(values), regroup(scales, self.group, fmt.group, shard.inputs), format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, shard, tensors)
+        return dequantized_shard(self, self.group, part, shard, tensors)
 
 
 def _untiled(packed: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from typing import Any
 
 from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
-from quintet.layers.quantization.block_scales import Scales
+from quintet.layers.quantization.block_scales import BlockScales
 from quintet.layers.quantization.fp4_fp8 import Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import ListedPlan, ModuleNames, Modules, wildcards
+from quintet.layers.quantization.module_patterns import CheckpointModules, ListedPlan, ModuleNames, wildcard_names
 
 BLOCK = 128  # outputs and inputs, of FP8_PB_WO
 MIXED = "MIXED_PRECISION"
@@ -20,16 +20,16 @@ def _nvfp4(group: int) -> WeightReader:
 
 
 ALGORITHMS: Mapping[str, Callable[[int], WeightReader]] = {  # of a group's size, 0 where none is given
-    "FP8": lambda group: Float8Weights(Scales(0, 0)),
-    "FP8_PER_CHANNEL_PER_TOKEN": lambda group: Float8Weights(Scales(1, 0)),
-    "FP8_PB_WO": lambda group: Float8Weights(Scales(BLOCK, BLOCK)),
+    "FP8": lambda group: Float8Weights(BlockScales(0, 0)),
+    "FP8_PER_CHANNEL_PER_TOKEN": lambda group: Float8Weights(BlockScales(1, 0)),
+    "FP8_PB_WO": lambda group: Float8Weights(BlockScales(BLOCK, BLOCK)),
     "MXFP4": lambda group: minifloats.mxfp4("weight"),
     "MXFP8": lambda group: minifloats.mxfp8(),
     "NVFP4": _nvfp4,
     "W4A16_NVFP4": _nvfp4,
     "W4A8_MXFP4_FP8": lambda group: minifloats.mxfp4("weight"),
     "W4A8_NVFP4_FP8": _nvfp4,
-    "W8A16": lambda group: IntWeights(8, Scales(1, 0)),
+    "W8A16": lambda group: IntWeights(8, BlockScales(1, 0)),
 }
 SILENT = (".input_scale", ".k_scale", ".v_scale", ".q_scale", ".k_bmm_quantizer", ".v_bmm_quantizer", ".output_scale")
 NOTE = "activations stay in the model's type, whatever ModelOpt's algorithm means for them"
@@ -43,9 +43,9 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
     left_out = said.get("exclude_modules", said.get("ignore")) or []
     if not isinstance(left_out, list):
         raise ValueError(f"ModelOpt's exclude_modules is {left_out!r:.60}, not a list of names")
-    ignored = wildcards(left_out, "ModelOpt's exclude_modules")
+    ignored = wildcard_names(left_out, "ModelOpt's exclude_modules")
     if str(said.get("quant_algo")).upper() != MIXED:
-        return ListedPlan((), _reader(said, "the checkpoint"), ignored, Modules(files))
+        return ListedPlan((), _reader(said, "the checkpoint"), ignored, CheckpointModules(files))
     layers = said.get("quantized_layers")
     if not isinstance(layers, Mapping) or len(layers) > MOST:
         raise ValueError(f"ModelOpt's quantized_layers is {layers!r:.60}, not an object with a layer for each key")
@@ -55,7 +55,10 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
             raise ValueError(f"ModelOpt's quantized_layers has {how!r:.60} for {str(name)[:80]}, not an object")
         held.setdefault(_reader(how, str(name)[:80]), set()).add(str(name))
     return ListedPlan(
-        tuple((ModuleNames(frozenset(names)), how) for how, names in held.items()), None, ignored, Modules(files)
+        tuple((ModuleNames(frozenset(names)), how) for how, names in held.items()),
+        None,
+        ignored,
+        CheckpointModules(files),
     )
 
 

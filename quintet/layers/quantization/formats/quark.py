@@ -7,11 +7,17 @@ import torch
 
 from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization import fp4_fp8 as minifloats
-from quintet.layers.quantization.block_scales import Scales
+from quintet.layers.quantization.block_scales import BlockScales
 from quintet.layers.quantization.formats.quark_int4 import QuarkInt4
-from quintet.layers.quantization.fp4_fp8 import BLOCK, E2M3, E3M2, SMALL_BLOCK, Float6, Float8Weights
+from quintet.layers.quantization.fp4_fp8 import BLOCK, E2M3, E3M2, SMALL_BLOCK, Float6Reader, Float8Weights
 from quintet.layers.quantization.integers import IntWeights
-from quintet.layers.quantization.module_patterns import ListedPlan, ModuleNames, Modules, regular, wildcards
+from quintet.layers.quantization.module_patterns import (
+    CheckpointModules,
+    ListedPlan,
+    ModuleNames,
+    regex_names,
+    wildcard_names,
+)
 
 FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 MOST = 2**20  # inputs of a group
@@ -34,16 +40,16 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
     if not isinstance(layers, Mapping):
         raise ValueError(f"Quark's layer_quant_config is {layers!r:.60}, not an object; correct config.json")
     for name, said in layers.items():
-        names = wildcards([name], "Quark's layer_quant_config")
+        names = wildcard_names([name], "Quark's layer_quant_config")
         chosen.append((names, _reader(said, f"{str(name)[:80]}", reordered, notes)))
     rest = _reader(config.get("global_quant_config"), "the checkpoint", reordered, notes)
     left_out = config.get("exclude") or []
     if not isinstance(left_out, list):
         raise ValueError(f"Quark's exclude is {left_out!r:.60}, not a list of names")
-    patterns = regular([each for each in left_out if str(each).startswith("re:")], "Quark's exclude")
-    named = wildcards([each for each in left_out if not str(each).startswith("re:")], "Quark's exclude")
+    patterns = regex_names([each for each in left_out if str(each).startswith("re:")], "Quark's exclude")
+    named = wildcard_names([each for each in left_out if not str(each).startswith("re:")], "Quark's exclude")
     ignored = ModuleNames(named.exact, named.patterns + patterns.patterns)
-    return ListedPlan(tuple(chosen), rest, ignored, Modules(files)), tuple(sorted(notes))
+    return ListedPlan(tuple(chosen), rest, ignored, CheckpointModules(files)), tuple(sorted(notes))
 
 
 def _refuse_rotations(config: Mapping[str, Any]) -> None:
@@ -90,7 +96,7 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightRea
     if not isinstance(said, Mapping):
         raise ValueError(f"{where} has Quark's weights {said!r:.60}, which is no object")
     dtype, scheme, group = str(said.get("dtype")), str(said.get("qscheme")), said.get("group_size")
-    lie = {"per_tensor": Scales(0, 0), "per_channel": Scales(1, 0)}.get(scheme)
+    lie = {"per_tensor": BlockScales(0, 0), "per_channel": BlockScales(1, 0)}.get(scheme)
     if lie is not None and scheme == "per_channel" and said.get("ch_axis") not in (0, None):
         raise ValueError(f"{where} has Quark's scales along the axis {said.get('ch_axis')!r:.20}; quintet reads 0")
     if isinstance(dtype, str) and dtype in FLOAT8 and lie is not None:
@@ -106,8 +112,8 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightRea
         return QuarkInt4(size, dtype == "int4", reordered)
     if scheme == "per_group" and group == BLOCK and said.get("scale_format") == "e8m0":
         floats: dict[str, WeightReader] = {
-            "fp6_e2m3": Float6(E2M3),
-            "fp6_e3m2": Float6(E3M2),
+            "fp6_e2m3": Float6Reader(E2M3),
+            "fp6_e3m2": Float6Reader(E3M2),
             "fp4": minifloats.mxfp4("weight"),
         }
         if isinstance(dtype, str) and dtype in floats:

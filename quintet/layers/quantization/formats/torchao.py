@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.by_tensors import TensorPlan, modules, outputs_of
-from quintet.layers.quantization.group_scales import fitted, floats, spread
-from quintet.layers.quantization.module_patterns import expression
+from quintet.layers.quantization.by_tensors import TensorPlan, modules_with_tensor, outputs_of
+from quintet.layers.quantization.group_scales import dequantized_shard, regroup, shard_format
+from quintet.layers.quantization.module_patterns import compile_pattern
 from quintet.ops.quantized import MIDDLE
 
 DATA, SCALE, ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
@@ -32,28 +32,28 @@ BY_MODULE = {"FqnToConfig", "ModuleFqnToConfig"}
 
 
 @dataclass(frozen=True)
-class Torchao:
+class TorchaoReader:
     """Reads one module's numbers of 8 bits. `of` is the format of the whole matrix."""
 
-    of: WeightFormat
-    zeros: torch.dtype | None = None  # type of the zero points on file
-    shifted: bool = False  # they may be another number than 0
-    whole: bool = False  # one scale for all
+    weight_format: WeightFormat
+    zeros_dtype: torch.dtype | None = None  # type of the zero points on file
+    asymmetric: bool = False  # they may be another number than 0
+    per_tensor: bool = False  # one scale for all
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         module, outputs, inputs = part.source.removesuffix(".weight"), outputs_of(part), part.shape[1]
-        group = self.of.group or inputs
+        group = self.weight_format.group or inputs
         if inputs % group:
             raise ValueError(f"{part.source} has {inputs} inputs, which do not divide into groups of {group}")
-        shape = (1, 1) if self.whole else (outputs, inputs // group)
+        shape = (1, 1) if self.per_tensor else (outputs, inputs // group)
         found = {
-            f"{module}{DATA}": StoredTensor((outputs, inputs), (self.of.dtype or torch.int8,)),
+            f"{module}{DATA}": StoredTensor((outputs, inputs), (self.weight_format.dtype or torch.int8,)),
             f"{module}{SCALE}": StoredTensor(shape, FLOATS),
         }
-        return found | ({f"{module}{ZERO}": StoredTensor(shape, (self.zeros,))} if self.zeros else {})
+        return found | ({f"{module}{ZERO}": StoredTensor(shape, (self.zeros_dtype,))} if self.zeros_dtype else {})
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(replace(self.of, mins=self.shifted), shard)
+        return shard_format(replace(self.weight_format, mins=self.asymmetric), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, module, rows = self.format(shard), part.source.removesuffix(".weight"), slice(*shard.outputs)
@@ -64,22 +64,24 @@ class Torchao:
                 raise ValueError(f"{module}{DATA} holds numbers beyond -8 to 7, which 4 bits are; fetch the model anew")
             values = values[:, ::2] | values[:, 1::2] << 4
         scales = self._wide(tensors[f"{module}{SCALE}"], part, shard, fmt)
-        zeros = self._wide(tensors[f"{module}{ZERO}"], part, shard, fmt) if self.zeros else None
-        if zeros is not None and not self.shifted and bool(zeros.any()):
+        zeros = self._wide(tensors[f"{module}{ZERO}"], part, shard, fmt) if self.zeros_dtype else None
+        if zeros is not None and not self.asymmetric and bool(zeros.any()):
             raise ValueError(f"{module}{ZERO} is not all 0, and the configuration says so; fetch the model anew")
-        return Matrix(values, scales, format=fmt, mins=-zeros * scales if zeros is not None and self.shifted else None)
+        return Matrix(
+            values, scales, format=fmt, mins=-zeros * scales if zeros is not None and self.asymmetric else None
+        )
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.of.group, part, shard, tensors)
+        return dequantized_shard(self, self.weight_format.group, part, shard, tensors)
 
     def _wide(self, x: Tensor, part: CheckpointSlice, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """float32 [N, G] of the cut."""
-        x = x.float().expand(shard.outputs[1], 1) if self.whole else x.float()
-        return spread(x[slice(*shard.outputs)], self.of.group, fmt.group, shard.inputs)
+        x = x.float().expand(shard.outputs[1], 1) if self.per_tensor else x.float()
+        return regroup(x[slice(*shard.outputs)], self.weight_format.group, fmt.group, shard.inputs)
 
 
 @dataclass(frozen=True)
-class Fours:
+class TorchaoInt4Reader:
     """Reads an Int4Tensor."""
 
     group: int
@@ -94,13 +96,13 @@ class Fours:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        return fitted(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
+        return shard_format(WeightFormat("int4", 4, 16, self.group, mins=True), shard)
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, module, (first, last) = self.format(shard), part.source.removesuffix(".weight"), shard.inputs
         packed = tensors[f"{module}{DATA}"].view(torch.uint8)[slice(*shard.outputs), first // 2 : last // 2]
         scales, mins = (
-            spread(
+            regroup(
                 tensors[f"{module}{each}"].float()[:, slice(*shard.outputs)].t(), self.group, fmt.group, shard.inputs
             )
             for each in (SCALE, ZERO)
@@ -108,22 +110,24 @@ class Fours:
         return Matrix(packed ^ 0x88, scales, format=fmt, mins=mins)  # -8..7 to 0..15
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
-        return floats(self, self.group, part, shard, tensors)
+        return dequantized_shard(self, self.group, part, shard, tensors)
 
 
 @dataclass(frozen=True)
-class ParsedConfig:
+class TorchaoConfig:
     """Settings that a configuration has for a module's products."""
 
     dynamic: bool = False
     bits: int = 8
-    shifted: bool = False
+    asymmetric: bool = False
 
 
-def found(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
+def plan(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
     """The modules that the files hold so. ValueError for what is not read."""
     named = [(name, None if each is None else _said(*each)) for name, each in entries(config)]
-    return TensorPlan({module: _reader(module, tensors, _of(module, named)) for module in modules(tensors, DATA)})
+    return TensorPlan(
+        {module: _reader(module, tensors, _of(module, named)) for module in modules_with_tensor(tensors, DATA)}
+    )
 
 
 def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str, Any]] | None]]:
@@ -137,11 +141,11 @@ def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str
     if not isinstance(each, Mapping):
         raise ValueError(f"torchao's {kind} is of {reprlib.repr(each)}, which names no modules")
     for name in each:
-        fits(name, "")
+        matches_entry(name, "")
     return [(name, None if entry is None else _apart(entry)) for name, entry in each.items()]
 
 
-def fits(name: str, module: str) -> bool:
+def matches_entry(name: str, module: str) -> bool:
     """True if an entry's name means a module: its own, its weight's, or a pattern of either. ValueError for a pattern
     of other things than names and ".*"."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -158,7 +162,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     if not name.startswith("re:"):
         return re.compile(re.escape(plain))
     pieces = [re.escape(piece.replace("\\.", ".")) for piece in plain.split(".*")]
-    return expression(".*".join(pieces), "quant_type")
+    return compile_pattern(".*".join(pieces), "quant_type")
 
 
 def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
@@ -172,30 +176,30 @@ def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
     return str(said.get("_type")), data
 
 
-def _said(kind: str, data: Mapping[str, Any]) -> ParsedConfig:
+def _said(kind: str, data: Mapping[str, Any]) -> TorchaoConfig:
     """Reads a type and its fields. ValueError for a type with products that are not known."""
     if kind not in DYNAMIC | WEIGHTS:
         known = ", ".join(sorted(DYNAMIC | WEIGHTS))
         raise ValueError(f"the checkpoint is of torchao's {reprlib.repr(kind)}; quintet reads {known}")
-    mapping, width = enumerated(data.get("mapping_type")), enumerated(data.get("weight_dtype"))
+    mapping, width = enum_name(data.get("mapping_type")), enum_name(data.get("weight_dtype"))
     bits = int(width.removeprefix("int")) if width.removeprefix("int") in "12345678" and width else 8
-    by_token = enumerated(data.get("act_mapping_type")) in ("", "SYMMETRIC") and not data.get("weight_only_decode")
-    return ParsedConfig(kind in DYNAMIC and by_token, bits, mapping not in ("", "SYMMETRIC"))
+    by_token = enum_name(data.get("act_mapping_type")) in ("", "SYMMETRIC") and not data.get("weight_only_decode")
+    return TorchaoConfig(kind in DYNAMIC and by_token, bits, mapping not in ("", "SYMMETRIC"))
 
 
-def enumerated(said: Any) -> str:
+def enum_name(said: Any) -> str:
     """The name of a type or of an enumeration's value, as torchao writes it; "" if it is none."""
     return str(said.get("_data")) if isinstance(said, Mapping) else ""
 
 
-def _of(module: str, named: list[tuple[str, ParsedConfig | None]]) -> ParsedConfig:
+def _of(module: str, named: list[tuple[str, TorchaoConfig | None]]) -> TorchaoConfig:
     """Its own entry, or the first pattern that it fits, or the default."""
-    own = [said for name, said in named if not name.startswith("re:") and fits(name, module)]
-    by_pattern = [said for name, said in named if name.startswith("re:") and fits(name, module)]
-    return next(iter([*own, *by_pattern]), dict(named).get("_default")) or ParsedConfig()
+    own = [said for name, said in named if not name.startswith("re:") and matches_entry(name, module)]
+    by_pattern = [said for name, said in named if name.startswith("re:") and matches_entry(name, module)]
+    return next(iter([*own, *by_pattern]), dict(named).get("_default")) or TorchaoConfig()
 
 
-def _reader(module: str, tensors: Mapping[str, StoredTensor], said: ParsedConfig) -> Torchao | Fours:
+def _reader(module: str, tensors: Mapping[str, StoredTensor], said: TorchaoConfig) -> TorchaoReader | TorchaoInt4Reader:
     """By what the files hold."""
     data, scale, zero = (tensors.get(f"{module}{each}") for each in (DATA, SCALE, ZERO))
     shapes = [each.shape for each in (data, scale) if each is not None and each.shape is not None]
@@ -210,19 +214,19 @@ def _reader(module: str, tensors: Mapping[str, StoredTensor], said: ParsedConfig
     if zero is not None and zero.dtypes and zero.dtypes[0].is_floating_point:
         if kind not in (torch.int8, torch.uint8) or groups != outputs or not rows or 2 * inputs % rows:
             raise other
-        return Fours(2 * inputs // rows)
+        return TorchaoInt4Reader(2 * inputs // rows)
     if kind in FLOAT8 and (rows == outputs or whole) and groups and inputs % groups == 0:
         fmt = WeightFormat(
             "fp8a8" if said.dynamic else "fp8", 8, 8 if said.dynamic else 16, _group(inputs, groups), dtype=kind
         )
-        return Torchao(fmt, whole=whole)
+        return TorchaoReader(fmt, per_tensor=whole)
     if kind == torch.int8 and (rows == outputs or whole) and groups and inputs % groups == 0:
         if zero is not None and (not zero.dtypes or zero.shape != (rows, groups)):
             raise other
         held = 4 if said.bits <= 4 and inputs % 2 == 0 else 8
         dynamic = said.dynamic and held == 8 and groups == 1
         fmt = WeightFormat("w8a8" if dynamic else f"int{held}", held, 8 if dynamic else 16, _group(inputs, groups))
-        return Torchao(fmt, zero.dtypes[0] if zero else None, said.shifted, whole)
+        return TorchaoReader(fmt, zero.dtypes[0] if zero else None, said.asymmetric, whole)
     raise other
 
 

@@ -29,7 +29,7 @@ def probe() -> str | None:
 
 
 @functools.cache
-def lacking(kind: str) -> bool:
+def is_missing(kind: str) -> bool:
     """True if the extension has no such activation; logs a warning once."""
     if NATIVE.get(kind, kind) in extension().ELEMENTWISE:
         return False
@@ -43,7 +43,7 @@ def lacking(kind: str) -> bool:
 @activate.provide("native", probe)
 def _activate(x: Tensor, kind: str) -> Tensor:
     """Computed in float32, rounded once."""
-    if lacking(kind):
+    if is_missing(kind):
         plain: Tensor = activate.reference(x, kind)
         return plain
     return _flat(_number(kind), x, x, False, 0.0)
@@ -51,7 +51,7 @@ def _activate(x: Tensor, kind: str) -> Tensor:
 
 @gated.provide("native", probe)
 def _gated(x: Tensor, kind: str) -> Tensor:
-    if lacking(kind):
+    if is_missing(kind):
         plain: Tensor = gated.reference(x, kind)
         return plain
     tokens, both = x.shape

@@ -47,7 +47,7 @@ def rows_of(x: Tensor) -> tuple[Tensor, Rows]:
     return x.contiguous(), (1, x.shape[-1], 0)
 
 
-def fitting(x: Tensor, bias: Tensor | None, outputs: int) -> tuple[Tensor, Tensor | None]:
+def dense_operands(x: Tensor, bias: Tensor | None, outputs: int) -> tuple[Tensor, Tensor | None]:
     """x [T, K] with each row's numbers side by side, and the bias [outputs] in its type."""
     if x.stride(1) != 1 or x.stride(0) < x.shape[1]:
         x = x.contiguous()

@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
-from quintet.platforms.cpu.arena import empty, lasting
-from quintet.platforms.cpu.ops.extension import KINDS, extension, fitting, missing
+from quintet.platforms.cpu.arena import empty, empty_weight
+from quintet.platforms.cpu.ops.extension import KINDS, dense_operands, extension, missing
 from quintet.platforms.cpu.ops.quantized import by_torch
 
 FORMATS = {torch.float8_e4m3fn: 0, torch.float8_e5m2: 1}  # as csrc/cpu/kernels/float8.h numbers them
 COLUMNS, STEP = 64, 128  # outputs in a block; bytes of a pair of inputs for all of them
 
 
-def laid(matrix: Matrix) -> dict[str, Tensor]:
+def pack(matrix: Matrix) -> dict[str, Tensor]:
     """A canonical matrix -> "weight" uint8 [blocks, ceil(K / 2), 128] and "scales" float32 [blocks, G, 64].
 
     The values may be a memory map. ValueError for numbers or scales that are not finite, and for groups of an odd size.
@@ -36,7 +36,7 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     if values.stride(1) != 1 or values.stride(0) < inputs:
         values = values.contiguous()
     packed_shape, scales_shape = _shapes(outputs, inputs, fmt)
-    packed = lasting(packed_shape, torch.uint8)
+    packed = empty_weight(packed_shape, torch.uint8)
     sizes = outputs, inputs, values.stride(0)
     if not extension().pack_float8(FORMATS[values.dtype], packed.data_ptr(), values.data_ptr(), *sizes):
         raise ValueError("it holds numbers that are not finite")
@@ -46,12 +46,12 @@ def laid(matrix: Matrix) -> dict[str, Tensor]:
     return {"weight": packed, "scales": wide.reshape(-1, COLUMNS, scales_shape[1]).transpose(1, 2).contiguous()}
 
 
-def holds(fmt: WeightFormat, inputs: int) -> bool:
+def can_pack(fmt: WeightFormat, inputs: int) -> bool:
     """True if laid() takes matrices of the format, with so many inputs."""
     return fmt.dtype in FORMATS and (fmt.group % 2 == 0 or fmt.group >= inputs)
 
 
-def shared(fmt: WeightFormat, inputs: int) -> int:
+def inputs_per_scale(fmt: WeightFormat, inputs: int) -> int:
     """Inputs that share scales, as products count them."""
     return min(fmt.group or inputs, inputs)
 
@@ -79,7 +79,7 @@ def probe() -> str | None:
     x[0, 5], x[0, 32], weight[0, 5], weight[1, 32] = 1.0, -1.0, 3.0, 0.5
     for kind in FORMATS:
         fmt = WeightFormat("fp8", 8, 16, 32, dtype=kind)
-        packed = laid(Matrix(weight.to(kind), torch.full((2, 2), 4.0), format=fmt))
+        packed = pack(Matrix(weight.to(kind), torch.full((2, 2), 4.0), format=fmt))
         got = _linear(x, Matrix(packed["weight"], packed["scales"], format=fmt), None, (2,)).tolist()
         if got != [[12.0, -2.0]]:
             return f"a product with {kind} gave {got}, not [[12.0, -2.0]]"
@@ -93,17 +93,17 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
     if packed.dim() == 2 or scales is None or fmt.dtype is None:
         return by_torch(x, weight, bias, outputs)
     (tokens, inputs), count, dtype = x.shape, sum(outputs), x.dtype
-    fit(packed, scales, fmt, count, inputs)
-    x, bias = fitting(x, bias, count)
+    check_packed(packed, scales, fmt, count, inputs)
+    x, bias = dense_operands(x, bias, count)
     out = empty((tokens, count), dtype)
     extension().float8(
         FORMATS[fmt.dtype], KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(),
-        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, shared(fmt, inputs),
+        scales.data_ptr(), 0 if bias is None else bias.data_ptr(), tokens, inputs, count, inputs_per_scale(fmt, inputs),
     )  # fmt: skip
     return out
 
 
-def fit(packed: Tensor, scales: Tensor, fmt: WeightFormat, outputs: int, inputs: int) -> None:
+def check_packed(packed: Tensor, scales: Tensor, fmt: WeightFormat, outputs: int, inputs: int) -> None:
     """ValueError where these are not laid()'s of a weight [outputs, inputs]."""
     there = tuple(packed.shape), tuple(scales.shape)
     if there != _shapes(outputs, inputs, fmt) or packed.dtype != torch.uint8 or scales.dtype != torch.float32:

@@ -33,7 +33,7 @@ def probe() -> str | None:
     return None
 
 
-def packs(weight: Weight) -> bool:
+def can_pack(weight: Weight) -> bool:
     """True if pack() takes it."""
     return weight.use in USES and probe() is None and not _sizes(weight)[1] % linear.PAIRS[weight.dtype]
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from quintet.interface.weights import Matrix
 from quintet.ops.linear import linear
-from quintet.platforms.cpu.arena import empty, lasting
-from quintet.platforms.cpu.ops.extension import KINDS, extension, fitting
+from quintet.platforms.cpu.arena import empty, empty_weight
+from quintet.platforms.cpu.ops.extension import KINDS, dense_operands, extension
 
 PAIRS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}  # neighbouring inputs that stand side by side
 
@@ -26,7 +26,7 @@ def pack(*pieces: Tensor) -> Tensor:
     if any(piece.shape[0] % columns for piece in pieces[:-1]):  # a block would hold rows of two
         pieces = (torch.cat(pieces),)
     blocks = -(-sum(piece.shape[0] for piece in pieces) // columns)
-    packed = lasting((blocks, -(-inputs // pair), columns * pair), dtype)
+    packed = empty_weight((blocks, -(-inputs // pair), columns * pair), dtype)
     block = 0
     for piece in pieces:
         if piece.stride(1) != 1 or piece.stride(0) < inputs:
@@ -94,7 +94,7 @@ def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
             f"x {tuple(x.shape)} {dtype} and {count} outputs do not fit a packed weight "
             f"{tuple(packed.shape)} {packed.dtype}"
         )
-    x, bias = fitting(x, bias, count)
+    x, bias = dense_operands(x, bias, count)
     at_bias = 0 if bias is None else bias.data_ptr()
     out = empty((tokens, count), dtype)
     extension().linear(

@@ -18,19 +18,19 @@ from quintet.ops.moe import (
     experts,
     grouped_linear,
     local_experts,
-    mixed,
     route,
     route_grouped,
     route_limited,
     route_sparse,
+    run_by_expert,
 )
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import linear
-from quintet.platforms.cpu.ops.elementwise import NATIVE, lacking
+from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
 from quintet.platforms.cpu.ops.extension import KINDS, extension, indices, kind_of, missing
 
 
-def packs(weight: Weight) -> bool:
+def can_pack(weight: Weight) -> bool:
     """True if pack() takes it, and with it the other stack of its layer: gate and up, or down."""
     return _serves() and not any(size % linear.PAIRS[weight.dtype] for size in weight.shape[1:])
 
@@ -223,13 +223,13 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
     inner = inner_of(x, gate_up, down)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
         raise ValueError(f"weights {tuple(weights.shape)} {weights.dtype} and ids {tuple(ids.shape)}: {tokens} tokens")
-    if lacking(kind):
+    if is_missing(kind):
 
         def serve(rows: Tensor, counts: Tensor) -> Tensor:
             both = _grouped_linear(rows, gate_up, counts)[:, : 2 * inner]
             return _grouped_linear(gated.reference(both, kind), down, counts)[:, :hidden]
 
-        return mixed(x, weights, ids, len(down), serve)
+        return run_by_expert(x, weights, ids, len(down), serve)
     x, weights, ids = _rows(x), weights.contiguous(), ids.contiguous()
     out = empty((tokens, hidden), dtype)
     first, second = (empty((tokens * k, max(hidden, width)), dtype) for width in (inner, 2 * inner))

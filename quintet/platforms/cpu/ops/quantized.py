@@ -12,19 +12,19 @@ from torch import Tensor
 
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops.linear import linear
-from quintet.ops.quantized import dequantized, rounded
-from quintet.platforms.cpu.arena import empty, lasting
+from quintet.ops.quantized import dequantized, fake_quantized_activations
+from quintet.platforms.cpu.arena import empty, empty_weight
 from quintet.platforms.cpu.ops import torch_ops as ops  # noqa: F401  registers torch's product
-from quintet.platforms.cpu.ops.extension import KINDS, extension, fitting
+from quintet.platforms.cpu.ops.extension import KINDS, dense_operands, extension
 from quintet.platforms.cpu.weight_layout import (
     COLUMNS,
     HELD,
     POWERS,
     TABLE4,
     TABLE4_A8,
-    held,
-    leveled,
-    number_of,
+    has_two_level_scales,
+    kernel_number,
+    packed_format,
     scale_type,
     shapes,
     stored_table,
@@ -41,9 +41,9 @@ def pack(weight: Tensor, fmt: WeightFormat) -> dict[str, Tensor]:
         raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_described(weight)}")
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()
-    (outputs, inputs), number = weight.shape, number_of(fmt)
+    (outputs, inputs), number = weight.shape, kernel_number(fmt)
     packed_shape, scales_shape = shapes(outputs, inputs, fmt)
-    packed = lasting(packed_shape, torch.uint8)
+    packed = empty_weight(packed_shape, torch.uint8)
     scales = torch.empty(scales_shape, dtype=scale_type(number))
     sizes = outputs, inputs, scales_shape[1], weight.stride(0)
     places = packed.data_ptr(), scales.data_ptr(), weight.data_ptr()
@@ -87,7 +87,7 @@ def by_torch(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
         plain: Tensor = linear.reference(x, weight, bias, outputs)
         return plain
     if weight.format.activations == 8:
-        x, weight = rounded(x, weight), weight._replace(input_order=None)
+        x, weight = fake_quantized_activations(x, weight), weight._replace(input_order=None)
     bias = None if bias is None else bias.float()
     y: Tensor = linear.providers["torch"](x.float(), Matrix(dequantized(weight)), bias, outputs)
     return y.to(dtype)
@@ -97,7 +97,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     packed, scales = weight.values, weight.scales
     assert scales is not None
     count, (tokens, inputs), dtype = sum(outputs), x.shape, x.dtype
-    known = settled(weight.format, inputs)
+    known = product_arguments(weight.format, inputs)
     blocks = len(packed)
     if (
         packed.shape[1:] != known.packed
@@ -109,7 +109,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
             f"x {_described(x)} and {count} outputs do not fit a packed weight {_described(packed)} "
             f"with scales {_described(scales)}"
         )
-    x, bias = fitting(x, bias, count)
+    x, bias = dense_operands(x, bias, count)
     out = empty((tokens, count), dtype)
     extension().quantized(
         known.number, KINDS[dtype], out.data_ptr(), x.data_ptr(), x.stride(0), packed.data_ptr(), scales.data_ptr(),
@@ -119,7 +119,7 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
     return out
 
 
-class Settled(NamedTuple):
+class ProductArguments(NamedTuple):
     """Kernel arguments that products with matrices of a format and so many inputs share."""
 
     number: int
@@ -132,14 +132,14 @@ class Settled(NamedTuple):
 
 
 @functools.cache
-def settled(fmt: WeightFormat, inputs: int) -> Settled:
+def product_arguments(fmt: WeightFormat, inputs: int) -> ProductArguments:
     """Looked up in each step."""
-    number, own = number_of(fmt), held(fmt, inputs)
+    number, own = kernel_number(fmt), packed_format(fmt, inputs)
     (_, *packed), (_, rows, _) = shapes(1, inputs, own)
-    groups = inputs // own.group if leveled(own) else rows
+    groups = inputs // own.group if has_two_level_scales(own) else rows
     span = (fmt.group or inputs) if fmt.activations == 8 else 0
     table = stored_table(fmt) if number in (TABLE4, TABLE4_A8) else None
-    return Settled(number, (packed[0], packed[1]), groups, rows, scale_type(number), span, table)
+    return ProductArguments(number, (packed[0], packed[1]), groups, rows, scale_type(number), span, table)
 
 
 def _address(x: Tensor | None) -> int:

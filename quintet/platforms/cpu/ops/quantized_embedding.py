@@ -11,7 +11,7 @@ from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import float8
 from quintet.platforms.cpu.ops.extension import KINDS, extension, indices, kind_of, missing
-from quintet.platforms.cpu.ops.quantized import settled
+from quintet.platforms.cpu.ops.quantized import product_arguments
 from quintet.platforms.cpu.weight_layout import COLUMNS, POWERS
 
 Shape = tuple[int, int]  # rows, and numbers of each
@@ -40,7 +40,7 @@ def probe() -> str | None:
         Matrix(whole[:, ::2] | whole[:, 1::2] << 4, halves, format=four),
         Matrix((2 * numbers).to(wide.dtype), halves),
     )
-    for laid, fmt in ((tiles.laid(given[0]), four), (float8.laid(given[1]._replace(format=wide)), wide)):
+    for laid, fmt in ((tiles.pack(given[0]), four), (float8.pack(given[1]._replace(format=wide)), wide)):
         table = Matrix(laid["weight"], laid["scales"], format=fmt)
         got = _embedding(ids, table, 0, (2, 16), torch.float32)
         if not torch.equal(got, numbers[1:]):
@@ -58,7 +58,7 @@ def _embedding(ids: Tensor, weight: Matrix, first: int, shape: Shape, dtype: tor
     if weight.format.dtype is not None:
         _float8(out, at, weight, first, shape)
         return out
-    values, scales, known = weight.values, weight.scales, settled(weight.format, shape[1])
+    values, scales, known = weight.values, weight.scales, product_arguments(weight.format, shape[1])
     powers = scales.shape[1] > known.rows
     held = known.rows, known.rows + POWERS
     fits = values.shape[1:] == known.packed and scales.dtype == known.scale and scales.shape[1] in held
@@ -88,9 +88,9 @@ def _embedding(ids: Tensor, weight: Matrix, first: int, shape: Shape, dtype: tor
 def _float8(out: Tensor, ids: int, weight: Matrix, first: int, shape: Shape) -> None:
     fmt, (rows, width) = weight.format, shape
     assert fmt.dtype is not None and weight.scales is not None
-    float8.fit(weight.values, weight.scales, fmt, rows, width)
+    float8.check_packed(weight.values, weight.scales, fmt, rows, width)
     places = out.data_ptr(), ids, weight.values.data_ptr(), weight.scales.data_ptr()
-    sizes = len(out), width, rows, float8.shared(fmt, width)
+    sizes = len(out), width, rows, float8.inputs_per_scale(fmt, width)
     extension().gather_float8(float8.FORMATS[fmt.dtype], kind_of(out.dtype), *places, *sizes, first)
 
 

@@ -15,14 +15,14 @@ from torch.nn import functional
 from quintet.interface.weights import Matrix, Weight, WeightFormat
 from quintet.ops.activation import gated
 from quintet.ops.linear import linear
-from quintet.ops.moe import biased_experts, mixed, one_of, quantized_experts
-from quintet.ops.quantize import attributes, joined, of_stack
+from quintet.ops.moe import biased_experts, expert_matrix, quantized_experts, run_by_expert
+from quintet.ops.quantize import attributes, concat_outputs, stack_attributes
 from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import weight_layout as tiles
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops import float8, quantized
 from quintet.platforms.cpu.ops import moe as native_moe
-from quintet.platforms.cpu.ops.elementwise import NATIVE, lacking
+from quintet.platforms.cpu.ops.elementwise import NATIVE, is_missing
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 from quintet.platforms.cpu.weight_layout import COLUMNS
 
@@ -32,43 +32,43 @@ def packer_of(fmt: WeightFormat) -> Any:
     return float8 if fmt.kind == "fp8" else tiles
 
 
-def lays(fmt: WeightFormat, inputs: int) -> bool:
+def can_pack_format(fmt: WeightFormat, inputs: int) -> bool:
     """True if a quantized matrix is packed: for products that are there, and serve it."""
     serves = float8 if fmt.kind == "fp8" else quantized
     return serves.probe() is None and bool(packer_of(fmt).holds(fmt, inputs))
 
 
-def packs(weight: Weight) -> bool:
+def can_pack(weight: Weight) -> bool:
     """True if a stack is packed as our products read it."""
     whole = weight.shape[2] % tiles.QUAD == 0  # so that packed stacks say how many inputs they have
-    return probe() is None and whole and lays(weight.format, weight.shape[2])
+    return probe() is None and whole and can_pack_format(weight.format, weight.shape[2])
 
 
-def placed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A stack from the checkpoint's tensors, by the names that its layer has for them. ValueError names the first."""
     try:
-        found = _packed(weight, parts) if packs(weight) else attributes(_canonical(weight, parts))
+        found = _packed(weight, parts) if can_pack(weight) else attributes(_canonical(weight, parts))
     except ValueError as error:
         done = "quantized" if weight.reader is None else "packed"
         raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None
     count = weight.stack
-    return of_stack(weight.name, {name: each.view(count, -1, *each.shape[1:]) for name, each in found.items()})
+    return stack_attributes(weight.name, {name: each.view(count, -1, *each.shape[1:]) for name, each in found.items()})
 
 
-def placed_bytes(weight: Weight) -> int:
+def stack_packed_bytes(weight: Weight) -> int:
     """Returns the bytes of placed()'s results."""
-    return weight.stack * packed_bytes(weight) if packs(weight) else weight.nbytes
+    return weight.stack * matrix_packed_bytes(weight) if can_pack(weight) else weight.nbytes
 
 
-def quantizes(weight: Weight) -> bool:
+def quantizes_floats(weight: Weight) -> bool:
     """True if it holds floats that quantized.pack() rounds to whole numbers; other packed weights go through laid()."""
     return weight.reader is None and weight.format.dtype is None and not weight.format.codebook
 
 
-def packed_bytes(weight: Weight) -> int:
+def matrix_packed_bytes(weight: Weight) -> int:
     """Returns the bytes of one of its matrices, once packed."""
     shape, fmt = weight.shape[-2:], weight.format
-    if quantizes(weight):
+    if quantizes_floats(weight):
         return tiles.packed_bytes(shape, fmt, powers=False)
     found: int = packer_of(fmt).packed_bytes(shape, fmt)
     return found
@@ -76,11 +76,11 @@ def packed_bytes(weight: Weight) -> int:
 
 def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     spare = -weight.shape[1] % COLUMNS
-    if quantizes(weight):
+    if quantizes_floats(weight):
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
         return quantized.pack(wide.reshape(-1, wide.shape[2]), weight.format)
-    if blocks.lays(weight):
-        return blocks.laid(weight, parts)
+    if blocks.can_pack(weight):
+        return blocks.pack(weight, parts)
     found: dict[str, Tensor] = packer_of(weight.format).laid(_canonical(weight, parts, spare))
     return found
 
@@ -89,8 +89,8 @@ def _canonical(weight: Weight, parts: Mapping[str, Tensor], spare: int = 0) -> M
     """All experts, one under the other, with so many outputs of zeros after each."""
     pieces = blocks.canonicals(weight, parts)
     each = len(pieces) // weight.stack
-    whole = (joined(pieces[first : first + each]) for first in range(0, len(pieces), each))
-    return joined([_longer(matrix, spare) for matrix in whole])
+    whole = (concat_outputs(pieces[first : first + each]) for first in range(0, len(pieces), each))
+    return concat_outputs([_longer(matrix, spare) for matrix in whole])
 
 
 def _longer(matrix: Matrix, spare: int) -> Matrix:
@@ -115,7 +115,7 @@ def probe() -> str | None:
     eye, stacks = torch.eye(2), []
     for experts in ([eye.repeat(2, 1)] * 2, [eye, 2 * eye]):
         rows = [Matrix(each.to(fmt.dtype), torch.ones(len(each), 1), format=fmt) for each in experts]
-        laid = float8.laid(joined([_longer(each, -len(each.values) % COLUMNS) for each in rows]))
+        laid = float8.pack(concat_outputs([_longer(each, -len(each.values) % COLUMNS) for each in rows]))
         weight, scales = (laid[name].view(2, 1, *laid[name].shape[1:]) for name in ("weight", "scales"))
         stacks.append(Matrix(weight, scales, format=fmt))
     ids = torch.tensor([[0], [1]], dtype=torch.int32)
@@ -128,9 +128,9 @@ def probe() -> str | None:
 def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     num, inner = len(down.values), _inputs(down)
     if gate_up.values.dim() == 3 or down.values.dim() == 3:
-        return mixed(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
-    if lacking(kind):
-        return mixed(x, weights, ids, num, _by_all(gate_up, down, inner, kind))
+        return run_by_expert(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
+    if is_missing(kind):
+        return run_by_expert(x, weights, ids, num, _by_all(gate_up, down, inner, kind))
     return _served(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
 
 
@@ -194,8 +194,8 @@ def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callabl
         out, first = rows.new_zeros(rows.shape), 0
         for expert, count in enumerate(counts.tolist()):
             if count:
-                both = _product(rows[first : first + count], one_of(gate_up, expert), 2 * inner)
-                served = _product(gated.reference(both, kind), one_of(down, expert), hidden)
+                both = _product(rows[first : first + count], expert_matrix(gate_up, expert), 2 * inner)
+                served = _product(gated.reference(both, kind), expert_matrix(down, expert), hidden)
                 out[first : first + count] = served
             first += count
         return out
@@ -209,10 +209,10 @@ def _described(stack: Matrix, inputs: int) -> list[int]:
     assert scales is not None, "what is quantized has scales"
     beside = [stack.zeros, stack.mins]
     if fmt.dtype is not None:
-        head = [1, float8.FORMATS[fmt.dtype], float8.shared(fmt, inputs), 0, 0, 0]
+        head = [1, float8.FORMATS[fmt.dtype], float8.inputs_per_scale(fmt, inputs), 0, 0, 0]
         packed, groups = (-(-inputs // 2), float8.STEP), [fmt.groups(inputs)]
     else:
-        known = quantized.settled(fmt, inputs)
+        known = quantized.product_arguments(fmt, inputs)
         powers = scales.shape[2] > known.rows
         table = 0 if known.table is None else known.table.data_ptr()
         head = [0, known.number, known.groups, known.span, int(powers), table]
@@ -235,9 +235,9 @@ def _by_all(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[T
         owners = (torch.arange(len(rows))[:, None] >= ends).sum(-1, keepdim=True)
         out = rows.new_zeros(rows.shape)
         for expert in range(len(counts)):
-            both = _product(rows, one_of(gate_up, expert), 2 * inner)
+            both = _product(rows, expert_matrix(gate_up, expert), 2 * inner)
             out = torch.where(
-                owners == expert, _product(gated.reference(both, kind), one_of(down, expert), hidden), out
+                owners == expert, _product(gated.reference(both, kind), expert_matrix(down, expert), hidden), out
             )
         return out
 

@@ -6,7 +6,16 @@ from torch import Tensor
 from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.elementwise import sigmoid_gate
 from quintet.ops.norm import gated_norm
-from quintet.ops.states import Conv, Moves, Scan, Turns, delta_rule, selective_scan, short_conv, state_space
+from quintet.ops.states import (
+    ConvWeights,
+    DeltaRuleInputs,
+    ScanInputs,
+    ScanWeights,
+    delta_rule,
+    selective_scan,
+    short_conv,
+    state_space,
+)
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 
@@ -22,14 +31,14 @@ def probe() -> str | None:
     group = Group(none, torch.tensor([[0, 1]], dtype=torch.int32), one)
     context = StepContext(Batch(none, none, none, torch.cat([none, one]), none, (group,)), group)
     x, weight = torch.tensor([[3.0, 5.0]]), torch.tensor([[7.0, 2.0], [7.0, 4.0]])
-    out, state = _short_conv(x, None, Conv(weight), torch.zeros(2, 2, 1), context, False)
+    out, state = _short_conv(x, None, ConvWeights(weight), torch.zeros(2, 2, 1), context, False)
     good = torch.equal(out, torch.tensor([[6.0, 20.0]])) and torch.equal(state[1], x.T)
     return None if good else f"a convolution of {x.tolist()} gave {out.tolist()} and kept {state.tolist()}"
 
 
 @short_conv.provide("native", probe)
 def _short_conv(
-    x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool
+    x: Tensor, gates: Tensor | None, conv: ConvWeights, state: Tensor, context: StepContext, silu: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, channels = x.shape
     taps = conv.weight.shape[1]
@@ -50,15 +59,17 @@ def _short_conv(
 
 
 @state_space.provide("native", probe)
-def _state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> tuple[Tensor, Tensor]:
+def _state_space(
+    moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext, least: float
+) -> tuple[Tensor, Tensor]:
     tokens, heads, dim = moves.x.shape
-    groups, width = moves.into.shape[1:]
+    groups, width = moves.b.shape[1:]
     if state.shape[1:] != (heads, dim, width) or state.dtype != torch.float32:
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")
     if moves.dt is not None and scan.dt_bias is None:
         raise ValueError("a dt comes with a bias, and this scan has none")
     _check_alike(moves)
-    x, into, out_of = (_tokens(each.flatten(1)) for each in (moves.x, moves.into, moves.out))
+    x, into, out_of = (_tokens(each.flatten(1)) for each in (moves.x, moves.b, moves.c))
     dt = None if moves.dt is None else _tokens(moves.dt)
     sides = empty((2, tokens, groups, width), torch.float32)
     out, steps = empty((tokens, heads, dim), torch.float32), empty((2, tokens, heads), torch.float32)
@@ -73,9 +84,9 @@ def _state_space(moves: Moves, scan: Scan, state: Tensor, context: StepContext, 
 
 
 @selective_scan.provide("native", probe)
-def _selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     tokens, channels, _ = moves.x.shape
-    width = moves.into.shape[2]
+    width = moves.b.shape[2]
     if width > MOST_WIDTH:
         return selective_scan.reference(moves, scan, state, context)
     if state.shape[1:] != (channels, width) or state.dtype != torch.float32 or scan.a_log.shape != (channels, width):
@@ -83,7 +94,7 @@ def _selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContex
     if moves.dt is None or scan.dt_bias is None:
         raise ValueError("a scan is selective by its dt and the bias of it")
     _check_alike(moves)
-    given = [_tokens(each.flatten(1)) for each in (moves.x, moves.dt, moves.into, moves.out)]
+    given = [_tokens(each.flatten(1)) for each in (moves.x, moves.dt, moves.b, moves.c)]
     out, sides = empty((tokens, channels, 1), torch.float32), empty((2, tokens, width), torch.float32)
     extension().selective_scan(
         kind_of(moves.x.dtype), out.data_ptr(), *[each.data_ptr() for each in given], _float(scan.a_log),
@@ -94,7 +105,9 @@ def _selective_scan(moves: Moves, scan: Scan, state: Tensor, context: StepContex
 
 
 @delta_rule.provide("native", probe)
-def _delta_rule(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+def _delta_rule(
+    turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext
+) -> tuple[Tensor, Tensor]:
     tokens, groups, width = turns.q.shape
     heads, values = turns.v.shape[1:]
     if state.shape[1:] != (heads, values, width) or state.dtype != torch.float32 or scan.dt_bias is None:
@@ -139,7 +152,7 @@ def _sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     return out
 
 
-def _check_alike(given: Moves | Turns) -> None:
+def _check_alike(given: ScanInputs | DeltaRuleInputs) -> None:
     """A kernel reads all by the first one's type and tokens."""
     first, *others = given
     for each in others:

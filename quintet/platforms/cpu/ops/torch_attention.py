@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, StepContext
-from quintet.ops.attention import paged_attention, widened
+from quintet.ops.attention import from_cache_rows, paged_attention
 
 SPLIT = 128  # tokens of context per block; page sizes divide it
 ROWS = 4
@@ -129,7 +129,7 @@ def _block(kv: Tensor, queries: Queries, first: int, spec: AttentionSpec) -> tup
     missing = SPLIT // spec.page_size - pages.shape[1]
     if missing:
         pages = torch.nn.functional.pad(pages, (0, missing))
-    cache = widened(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
+    cache = from_cache_rows(kv[pages], spec.head_dim).permute(2, 0, 3, 1, 4, 5)
     cache = cache.reshape(kv.shape[1], -1, spec.kv_heads, SPLIT, spec.head_dim)
     forgets = spec.window is not None or spec.chunk is not None
     if first + SPLIT > queries.span[0] or forgets:

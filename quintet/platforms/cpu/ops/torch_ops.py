@@ -14,7 +14,7 @@ from quintet.interface.weights import Matrix
 from quintet.ops.activation import KINDS, activate, gated
 from quintet.ops.heads import by_heads
 from quintet.ops.linear import linear
-from quintet.ops.moe import biased_experts, clamped, experts, one_of
+from quintet.ops.moe import biased_experts, clamped, expert_matrix, experts
 
 TILED_ROWS = 64  # that oneDNN multiplies at a time with AMX
 
@@ -122,8 +122,8 @@ def _biased_experts(
     for expert, (first, second) in enumerate(zip(*biases, strict=True)):
         served = (ids == expert).nonzero(as_tuple=True)
         if len(served[0]):
-            both = _product(x[served[0]], one_of(stacks[0], expert)) + first
-            each[served] = _product(clamped(both, clamp), one_of(stacks[1], expert)) + second
+            both = _product(x[served[0]], expert_matrix(stacks[0], expert)) + first
+            each[served] = _product(clamped(both, clamp), expert_matrix(stacks[1], expert)) + second
     return (each.float() * weights[..., None]).sum(1).to(x.dtype)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from quintet.interface.weights import Matrix
 from quintet.ops.activation import activate
 from quintet.ops.linear import linear as product
-from quintet.ops.moe import grouped_linear, mixed, ungated_experts
+from quintet.ops.moe import grouped_linear, run_by_expert, ungated_experts
 from quintet.platforms.cpu.ops import linear
 from quintet.platforms.cpu.ops import moe as native_moe
 
@@ -35,7 +35,7 @@ def _native(x: Tensor, up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, k
         out: Tensor = multiply(act(multiply(rows, up, counts)[:, :inner], kind), down, counts)
         return out[:, :hidden]
 
-    return mixed(x, weights, ids, len(down), serve)
+    return run_by_expert(x, weights, ids, len(down), serve)
 
 
 @ungated_experts.provide("torch")

@@ -14,17 +14,17 @@ from quintet.platforms.gpu.kernels.attention_layer import (
     INT8,
     PLAIN,
     RARE,
-    Blocks,
-    Call,
-    Layer,
-    Limits,
+    AttentionBlocks,
+    AttentionLaunch,
+    AttentionLayer,
+    DeviceLimits,
     fitting,
 )
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
 from quintet.platforms.gpu.kernels.variant import Variant
 
 
-def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
+def tile_blocks(layer: AttentionLayer, limits: DeviceLimits) -> AttentionBlocks:
     """Guesses, untuned: the largest that spill no registers on any of the architectures we compile for.
 
     Those that widen what they read, or have wide heads, hold more at a time. float32 is multiplied without tensor
@@ -44,7 +44,7 @@ def tile_blocks(layer: Layer, limits: Limits) -> Blocks:
         rows, slots = 16, 16 if layer.block_dim >= 128 or layer.stored != PLAIN else 32
     rows = max(min(rows, limits.cut.rows), triton.next_power_of_2(layer.group))
     stages = fitting(layer, limits.shared, rows, slots)
-    blocks = Blocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
+    blocks = AttentionBlocks(rows, slots, 4 if fp32 else 8, min(stages, 3) if fp32 or slots == 64 else stages)
     return blocks.within(limits.cut).tuned(layer, limits.cut.table.prompts)
 
 
@@ -155,7 +155,7 @@ def attend_tiles(
     tl.store(out + at[:, None] + columns[None, :], acc.to(out.dtype.element_ty), mask=wanted)
 
 
-def launch(call: Call, least: int = 2) -> None:
+def launch(call: AttentionLaunch, least: int = 2) -> None:
     """Over the requests that bring so many tokens."""
     of, tokens, requests = call.layer, call.q.shape[0], call.requests
     blocks = tile_blocks(of, call.limits)
@@ -166,18 +166,18 @@ def launch(call: Call, least: int = 2) -> None:
     )  # fmt: skip
 
 
-def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
+def variants(limits: DeviceLimits = DeviceLimits()) -> list[Variant]:  # noqa: B008
     layers = [
-        Layer(32, 8, 128, 16, "bf16"),
-        Layer(32, 8, 128, 16, "fp16", INT8),
-        Layer(32, 8, 128, 16, "bf16", E4M3),
-        Layer(32, 8, 128, 16, "bf16", e4m3=True),
-        Layer(16, 8, 256, 16, "bf16", window=4096, capped=True),
-        Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
-        Layer(40, 8, 128, 16, "bf16", local=8192),
-        Layer(16, 16, 64, 16, "bf16", causal=False),
-        Layer(128, 1, 576, 16, "bf16", shared=512),
-        Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
+        AttentionLayer(32, 8, 128, 16, "bf16"),
+        AttentionLayer(32, 8, 128, 16, "fp16", INT8),
+        AttentionLayer(32, 8, 128, 16, "bf16", E4M3),
+        AttentionLayer(32, 8, 128, 16, "bf16", e4m3=True),
+        AttentionLayer(16, 8, 256, 16, "bf16", window=4096, capped=True),
+        AttentionLayer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        AttentionLayer(40, 8, 128, 16, "bf16", local=8192),
+        AttentionLayer(16, 16, 64, 16, "bf16", causal=False),
+        AttentionLayer(128, 1, 576, 16, "bf16", shared=512),
+        AttentionLayer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
     for of in (*layers, *RARE):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quintet.interface.types import StepContext
 from quintet.platforms.gpu.kernels import attention_parts as parts
-from quintet.platforms.gpu.kernels.chips import Cut
+from quintet.platforms.gpu.kernels.chips import ChipLimits
 
 CHUNK = 256  # requests that a program looks through at a time
 MOST_ROWS, MOST_WIDE_ROWS = 128, 16  # query heads of a program; where V has more than 256 numbers
@@ -25,19 +25,19 @@ COMPUTE = {"bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32}
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """Limits of a device; the defaults are the smallest of those that kernels are compiled ahead for."""
 
     shared: int = 163 * 1024  # bytes of shared memory that one program may have
     processors: int = 2
     e4m3: bool = False  # Triton converts float8_e4m3fn here
     e4m3fnuz: bool = False  # and float8_e4m3fnuz
-    cut: Cut = Cut()  # what its registers bear
+    cut: ChipLimits = ChipLimits()  # what its registers bear
     bf16: bool = True  # products of bfloat16; Triton's interpreter has none
 
 
 @dataclass(frozen=True)
-class Blocks:
+class AttentionBlocks:
     """Block sizes, warps and stages of a kernel."""
 
     rows: int  # queries: tokens times the heads of a group
@@ -45,17 +45,19 @@ class Blocks:
     warps: int
     stages: int
 
-    def within(self, cut: Cut) -> "Blocks":
+    def within(self, cut: ChipLimits) -> "AttentionBlocks":
         """Rows are left to the kernel: a tile holds all query heads of a program."""
-        return Blocks(self.rows, min(self.slots, cut.slots), min(self.warps, cut.warps), min(self.stages, cut.stages))
+        return AttentionBlocks(
+            self.rows, min(self.slots, cut.slots), min(self.warps, cut.warps), min(self.stages, cut.stages)
+        )
 
-    def tuned(self, layer: "Layer", table: Mapping[str, Mapping[str, int]]) -> "Blocks":
+    def tuned(self, layer: "AttentionLayer", table: Mapping[str, Mapping[str, int]]) -> "AttentionBlocks":
         """Returns these blocks with what a chip's table has for the layer."""
         return replace(self, **table.get(name_of(layer), {})) if table else self
 
 
 @dataclass(frozen=True)
-class Layer:
+class AttentionLayer:
     """One attention layer, as kernels are compiled for it."""
 
     heads: int
@@ -152,12 +154,12 @@ class Layer:
 
 
 @functools.cache
-def name_of(layer: Layer) -> str:
+def name_of(layer: AttentionLayer) -> str:
     """Returns the key of its place in a chip's table."""
     return str(layer)
 
 
-def fitting(layer: Layer, shared: int, rows: int, slots: int) -> int:
+def fitting(layer: AttentionLayer, shared: int, rows: int, slots: int) -> int:
     """Stages of the loop over blocks: 5 keep two blocks of K and V in shared memory beside queries and weights, 3 one.
 
     Two stages go by before a block's pages are known.
@@ -169,12 +171,12 @@ def fitting(layer: Layer, shared: int, rows: int, slots: int) -> int:
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionLaunch:
     """One launch: out [T, H, value], q [T, H, D], kv seen as [P, 2 or 1, Hkv, page_size, row width], scales as
     float32 of it."""
 
-    layer: Layer
-    limits: Limits
+    layer: AttentionLayer
+    limits: DeviceLimits
     context: StepContext
     out: Tensor
     q: Tensor
@@ -217,20 +219,20 @@ class Call:
 
 
 RARE = (  # kinds of layers that a model may have, which seldom come
-    Layer(8, 8, 16, 16, "bf16"),
-    Layer(32, 2, 80, 16, "bf16"),
-    Layer(32, 2, 80, 16, "fp16", INT8),
-    Layer(48, 1, 128, 16, "bf16"),
-    Layer(128, 1, 128, 16, "bf16"),
-    Layer(48, 1, 128, 16, "bf16", INT8),
-    Layer(128, 1, 64, 16, "fp16", sinks=True),
-    Layer(8, 4, 256, 16, "bf16"),
-    Layer(8, 4, 256, 16, "bf16", INT8, capped=True),
-    Layer(8, 1, 512, 16, "bf16"),
-    Layer(16, 2, 128, 16, "fp32"),
-    Layer(8, 8, 256, 16, "fp32", window=512),
-    Layer(32, 32, 128, 16, "bf16", sloped=True),
-    Layer(32, 8, 128, 16, "bf16", E5M2),
-    Layer(8, 4, 256, 16, "bf16", e4m3=True),
-    Layer(128, 1, 576, 16, "bf16", shared=512, e4m3=True),
+    AttentionLayer(8, 8, 16, 16, "bf16"),
+    AttentionLayer(32, 2, 80, 16, "bf16"),
+    AttentionLayer(32, 2, 80, 16, "fp16", INT8),
+    AttentionLayer(48, 1, 128, 16, "bf16"),
+    AttentionLayer(128, 1, 128, 16, "bf16"),
+    AttentionLayer(48, 1, 128, 16, "bf16", INT8),
+    AttentionLayer(128, 1, 64, 16, "fp16", sinks=True),
+    AttentionLayer(8, 4, 256, 16, "bf16"),
+    AttentionLayer(8, 4, 256, 16, "bf16", INT8, capped=True),
+    AttentionLayer(8, 1, 512, 16, "bf16"),
+    AttentionLayer(16, 2, 128, 16, "fp32"),
+    AttentionLayer(8, 8, 256, 16, "fp32", window=512),
+    AttentionLayer(32, 32, 128, 16, "bf16", sloped=True),
+    AttentionLayer(32, 8, 128, 16, "bf16", E5M2),
+    AttentionLayer(8, 4, 256, 16, "bf16", e4m3=True),
+    AttentionLayer(128, 1, 576, 16, "bf16", shared=512, e4m3=True),
 )

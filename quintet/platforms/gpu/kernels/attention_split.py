@@ -17,10 +17,10 @@ from quintet.platforms.gpu.kernels.attention_layer import (
     INT8,
     PLAIN,
     RARE,
-    Blocks,
-    Call,
-    Layer,
-    Limits,
+    AttentionBlocks,
+    AttentionLaunch,
+    AttentionLayer,
+    DeviceLimits,
     fitting,
 )
 from quintet.platforms.gpu.kernels.attention_parts import LOG2E, divided, fold, key_rows, query_rows
@@ -34,16 +34,16 @@ STEP = 16  # parts that are merged together
 ROOM = 128 * 2**20  # bytes of parts at once: 512 requests of 32 heads of 128 fill it; more go in turns
 
 
-def most_splits(layer: Layer) -> int:
+def most_splits(layer: AttentionLayer) -> int:
     """Returns the most splits of one head of one request; a power of two."""
     return triton.next_power_of_2(max(4, SPLITS_OF_ALL_HEADS // layer.programs))
 
 
-def least_blocks(blocks: Blocks, limits: Limits) -> int:
+def least_blocks(blocks: AttentionBlocks, limits: DeviceLimits) -> int:
     return max(1, (limits.cut.table.split or SPLIT) // blocks.slots)
 
 
-def split_blocks(layer: Layer, limits: Limits) -> Blocks:
+def split_blocks(layer: AttentionLayer, limits: DeviceLimits) -> AttentionBlocks:
     """Rows are one token's heads: 16 is the least of a tensor core. Wide heads take fewer slots at a time."""
     rows = max(16, triton.next_power_of_2(layer.group))
     plain = layer.stored == PLAIN and not layer.e4m3 and not layer.e4m3fnuz  # what is widened is held twice
@@ -54,11 +54,11 @@ def split_blocks(layer: Layer, limits: Limits) -> Blocks:
         slots = 32 if layer.block_dim <= 128 else 16
     many = layer.block_dim > 256 or rows >= 64  # the results of all rows are held in registers
     warps = 8 if many else limits.cut.single
-    blocks = Blocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
+    blocks = AttentionBlocks(rows, slots, warps, fitting(layer, limits.shared // PER_PROCESSOR, rows, slots))
     return blocks.within(limits.cut).tuned(layer, limits.cut.table.decode)
 
 
-def merge_warps(layer: Layer) -> int:
+def merge_warps(layer: AttentionLayer) -> int:
     return 8 if layer.block_dim > 256 else 2
 
 
@@ -214,7 +214,7 @@ def merge_splits(
     tl.store(at + columns, acc.to(out.dtype.element_ty), mask=columns < VALUE)
 
 
-def may_split(call: Call) -> bool:
+def may_split(call: AttentionLaunch) -> bool:
     """True if a context of the step may have several splits: not in a short window or chunk, nor in a narrow table.
 
     It follows from the layer and from shapes, so that a graph knows it, too.
@@ -226,7 +226,7 @@ def may_split(call: Call) -> bool:
     return seen > least_blocks(blocks, call.limits) * blocks.slots
 
 
-def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
+def launch(call: AttentionLaunch, parts: Tensor, stats: Tensor) -> None:
     """Both kernels over a step, the first alone where nothing is split; `parts` and `stats` are what needed() says, for
     as many requests at a time."""
     together, (batch, group) = parts.shape[0] or max(1, call.requests), call.context
@@ -237,7 +237,7 @@ def launch(call: Call, parts: Tensor, stats: Tensor) -> None:
         _launch(replace(call, context=context), parts, stats, call.q.shape[0] if end == call.requests else 0)
 
 
-def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
+def _launch(call: AttentionLaunch, parts: Tensor, stats: Tensor, tokens: int) -> None:
     """`tokens` of the step, those of padding among them, if the last of its requests are here; else 0."""
     of, (batch, group) = call.layer, call.context
     blocks, most = split_blocks(of, call.limits), most_splits(of)
@@ -257,12 +257,12 @@ def _launch(call: Call, parts: Tensor, stats: Tensor, tokens: int) -> None:
     )  # fmt: skip
 
 
-def needed(call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def needed(call: AttentionLaunch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """workspace() of a step; nothing where nothing is split."""
     return workspace(call.layer, call.requests) if may_split(call) else ((0,), (0,))
 
 
-def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def workspace(layer: AttentionLayer, requests: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of parts and stats, float32; for as many of the requests as have room at once.
 
     A multiple of 16, so that where each turn's arrays begin is one of 16 bytes.
@@ -273,16 +273,16 @@ def workspace(layer: Layer, requests: int) -> tuple[tuple[int, ...], tuple[int, 
     return (requests, layer.heads, most, layer.value), (2, requests, layer.heads, most)
 
 
-def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
+def variants(limits: DeviceLimits = DeviceLimits()) -> list[Variant]:  # noqa: B008
     layers = [
-        Layer(32, 8, 128, 16, "bf16"),
-        Layer(32, 8, 128, 16, "fp16", INT8),
-        Layer(32, 8, 128, 16, "bf16", E4M3),
-        Layer(32, 8, 128, 16, "bf16", e4m3=True),
-        Layer(64, 8, 64, 16, "bf16", window=128, sinks=True),
-        Layer(40, 8, 128, 16, "bf16", local=8192),
-        Layer(128, 1, 576, 16, "bf16", shared=512),
-        Layer(16, 1, 576, 16, "bf16", INT8, shared=512),
+        AttentionLayer(32, 8, 128, 16, "bf16"),
+        AttentionLayer(32, 8, 128, 16, "fp16", INT8),
+        AttentionLayer(32, 8, 128, 16, "bf16", E4M3),
+        AttentionLayer(32, 8, 128, 16, "bf16", e4m3=True),
+        AttentionLayer(64, 8, 64, 16, "bf16", window=128, sinks=True),
+        AttentionLayer(40, 8, 128, 16, "bf16", local=8192),
+        AttentionLayer(128, 1, 576, 16, "bf16", shared=512),
+        AttentionLayer(16, 1, 576, 16, "bf16", INT8, shared=512),
     ]
     made = []
     for of in (*layers, *RARE):
@@ -296,7 +296,7 @@ def variants(limits: Limits = Limits()) -> list[Variant]:  # noqa: B008
     return [*made, *(_merge_variant(of, limits) for of in (layers[0], layers[6]))]
 
 
-def _merge_variant(of: Layer, limits: Limits) -> Variant:
+def _merge_variant(of: AttentionLayer, limits: DeviceLimits) -> Variant:
     blocks, most = split_blocks(of, limits), most_splits(of)
     signature = {"out": f"*{of.dtype}", "parts": "*fp32", "stats": "*fp32", "starts": "*i32", "lengths": "*i32"}
     signature |= {"requests": "i32"}

@@ -21,7 +21,7 @@ TILE = ("tokens", "outputs", "warps", "stages")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ChipTable:
     """The choices that were measured on one chip."""
 
     chip: str = ""  # as its driver names it
@@ -36,11 +36,11 @@ class Table:
     )  # TILE, by "KIND MOST": up to 16, 64 or "more" tokens
 
 
-NOTHING = Table()
+NOTHING = ChipTable()
 
 
 @dataclass(frozen=True)
-class Cut:
+class ChipLimits:
     """Limits of a program on a chip; they cap what a kernel's own table asks for."""
 
     stages: int = 5  # of a loop: loads under way
@@ -52,43 +52,43 @@ class Cut:
     inputs: int = 256  # bytes of a row that one step of a product of experts takes
     options: tuple[tuple[str, int], ...] = ()  # of the compiler, for kernels that multiply
     apart: bool = False  # no two products of a loop go into one accumulator
-    table: Table = NOTHING
+    table: ChipTable = NOTHING
 
 
 # By Triton's name of the compiler's target and the lanes of a wave. AMD's loads wait in registers, not in shared
 # memory: more than two stages spill. A program of 4 waves of 64 has 512 registers a lane, one of 8 half as many. Waves
 # of 32 lanes have 256 in any case, each holds all of a tile's keys, and RDNA 3 holds factors in both halves of a wave:
 # 8 waves share what is loaded.
-CUTS: Mapping[tuple[str, int], Cut] = {
-    ("cuda", 32): Cut(),
-    ("hip", 64): Cut(warps=4, stages=2, options=(("matrix_instr_nonkdim", 16),)),
-    ("hip", 32): Cut(stages=1, rows=64, slots=16, single=8, side=64, inputs=128),
-    ("xpu", 32): Cut(warps=4, stages=2),  # a guess on the safe side: nothing was compiled ahead for it
+CUTS: Mapping[tuple[str, int], ChipLimits] = {
+    ("cuda", 32): ChipLimits(),
+    ("hip", 64): ChipLimits(warps=4, stages=2, options=(("matrix_instr_nonkdim", 16),)),
+    ("hip", 32): ChipLimits(stages=1, rows=64, slots=16, single=8, side=64, inputs=128),
+    ("xpu", 32): ChipLimits(warps=4, stages=2),  # a guess on the safe side: nothing was compiled ahead for it
 }
 SHARED: Mapping[str, int] = {"gfx950": 160 * 1024}  # bytes of LDS that one program may have; others have 64 KiB
 
 
 @functools.cache
-def cut_for(device: torch.device) -> Cut:
+def chip_limits_for(device: torch.device) -> ChipLimits:
     """Returns the limits for this process's device; the interpreter has the defaults."""
     if device.type == "cpu":
-        return Cut(table=table_of("interpreter"))
+        return ChipLimits(table=table_of("interpreter"))
     import triton
 
     target = triton.runtime.driver.active.get_current_target()
     table = table_of(torch.get_device_module(device).get_device_name(device))
-    cut = CUTS.get((target.backend, target.warp_size), Cut())
+    cut = CUTS.get((target.backend, target.warp_size), ChipLimits())
     return replace(cut, apart=_apart(target.backend, target.arch), table=table)
 
 
-def place_of(chip: str, folder: Path = TABLES) -> Path:
+def table_path(chip: str, folder: Path = TABLES) -> Path:
     """The file of a chip's table: its name in small letters, other signs as one "_"."""
     return folder / f"{re.sub(r'[^a-z0-9]+', '_', chip.lower()).strip('_')}.json"
 
 
-def table_of(chip: str, folder: Path = TABLES) -> Table:
+def table_of(chip: str, folder: Path = TABLES) -> ChipTable:
     """The chip's table; an empty one where there is no file."""
-    path = place_of(chip, folder)
+    path = table_path(chip, folder)
     if not path.exists():
         return NOTHING
     try:
@@ -97,9 +97,9 @@ def table_of(chip: str, folder: Path = TABLES) -> Table:
         raise ValueError(f"{path}: {error}") from None
 
 
-def checked(found: Mapping[str, Any]) -> Table:
+def checked(found: Mapping[str, Any]) -> ChipTable:
     """A table as its file has it; ValueError that names what is unknown or no such number."""
-    known = {each.name for each in fields(Table)}
+    known = {each.name for each in fields(ChipTable)}
     _refuse("a table", found, known)
     _refuse("rows", found.get("rows", {}), ROWS)
     for section, names in (("decode", BLOCKS[1:]), ("prompts", BLOCKS), ("products", TILE)):
@@ -111,7 +111,7 @@ def checked(found: Mapping[str, Any]) -> Table:
         _check_number(f"rows, {name}", value, 0)
     if "split" in found:
         _check_number("split", found["split"], 64, power=True)
-    return Table(**found)
+    return ChipTable(**found)
 
 
 def _refuse(what: str, found: Mapping[str, Any], known: Any) -> None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-class Float8(NamedTuple):
+class Float8Bits(NamedTuple):
     """A format of 8 bits in floating point."""
 
     mantissa: int  # bits
@@ -19,10 +19,10 @@ class Float8(NamedTuple):
 
 
 FLOAT8 = {
-    torch.float8_e4m3fn: Float8(3, 7, 0x7E),
-    torch.float8_e5m2: Float8(2, 15, 0x7B),
-    torch.float8_e4m3fnuz: Float8(3, 8, 0x7F),
-    torch.float8_e5m2fnuz: Float8(2, 16, 0x7F),
+    torch.float8_e4m3fn: Float8Bits(3, 7, 0x7E),
+    torch.float8_e5m2: Float8Bits(2, 15, 0x7B),
+    torch.float8_e4m3fnuz: Float8Bits(3, 8, 0x7F),
+    torch.float8_e5m2fnuz: Float8Bits(2, 16, 0x7F),
 }
 # Whole numbers up to 255, taken for the bits of a bfloat16 or a float16, are themselves times its smallest one (2^-133,
 # 2^-24), subnormal or not. One multiplication and addition of two at a time brings them to 1 / UNITS of what they

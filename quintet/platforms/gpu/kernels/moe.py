@@ -15,14 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.platforms.gpu.kernels.activation import activated
-from quintet.platforms.gpu.kernels.chips import Cut, cut_for
+from quintet.platforms.gpu.kernels.chips import ChipLimits, chip_limits_for
 from quintet.platforms.gpu.kernels.matmul import TYPES, computed, tile_of
 from quintet.platforms.gpu.kernels.routing import ordered
 from quintet.platforms.gpu.kernels.variant import Variant
 
 
 @dataclass(frozen=True)
-class Tile:
+class MoETile:
     """Tile that one program computes, and its warps and stages."""
 
     rows: int
@@ -31,14 +31,14 @@ class Tile:
     warps: int
     stages: int
 
-    def within(self, cut: Cut) -> "Tile":
+    def within(self, cut: ChipLimits) -> "MoETile":
         rows, outputs, inputs = min(self.rows, cut.side), min(self.outputs, cut.side), min(self.inputs, cut.inputs)
-        return Tile(rows, outputs, inputs, self.warps, min(self.stages, cut.stages))
+        return MoETile(rows, outputs, inputs, self.warps, min(self.stages, cut.stages))
 
 
 # By the most rows that an expert has on average. Untuned guesses: few rows wait for weights, which come in long pieces;
 # many fill a tensor core's 64 rows per 4 warps. With a gate, half of the outputs: each has two sums.
-TILES = ((16, Tile(16, 64, 256, 4, 4)), (64, Tile(64, 128, 128, 4, 3)), (1 << 31, Tile(128, 128, 128, 8, 3)))
+TILES = ((16, MoETile(16, 64, 256, 4, 4)), (64, MoETile(64, 128, 128, 4, 3)), (1 << 31, MoETile(128, 128, 128, 8, 3)))
 COMBINED = 1024  # features of a token that one program of combine() adds up
 
 
@@ -147,7 +147,7 @@ def combine(out, each, weights, ids, width, num, k, B: tl.constexpr):
     tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
 
 
-class Gate(NamedTuple):
+class ExpertGate(NamedTuple):
     """Activation between the two products of experts, and their biases."""
 
     kind: str  # of KINDS' values, or "clamped"
@@ -155,23 +155,31 @@ class Gate(NamedTuple):
     biases: tuple[Tensor | None, Tensor | None] = (None, None)  # [E, 2 I] and [E, D]
 
 
-UNGATED = Gate("none")
+UNGATED = ExpertGate("none")
 
 
 FIXED = TILES[1][1]  # where a row's bits must not depend on how many rows there are
 
 
-def grouped(x: Tensor, weight: Tensor, counts: Tensor, tile: Tile | None = None, bias: Tensor | None = None) -> Tensor:
+def grouped(
+    x: Tensor, weight: Tensor, counts: Tensor, tile: MoETile | None = None, bias: Tensor | None = None
+) -> Tensor:
     """x [M, K] by weight [E, N, K], the first counts[0] rows by weight[0]...; rows without an expert give 0. Each
     row gets its expert's bias of [E, N]."""
     out = torch.empty((len(x), weight.shape[1]), dtype=x.dtype, device=x.device)
     if out.numel():
-        _launch(out, x, weight, counts, None, gate=Gate("none", biases=(bias, None)), tile=tile)
+        _launch(out, x, weight, counts, None, gate=ExpertGate("none", biases=(bias, None)), tile=tile)
     return out
 
 
 def mixed(
-    x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, gate: Gate, tile: Tile | None = None
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate: ExpertGate,
+    tile: MoETile | None = None,
 ) -> Tensor:
     """x [T, D], gate_up [E, 2 I, D], down [E, D, I], weights and ids [T, k] -> [T, D]."""
     (_, hidden), k, entries = x.shape, ids.shape[1], ids.numel()
@@ -181,7 +189,7 @@ def mixed(
         return torch.empty_like(x)
     order, counts = ordered(ids, len(down))
     _launch(inner, x, gate_up, counts, order, k, gate, tile)
-    _launch(outer, inner, down, counts, order, gate=Gate("none", biases=gate.biases[::-1]), tile=tile)
+    _launch(outer, inner, down, counts, order, gate=ExpertGate("none", biases=gate.biases[::-1]), tile=tile)
     return combined(outer, weights, ids, len(down))
 
 
@@ -195,14 +203,14 @@ def combined(each: Tensor, weights: Tensor, ids: Tensor, num: int) -> Tensor:
 
 def _launch(
     out: Tensor, x: Tensor, weight: Tensor, counts: Tensor, order: Tensor | None, shared: int = 0,
-    gate: Gate = UNGATED, tile: Tile | None = None,
+    gate: ExpertGate = UNGATED, tile: MoETile | None = None,
 ) -> None:  # fmt: skip
     """`shared` 0: x and out have a row per entry. The gate's first bias is the product's. Without a tile, the rows
     choose one."""
     kind, row = gate.kind, weight.stride(1)
     row, up = (2 * row, row) if kind == "clamped" else (row, out.shape[1] * row)
     (rows, outputs), inputs, num = out.shape, x.shape[1], len(weight)
-    cut = cut_for(x.device)
+    cut = chip_limits_for(x.device)
     tile = (tile or next(each for most, each in TILES if triton.cdiv(rows, num) <= most)).within(cut)
     blocks = min(rows, rows // tile.rows + num + (order is None))
     step, width = tile.inputs // x.dtype.itemsize, tile.outputs // (1 if kind == "none" else 2)
@@ -214,7 +222,7 @@ def _launch(
     )  # fmt: skip
 
 
-def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
+def variants(cut: ChipLimits = ChipLimits()) -> list[Variant]:  # noqa: B008
     """Both products of experts by each tile, with 8 and 128 of them; gpt-oss's, which have biases."""
     found = []
     for dtype, compute in (("bf16", TYPES[torch.bfloat16]), ("fp16", TYPES[torch.float16])):

@@ -20,7 +20,7 @@ PER_LANE = 16  # features that a lane holds. Untuned
 MOST_WARPS = 16  # of 64 lanes on some GPUs, where 1024 threads are all that a program may have
 
 
-class Rows(NamedTuple):
+class RowStrides(NamedTuple):
     """Rows of a tensor with a dense last axis: row r starts at r // inner * outer_step + r % inner * inner_step."""
 
     at: Tensor
@@ -30,14 +30,14 @@ class Rows(NamedTuple):
     inner_step: int
 
 
-def rows_of(x: Tensor) -> Rows:
+def rows_of(x: Tensor) -> RowStrides:
     """Copies only if the last axis is not dense, or four axes and more have holes."""
     if x.stride(-1) != 1 or (x.dim() > 3 and not x.is_contiguous()):
         x = x.contiguous()
     if x.dim() == 3:
-        return Rows(x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1))
+        return RowStrides(x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1))
     width = x.shape[-1]
-    return Rows(x, x.numel() // max(width, 1), 1, x.stride(0) if x.dim() == 2 else width, 0)
+    return RowStrides(x, x.numel() // max(width, 1), 1, x.stride(0) if x.dim() == 2 else width, 0)
 
 
 @triton.jit

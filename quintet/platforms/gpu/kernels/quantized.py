@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.platforms.gpu.kernels.chips import Cut, cut_for
+from quintet.platforms.gpu.kernels.chips import ChipLimits, chip_limits_for
 from quintet.platforms.gpu.kernels.formats import FLOAT8, UNITS, eight, fours, whole
 from quintet.platforms.gpu.kernels.matmul import TYPES, added, computed, finish, tile_of, units
 from quintet.platforms.gpu.kernels.variant import Variant
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProductTile:
     """Tile that one program computes, and its warps and stages."""
 
     tokens: int
@@ -31,13 +31,15 @@ class Tile:
     warps: int
     stages: int
 
-    def within(self, cut: Cut) -> "Tile":
-        return Tile(min(self.tokens, cut.side), min(self.outputs, cut.side), self.warps, min(self.stages, cut.stages))
+    def within(self, cut: ChipLimits) -> "ProductTile":
+        return ProductTile(
+            min(self.tokens, cut.side), min(self.outputs, cut.side), self.warps, min(self.stages, cut.stages)
+        )
 
 
 # By the most tokens that each is for. Untuned guesses: few tokens wait for memory, so that many loads are under way (64
 # rows of 64 or 128 bytes, 4 deep, several programs per processor); many fill a tensor core's 64 rows per 4 warps.
-TILES = ((16, Tile(16, 64, 4, 4)), (64, Tile(64, 128, 8, 3)), (1 << 31, Tile(128, 128, 8, 3)))
+TILES = ((16, ProductTile(16, 64, 4, 4)), (64, ProductTile(64, 128, 8, 3)), (1 << 31, ProductTile(128, 128, 8, 3)))
 SHALLOW = 2  # stages in float32: its tiles are twice as large; they are for at most 64 tokens
 WAVES = 4  # programs per processor that splits should come to, where a split has LEAST steps at least
 LEAST = 4
@@ -46,7 +48,7 @@ SPLIT_UP_TO = 64  # tokens
 LEAST_PART, LEAST_WHOLE = 16, 32  # numbers that tensor cores add up at least: of 16 bits, and of 8
 
 
-def tile_for(tokens: int, heavy: bool, kind: str = "", cut: Cut | None = None) -> Tile:
+def tile_for(tokens: int, heavy: bool, kind: str = "", cut: ChipLimits | None = None) -> ProductTile:
     """`heavy`: sums that are scaled by both sides group by group, sums of activations or tables beside numbers of 4
     bits, and float32 leave no registers for large tiles. With what the chip bears, and what its table has for `kind`.
     """
@@ -229,7 +231,7 @@ def product(
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWeight:
     """A quantized weight: [N, bytes] or, with 4 bits in halves, [N, steps, PART]; scales, zeros and minima [N, G]."""
 
     weight: Tensor
@@ -247,7 +249,7 @@ class Packed:
         what = "table" if self.table else "int" if self.kind == torch.int8 else "fp"
         return f"{what}{self.bits}{'a8' if whole else ''}"
 
-    def part(self, tile: Tile = TILES[0][1]) -> int:
+    def part(self, tile: ProductTile = TILES[0][1]) -> int:
         """Bytes of a row in one step; 0 where a step cannot hold 16 numbers of one group."""
         if self.bits == 4 and self.weight.dim() == 3:
             return self.weight.shape[2]
@@ -284,14 +286,14 @@ def table_on(table: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 
 
 def multiplied(
-    x: Tensor, own: Tensor | None, packed: Packed, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None,
+    x: Tensor, own: Tensor | None, packed: PackedWeight, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None,
     tiled: int | None = None,
 ) -> Tensor:  # fmt: skip
     """x [T, K] in floats of `dtype`, or in 8 bits with scales own [T, G], by the weight -> [T, N] in `dtype`.
 
     `tiled`: tokens for which the tile is chosen, if not for these.
     """
-    (tokens, inputs), outputs, bits, cut = x.shape, packed.outputs, packed.bits, cut_for(x.device)
+    (tokens, inputs), outputs, bits, cut = x.shape, packed.outputs, packed.bits, chip_limits_for(x.device)
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     if not out.numel():
         return out
@@ -335,7 +337,7 @@ def unit_of(compute: Any, mantissa: int) -> float:
     return 1.0 if mantissa else UNITS.get(compute, 1.0)
 
 
-def _splits(tokens: int, wide: int, steps: int, tile: Tile, row: int, processors: int) -> int:
+def _splits(tokens: int, wide: int, steps: int, tile: ProductTile, row: int, processors: int) -> int:
     """Returns splits of the inputs, so that enough programs run. Sums, 8 bytes each, stay below half of the weight."""
     if tokens > SPLIT_UP_TO:
         return 1
@@ -346,7 +348,7 @@ def _splits(tokens: int, wide: int, steps: int, tile: Tile, row: int, processors
 TABLES = {tl.bfloat16: "*bf16", tl.float16: "*fp16"}  # of variants, by what they compute in
 
 
-def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
+def variants(cut: ChipLimits = ChipLimits()) -> list[Variant]:  # noqa: B008
     """Variants for what place() packs and float8 checkpoints hold, by each tile; with splits where tokens are few."""
     found = []
     for dtype in ("bf16", "fp16"):
@@ -376,7 +378,7 @@ def variants(cut: Cut = Cut()) -> list[Variant]:  # noqa: B008
     return found
 
 
-def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bool, Cut]) -> Variant:
+def _variant(what: str, dtype: str, kind: tuple[Any, ...], launch: tuple[int, bool, ChipLimits]) -> Variant:
     """launch: the most tokens that it is for, whether it is heavy, what a chip bears."""
     most, heavy, cut = launch
     tile, split = tile_for(most, heavy, cut=cut), most <= SPLIT_UP_TO

@@ -37,7 +37,7 @@ UNIT = tl.constexpr(float(2**40))  # of probability: 2**40 times 2**22 tokens fi
 HOPELESS = tl.constexpr(19.5)  # below the likeliest logit; noise is between -2.8116 and 16.6356, so no draw overtakes
 
 
-class Cuts(NamedTuple):
+class SamplingCutoffs(NamedTuple):
     """Cut-offs of each row, known once its chunks were read; sizes are in scaled logits."""
 
     peak: Tensor  # [R] float32: the largest
@@ -219,14 +219,14 @@ def sample(logits: Tensor, draw: Draw, search: bool) -> Tensor:
     return winner(best)
 
 
-def _cuts(logits: Tensor, draw: Draw, search: bool, scale: bool) -> Cuts:
+def _cuts(logits: Tensor, draw: Draw, search: bool, scale: bool) -> SamplingCutoffs:
     """Each row's peak and threshold, in logits divided by the temperature if `scale`."""
     rows, vocab = logits.shape
     best = best_of_parts(logits)
     parts, device = best.shape[1], logits.device
     peak, threshold, bound = torch.empty(3, rows, dtype=torch.float32, device=device).unbind()
     count = torch.empty(rows, dtype=torch.int32, device=device)
-    cuts = Cuts(peak, threshold, bound, count, torch.empty(rows, dtype=torch.int64, device=device))
+    cuts = SamplingCutoffs(peak, threshold, bound, count, torch.empty(rows, dtype=torch.int64, device=device))
     _bounds[(rows,)](
         best, draw.temperature, draw.top_k, draw.top_p, draw.min_p, *cuts, parts, vocab,
         PARTS=triton.next_power_of_2(parts), SCALE=scale, SEARCH=search, num_warps=1,
@@ -236,7 +236,7 @@ def _cuts(logits: Tensor, draw: Draw, search: bool, scale: bool) -> Cuts:
     return cuts
 
 
-def _search(logits: Tensor, draw: Draw, cuts: Cuts, scale: bool) -> None:
+def _search(logits: Tensor, draw: Draw, cuts: SamplingCutoffs, scale: bool) -> None:
     """Raises the thresholds to what top_k and top_p leave, as many rows at a time as have room to list their logits."""
     rows, vocab = logits.shape
     room = triton.cdiv(vocab, FOUND) * FOUND

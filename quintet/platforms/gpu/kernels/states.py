@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quintet.interface.types import StepContext
-from quintet.ops.states import Conv, Moves, Scan, Turns
+from quintet.ops.states import ConvWeights, DeltaRuleInputs, ScanInputs, ScanWeights
 from quintet.platforms.gpu.kernels.variant import Variant
 
 CHANNELS = 256  # of a short convolution that one program computes: 2 in each lane. Untuned
@@ -22,7 +22,7 @@ HELD = 4096  # numbers of a state in one program's registers: 32 in each lane of
 LEARNT = HELD // 2  # of a delta rule, which needs registers for more beside: with twice as many it spills
 
 
-class Units(NamedTuple):
+class StateUnits(NamedTuple):
     """Tokens and state units of a step's requests, as kernels take them."""
 
     starts: Tensor  # [R + 1]
@@ -191,13 +191,15 @@ def delta_rule(
     tl.store(state + to * size + inside, held, mask=block)
 
 
-def units(context: StepContext) -> Units:
+def units(context: StepContext) -> StateUnits:
     """Returns the units of a step."""
     table = context.group.block_table
-    return Units(context.batch.query_start_loc, table, table.stride(0))
+    return StateUnits(context.batch.query_start_loc, table, table.stride(0))
 
 
-def convolve(x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context: StepContext, silu: bool) -> Tensor:
+def convolve(
+    x: Tensor, gates: Tensor | None, conv: ConvWeights, state: Tensor, context: StepContext, silu: bool
+) -> Tensor:
     """x [T, C] and gates [T, 2 C] with dense rows; writes to the state [units, C, K - 1] -> [T, C]."""
     tokens, width = x.shape
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
@@ -209,7 +211,7 @@ def convolve(x: Tensor, gates: Tensor | None, conv: Conv, state: Tensor, context
     return out
 
 
-def spaces(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least: float) -> Tensor:
+def spaces(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext, least: float) -> Tensor:
     """moves with dense rows; writes to the state [units, H, P, N] -> [T, H, P] float32."""
     x, dt, into, out = moves
     tokens, heads, dim = x.shape
@@ -223,7 +225,7 @@ def spaces(moves: Moves, scan: Scan, state: Tensor, context: StepContext, least:
     return y
 
 
-def scanned(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> Tensor:
+def scanned(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> Tensor:
     """moves with dense rows; writes to the state [units, C, N] -> [T, C, 1] float32."""
     x, dt, into, out = moves
     assert dt is not None, "a scan is selective by its dt"
@@ -237,7 +239,7 @@ def scanned(moves: Moves, scan: Scan, state: Tensor, context: StepContext) -> Te
     return y
 
 
-def turned(turns: Turns, scan: Scan, state: Tensor, context: StepContext) -> Tensor:
+def turned(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> Tensor:
     """turns with dense rows; writes to the state [units, H, V, D] -> [T, H, V] float32."""
     q, k, v, forget, learn = turns
     (tokens, heads, values), width = v.shape, q.shape[2]

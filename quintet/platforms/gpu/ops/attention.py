@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from quintet.interface.types import AttentionSpec, Batch, Group, StepContext
-from quintet.ops.attention import page_shape, paged_attention, row_width, stored, widened, write_kv
+from quintet.ops.attention import from_cache_rows, page_shape, paged_attention, row_width, to_cache_rows, write_kv
 from quintet.platforms.gpu import library_checks as trials
 from quintet.platforms.gpu.attention import single
 from quintet.platforms.gpu.ops.probe import probing
 
 if TYPE_CHECKING:
-    from quintet.platforms.gpu.kernels.attention_layer import Call, Layer, Limits
+    from quintet.platforms.gpu.kernels.attention_layer import AttentionLaunch, AttentionLayer, DeviceLimits
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
@@ -58,7 +58,7 @@ def trial(spec: AttentionSpec, device: torch.device) -> str | None:
         kv = torch.zeros(pages + 1, *page_shape(spec), dtype=torch.uint8, device=device)
         kv = kv.repeat_interleave(spec.cache_dtype.itemsize, -1).view(spec.cache_dtype)
         table = torch.arange(pages, 0, -1, dtype=torch.int32, device=device)
-        k = trials.drawn(device, most + 1, spec.kv_heads, spec.head_dim).to(spec.dtype)
+        k = trials.test_numbers(device, most + 1, spec.kv_heads, spec.head_dim).to(spec.dtype)
         v, q = k.flip(0), trials.queries(spec, device, most + 1)
         sinks, behind = trials.sinks_for(spec, device), most * 5 // 7
         for what, first, last in (
@@ -79,7 +79,10 @@ def _specified(
     q: Tensor, k: Tensor, v: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
 ) -> Tensor:
     """In float32, over K and V as a cache has them, on one page: some types have no indexing of their own."""
-    kept = [widened(stored(each, spec.cache_dtype), spec.head_dim) for each in ((k,) if spec.shared else (k, v))]
+    kept = [
+        from_cache_rows(to_cache_rows(each, spec.cache_dtype), spec.head_dim)
+        for each in ((k,) if spec.shared else (k, v))
+    ]
     kv = torch.stack(kept).transpose(1, 2).contiguous()[None]  # [1, 2 or 1, Hkv, tokens, D]
     group = context.group._replace(block_table=context.group.block_table[:, :1] * 0)
     of = replace(spec, dtype=torch.float32, kv_dtype=None, page_size=len(k))
@@ -150,7 +153,9 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
     return attend(q, kv, context, spec, sinks, limits(q.device))
 
 
-def attend_alike(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def attend_batch_invariant(
+    q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
     """The op, every token by the kernel for prompts: no bit depends on how a prompt is cut, or on the batch."""
     from quintet.platforms.gpu.kernels import attention
 
@@ -169,7 +174,7 @@ def _check_fits(q: Tensor, kv: Tensor, spec: AttentionSpec) -> None:
 
 
 def attend(
-    q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None, limits: "Limits"
+    q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None, limits: "DeviceLimits"
 ) -> Tensor:
     """Runs the op, with the kernels as they are made for a device of these limits."""
     from quintet.platforms.gpu.kernels import attention, attention_split
@@ -192,14 +197,14 @@ def _call(  # noqa: PLR0913  # the op's arguments
     context: StepContext,
     spec: AttentionSpec,
     sinks: Tensor | None,
-    limits: "Limits",
-) -> "Call":
-    from quintet.platforms.gpu.kernels.attention_layer import Call
+    limits: "DeviceLimits",
+) -> "AttentionLaunch":
+    from quintet.platforms.gpu.kernels.attention_layer import AttentionLaunch
 
     slopes = None if spec.alibi is None else _slopes(spec.alibi, q.device)
     seen, scales = _seen(kv, limits)
     layer = _layer(spec, sinks is not None, limits)
-    return Call(layer, limits, context, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
+    return AttentionLaunch(layer, limits, context, out, _rows(q), seen, scales, sinks, slopes, spec.scale, spec.softcap)
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -207,26 +212,26 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def _seen(kv: Tensor, limits: "Limits") -> tuple[Tensor, Tensor | None]:
+def _seen(kv: Tensor, limits: "DeviceLimits") -> tuple[Tensor, Tensor | None]:
     """The cache as the kernels take it, and its scales."""
     if kv.dtype == torch.int8:
         return kv, kv.view(torch.float32)
     return (kv if kv.dtype in SERVED or _native(kv.dtype, limits) else kv.view(torch.uint8)), None
 
 
-def _native(dtype: torch.dtype, limits: "Limits") -> bool:
+def _native(dtype: torch.dtype, limits: "DeviceLimits") -> bool:
     """True if Triton converts that 8-bit type here."""
     return {torch.float8_e4m3fn: limits.e4m3, torch.float8_e4m3fnuz: limits.e4m3fnuz}.get(dtype, False)
 
 
 @functools.lru_cache(maxsize=256)
-def _layer(spec: AttentionSpec, sinks: bool, limits: "Limits") -> "Layer":
-    from quintet.platforms.gpu.kernels.attention_layer import PLAIN, Layer
+def _layer(spec: AttentionSpec, sinks: bool, limits: "DeviceLimits") -> "AttentionLayer":
+    from quintet.platforms.gpu.kernels.attention_layer import PLAIN, AttentionLayer
     from quintet.platforms.gpu.kernels.write_kv import STORED
 
     native = _native(spec.cache_dtype, limits)
     stored = PLAIN if native else STORED.get(spec.cache_dtype, PLAIN)
-    return Layer(
+    return AttentionLayer(
         spec.heads, spec.kv_heads, spec.head_dim, spec.page_size, SERVED[spec.dtype], stored, spec.window or 0,
         spec.softcap is not None, spec.alibi is not None, sinks, not limits.bf16,
         native and spec.cache_dtype == torch.float8_e4m3fn, spec.shared, spec.causal, spec.chunk or 0,
@@ -241,13 +246,13 @@ def _slopes(alibi: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @functools.cache
-def limits(device: torch.device) -> "Limits":
+def limits(device: torch.device) -> "DeviceLimits":
     """Returns the limits of a program on this device, from its driver and Triton."""
-    from quintet.platforms.gpu.kernels.attention_layer import Limits
-    from quintet.platforms.gpu.kernels.chips import cut_for
+    from quintet.platforms.gpu.kernels.attention_layer import DeviceLimits
+    from quintet.platforms.gpu.kernels.chips import chip_limits_for
 
     if device.type == "cpu":  # interpreted
-        return Limits(bf16=False, cut=cut_for(device))
+        return DeviceLimits(bf16=False, cut=chip_limits_for(device))
     import triton
     from triton.compiler import make_backend
 
@@ -257,4 +262,6 @@ def limits(device: torch.device) -> "Limits":
     )
     known = make_backend(driver.get_current_target()).parse_options({}).supported_fp8_dtypes
     e4m3, e4m3fnuz = ("fp8" + name in known for name in ("e4nv", "e4b8"))
-    return Limits(facts["max_shared_mem"], facts["multiprocessor_count"], e4m3, e4m3fnuz=e4m3fnuz, cut=cut_for(device))
+    return DeviceLimits(
+        facts["max_shared_mem"], facts["multiprocessor_count"], e4m3, e4m3fnuz=e4m3fnuz, cut=chip_limits_for(device)
+    )

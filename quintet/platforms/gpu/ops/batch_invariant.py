@@ -64,7 +64,7 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 @paged_attention.provide("invariant", probing(triton_attention._check))
 def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    return triton_attention.attend_alike(q, kv, context, spec, sinks)
+    return triton_attention.attend_batch_invariant(q, kv, context, spec, sinks)
 
 
 def _times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -105,13 +105,13 @@ def by_experts(
 ) -> Tensor:
     """The op experts, of a kind that the kernels know. `fixed`: by one tile, however many rows an expert has."""
     from quintet.platforms.gpu.kernels.activation import KINDS
-    from quintet.platforms.gpu.kernels.moe import FIXED, Gate, mixed
+    from quintet.platforms.gpu.kernels.moe import FIXED, ExpertGate, mixed
 
     gate_up, down = stacks
     _check_sizes(x, gate_up, down, weights, ids)
     tile = FIXED if fixed else None
     weights, ids = weights.float().contiguous(), ids.contiguous()
-    return mixed(_rows(x), _rows(gate_up), _rows(down), weights, ids, Gate(KINDS[kind]), tile)
+    return mixed(_rows(x), _rows(gate_up), _rows(down), weights, ids, ExpertGate(KINDS[kind]), tile)
 
 
 @biased_experts.provide("triton", probing(_check_biased))
@@ -123,7 +123,7 @@ def _biased_experts(
     ids: Tensor,
     clamp: tuple[float, float],
 ) -> Tensor:
-    from quintet.platforms.gpu.kernels.moe import Gate, mixed
+    from quintet.platforms.gpu.kernels.moe import ExpertGate, mixed
 
     if not all(stack.format.plain for stack in stacks):
         raise ValueError("experts are floats on this platform; their stacks came in another form")
@@ -132,7 +132,7 @@ def _biased_experts(
     first, second = (bias.contiguous() for bias in biases)
     if first.shape != gate_up.shape[:2] or second.shape != down.shape[:2]:
         raise ValueError(f"biases {tuple(first.shape)} and {tuple(second.shape)} do not fit {tuple(gate_up.shape)}")
-    gate = Gate("clamped", clamp, (first, second))
+    gate = ExpertGate("clamped", clamp, (first, second))
     return mixed(_rows(x), _rows(gate_up), _rows(down), weights.float().contiguous(), ids.contiguous(), gate)
 
 

@@ -17,7 +17,7 @@ from quintet.platforms.gpu.ops.probe import probing
 from quintet.platforms.gpu.weight_layout import pack
 
 if TYPE_CHECKING:
-    from quintet.platforms.gpu.kernels.quantized import Packed
+    from quintet.platforms.gpu.kernels.quantized import PackedWeight
 
 
 TRIED = 128  # tokens of a probe where a byte holds two numbers: Triton has been wrong from 64 on
@@ -86,9 +86,9 @@ for _form in (
     linear.provide("triton", probing(check(_form)), kinds=(_form.kind,))(packed_linear)
 
 
-def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
+def _packed(x: Tensor, weight: Matrix, count: int) -> "PackedWeight":
     """ValueError where x, weight and scales do not fit."""
-    from quintet.platforms.gpu.kernels.quantized import WHOLE, Packed
+    from quintet.platforms.gpu.kernels.quantized import WHOLE, PackedWeight
 
     values, scales, zeros, _, fmt, mins = weight
     inputs, bits = x.shape[1], fmt.bits
@@ -103,7 +103,7 @@ def _packed(x: Tensor, weight: Matrix, count: int) -> "Packed":
     group = fmt.group if scales.shape[1] > 1 else 0 if zeros is None and mins is None else WHOLE
     zeros, mins = (None if each is None else _beside(scales, each) for each in (zeros, mins))
     kind = torch.int8 if fmt.dtype is None else values.dtype
-    return Packed(_rows(values), scales, count, bits, group, zeros, kind, mins, fmt.codebook)
+    return PackedWeight(_rows(values), scales, count, bits, group, zeros, kind, mins, fmt.codebook)
 
 
 def _beside(scales: Tensor, each: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _quantized(x: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor
 
 
 def _product(
-    given: tuple[Tensor, Tensor | None], packed: "Packed", bias: Tensor | None, dtype: torch.dtype, fixed: bool
+    given: tuple[Tensor, Tensor | None], packed: "PackedWeight", bias: Tensor | None, dtype: torch.dtype, fixed: bool
 ) -> Tensor:
     """given: activations, and their scales if they have 8 bits."""
     from quintet.platforms.gpu.kernels.quantized import multiplied

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quintet.interface.types import AttentionSpec, Batch, StepContext
-from quintet.ops.attention import attention, paged_attention, widened
+from quintet.ops.attention import attention, from_cache_rows, paged_attention
 
 ROWS = 512  # tokens of a request at a time: scores are rows x context in float32
 
@@ -66,7 +66,7 @@ def _context(kv: Tensor, pages: Tensor, stretch: tuple[int, int], spec: Attentio
     own = pages[first // size : -(-end // size)].long()
     rows = kv.view(torch.uint8)[own].view(kv.dtype)  # some types have no indexing of their own
     rows = rows.permute(1, 2, 0, 3, 4).reshape(kv.shape[1], spec.kv_heads, -1, kv.shape[4])[:, :, : end - first]
-    wide = widened(rows, spec.head_dim).to(spec.dtype)
+    wide = from_cache_rows(rows, spec.head_dim).to(spec.dtype)
     return Context(wide[0], wide[-1, ..., : spec.value_dim], torch.arange(first, end, device=kv.device))
 
 

@@ -142,9 +142,9 @@ def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Ten
 
 def _few(name: str, device: torch.device) -> int:
     """Returns the number under this name in the chip's table, or in this module."""
-    from quintet.platforms.gpu.kernels.chips import cut_for
+    from quintet.platforms.gpu.kernels.chips import chip_limits_for
 
-    found: int = cut_for(device).table.rows.get(name, globals()[name])
+    found: int = chip_limits_for(device).table.rows.get(name, globals()[name])
     return found
 
 

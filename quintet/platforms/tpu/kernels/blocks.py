@@ -17,7 +17,7 @@ from quintet.interface.types import HostBatch, HostGroup, IntArray
 LEAST_BLOCK, LARGEST_BLOCK = 8, 64  # tokens; 8 rows fill a register of the TPU, 64 keep its memory free for context
 
 
-class Work(NamedTuple):
+class AttentionWork(NamedTuple):
     """The two arrays that are a group's plan. Unused columns are at the end."""
 
     # [6, W] int32: BLOCK, OWNER, FROM, TO, SHIFT, KEPT; FROM == TO in the unused, which repeat the last block
@@ -52,7 +52,7 @@ def num_runs(tokens: int, requests: int, page_size: int) -> int:
     return min(tokens, 2 * requests + tokens // page_size)
 
 
-def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> Work:
+def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> AttentionWork:
     """Returns one group's work list. A request's tokens must be consecutive in position, and so in a page's slots."""
     tokens, requests = len(batch.positions), len(group.seq_lens)
     used = _pieces(batch, group, block_tokens(tokens, requests))
@@ -60,7 +60,7 @@ def plan_work(batch: HostBatch, group: HostGroup, page_size: int) -> Work:
     if used.size:
         pieces[[BLOCK, OWNER], used.shape[1] :] = used[[BLOCK, OWNER], -1:]  # so that nothing is fetched for them
     runs = _runs(group.slot_mapping[: batch.query_start_loc[-1]], page_size)
-    return Work(pieces, _fill(runs, num_runs(tokens, requests, page_size)))
+    return AttentionWork(pieces, _fill(runs, num_runs(tokens, requests, page_size)))
 
 
 def _pieces(batch: HostBatch, group: HostGroup, size: int) -> IntArray:

@@ -6,46 +6,46 @@ from starlette.responses import Response
 
 from quintet import __version__
 from quintet.server.http.admin.protocol import Sign, Version
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 
 router = APIRouter()
 
 
 @router.get("/health")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def health() -> Response:
     """Checks that this process answers; /ready checks that it can serve."""
     return json_response(Sign("alive"))
 
 
 @router.get("/ready")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def ready(http: HttpRequest) -> Response:
     """Checks that the engine takes requests; else 503 and the reason."""
-    service_of(http).check_ready()
+    app_state_of(http).check_ready()
     return json_response(Sign("ready"))
 
 
 @router.get("/ping")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def ping() -> Response:
     """Alias of /health, which model hosting services ask for."""
     return json_response(Sign("alive"))
 
 
 @router.get("/version")
-@documented(answer=Version)
+@documents_route(answer=Version)
 async def version() -> Response:
     """Returns the version of quintet."""
     return json_response(Version(__version__))
 
 
 @router.post("/reset_prefix_cache")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def reset_prefix_cache(http: HttpRequest) -> Response:
     """Empties the prefix cache; running requests continue."""
-    service = service_of(http)
+    service = app_state_of(http)
     service.check_ready()
     await service.backend.reset_prefix_cache()
     return json_response(Sign("reset"))

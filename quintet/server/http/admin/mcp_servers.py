@@ -14,10 +14,10 @@ from starlette.responses import Response
 from quintet.sampling_params import ParameterError
 from quintet.server.http.errors import ClientGone
 from quintet.server.http.inputs.body import Body, read_body
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
-from quintet.server.mcp.results import Result
-from quintet.server.mcp.server import ToolServer, Unavailable
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
+from quintet.server.mcp.results import ToolResult
+from quintet.server.mcp.server import ToolServer, ToolServerUnavailable
 
 logger = logging.getLogger(__name__)
 router = APIRouter()
@@ -62,19 +62,19 @@ class ToolOutput(msgspec.Struct, kw_only=True):
 
 
 @router.get("/v1/tool_servers")
-@documented(answer=OfferedServers)
+@documents_route(answer=OfferedServers)
 async def tool_servers(http: HttpRequest) -> Response:
     """Lists the tools that are available now."""
-    servers = service_of(http).tool_servers
-    return json_response(OfferedServers(data=list(await asyncio.gather(*(_offered(each) for each in servers.all)))))
+    servers = app_state_of(http).tool_servers
+    return json_response(OfferedServers(data=list(await asyncio.gather(*(_offered(each) for each in servers.servers)))))
 
 
 @router.post("/v1/tool_servers/call")
-@documented(body=ToolCall, answer=ToolOutput)
+@documents_route(body=ToolCall, answer=ToolOutput)
 async def call_tool(http: HttpRequest) -> Response:
     """Has a tool server carry out one call; it ends when its caller hangs up."""
     body = await read_body(http, ToolCall)
-    server = await service_of(http).tool_servers.named(body.server)
+    server = await app_state_of(http).tool_servers.server_named(body.server)
     if server is None:
         raise ParameterError("server", f"names no tool server: {body.server[:80]!r}")
     result = await _while_connected(http, asyncio.ensure_future(server.call(body.name, body.arguments)))
@@ -84,14 +84,14 @@ async def call_tool(http: HttpRequest) -> Response:
 async def _offered(server: ToolServer) -> OfferedServer:
     try:
         tools = await server.tools()
-    except Unavailable as error:  # its message has the server's address
+    except ToolServerUnavailable as error:  # its message has the server's address
         logger.warning("%s", error)
         return OfferedServer(name=server.name or "?", error="it does not answer; the server's log says why")
     offered = [OfferedTool(name=each.name, description=each.description, parameters=each.schema) for each in tools]
     return OfferedServer(name=server.name or "?", tools=offered)
 
 
-async def _while_connected(http: HttpRequest, work: "asyncio.Future[Result]") -> Result:
+async def _while_connected(http: HttpRequest, work: "asyncio.Future[ToolResult]") -> ToolResult:
     """The body was read: the next message is that the caller has gone."""
     gone = asyncio.ensure_future(http.receive())
     both: set[asyncio.Future[Any]] = {work, gone}

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "page"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
-class File(NamedTuple):
+class PageFile(NamedTuple):
     """File of the page."""
 
     content: bytes
@@ -42,22 +42,22 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     return routes
 
 
-def _told(index: File) -> File:
+def _told(index: PageFile) -> PageFile:
     return _file(index.content.replace(b"<body>", b"<body data-tool-servers>"), index.kind)
 
 
-def _file(content: bytes, kind: str) -> File:
-    return File(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+def _file(content: bytes, kind: str) -> PageFile:
+    return PageFile(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
-def _read(folder: Path) -> Iterator[tuple[str, File]]:
+def _read(folder: Path) -> Iterator[tuple[str, PageFile]]:
     for path in sorted(folder.rglob("*")):
         kind = _TYPES.get(path.suffix) or mimetypes.types_map.get(path.suffix)
         if path.is_file() and kind is not None and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), _file(path.read_bytes(), kind)
 
 
-def _give(files: dict[str, File], name: str, http: HttpRequest) -> Response:
+def _give(files: dict[str, PageFile], name: str, http: HttpRequest) -> Response:
     file = files.get(name)
     if file is None:
         raise ApiError(404, f"the page has no file {name[:200]!r}", code="not_found")

@@ -4,32 +4,32 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.server.backend import Refused
+from quintet.server.backend import EngineRefusal
 from quintet.server.http.admin.protocol import Sign, TraceFile
 from quintet.server.http.errors import ApiError
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 
 router = APIRouter()
 
 
 @router.post("/start_profile")
-@documented(answer=Sign, conflict=True)
+@documents_route(answer=Sign, conflict=True)
 async def start_profile(http: HttpRequest) -> Response:
     """Begins a trace of the engine's steps and kernels; it takes no body. 409 while one runs."""
     try:
-        await service_of(http).backend.traces.start()
-    except Refused as error:
+        await app_state_of(http).backend.trace_control.start()
+    except EngineRefusal as error:
         raise ApiError(409, str(error), code="cannot_trace") from None
     return json_response(Sign("tracing"))
 
 
 @router.post("/stop_profile")
-@documented(answer=TraceFile, conflict=True)
+@documents_route(answer=TraceFile, conflict=True)
 async def stop_profile(http: HttpRequest) -> Response:
     """Ends the trace, and names its file in the operator's folder. 409 if there is none."""
     try:
-        name, steps, ended = await service_of(http).backend.traces.stop()
-    except Refused as error:
+        name, steps, ended = await app_state_of(http).backend.trace_control.stop()
+    except EngineRefusal as error:
         raise ApiError(409, str(error), code="cannot_trace") from None
     return json_response(TraceFile(file=name, steps=steps, ended=ended))

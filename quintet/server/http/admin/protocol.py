@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import msgspec
 from pydantic import Field
 
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
 
 
@@ -18,7 +18,9 @@ class TokenizeRequest(TemplateFields):
     add_special_tokens: bool | None = Field(None, description="true for a prompt, false for messages if not given")
     return_token_strs: bool | None = None
 
-    lacking: ClassVar[dict[str, Lacking]] = {"mm_processor_kwargs": Lacking("models here take text alone")}
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {
+        "mm_processor_kwargs": UnsupportedField("models here take text alone")
+    }
 
 
 class Tokenized(msgspec.Struct, kw_only=True):

@@ -7,11 +7,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.engine.sleep import check_tags
-from quintet.server.backend import Refused
+from quintet.server.backend import EngineRefusal
 from quintet.server.http.admin.protocol import IsSleeping, Sign
 from quintet.server.http.errors import ApiError
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 
 router = APIRouter()
 
@@ -20,18 +20,18 @@ Tags = Annotated[list[str] | None, Query(description="weights and kv_cache: both
 
 
 @router.post("/sleep")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def sleep(http: HttpRequest, level: Level = 1) -> Response:
     """Gives the device's memory back; refused while requests run. Asleep, the server takes none."""
     try:
-        await service_of(http).backend.sleep(level)
-    except Refused as error:
+        await app_state_of(http).backend.sleep(level)
+    except EngineRefusal as error:
         raise ApiError(400, str(error), code="cannot_sleep") from None
     return json_response(Sign("asleep"))
 
 
 @router.post("/wake_up")
-@documented(answer=Sign)
+@documents_route(answer=Sign)
 async def wake_up(http: HttpRequest, tags: Tags = None) -> Response:
     """Takes memory again; after level 2 the weights are read from their folder as it is now."""
     try:
@@ -39,14 +39,14 @@ async def wake_up(http: HttpRequest, tags: Tags = None) -> Response:
     except ValueError as error:
         raise ApiError(400, str(error), param="tags") from None
     try:
-        await service_of(http).backend.wake_up()
-    except Refused as error:
+        await app_state_of(http).backend.wake_up()
+    except EngineRefusal as error:
         raise ApiError(503, f"the engine is still asleep: {error}", code="asleep") from None
     return json_response(Sign("awake"))
 
 
 @router.get("/is_sleeping")
-@documented(answer=IsSleeping)
+@documents_route(answer=IsSleeping)
 async def is_sleeping(http: HttpRequest) -> Response:
     """Returns whether the engine was put to sleep."""
-    return json_response(IsSleeping(service_of(http).asleep > 0))
+    return json_response(IsSleeping(app_state_of(http).sleep_level > 0))

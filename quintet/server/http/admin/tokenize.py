@@ -12,51 +12,51 @@ from quintet.server.http.admin.protocol import Detokenized, DetokenizeRequest, T
 from quintet.server.http.app_state import AppState
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, read_chat
-from quintet.server.http.inputs.prompts import beside, need_tokenizer
-from quintet.server.http.inputs.sampling_params import refuse
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.inputs.prompts import need_tokenizer, run_in_thread
+from quintet.server.http.inputs.sampling_params import invalid_field
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 from quintet.tokenizers.tokenizer import Tokenizer
 
 router = APIRouter()
 
 
 @router.post("/tokenize")
-@documented(body=TokenizeRequest, answer=Tokenized)
+@documents_route(body=TokenizeRequest, answer=Tokenized)
 async def tokenize(http: HttpRequest) -> Response:
     """The token ids of a text, or of a conversation with its template."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, TokenizeRequest)
     service.check_model(body.model)
     tokenizer = need_tokenizer(service)
-    ids, limit = await _ids(service, tokenizer, body), service.backend.served.max_model_len
+    ids, limit = await _ids(service, tokenizer, body), service.backend.model_info.max_model_len
 
     def answer() -> Response:
         strings = [tokenizer.backend.id_to_token(each) or "" for each in ids] if body.return_token_strs else None
         return json_response(Tokenized(count=len(ids), max_model_len=limit, tokens=ids, token_strs=strings))
 
-    return await beside(service, len(ids), answer, "prompt")
+    return await run_in_thread(service, len(ids), answer, "prompt")
 
 
 async def _ids(service: AppState, tokenizer: Tokenizer, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        raise refuse("prompt", "and messages exclude each other; give one of them")
+        raise invalid_field("prompt", "and messages exclude each other; give one of them")
     if body.messages is not None:
         read_tools(body.tools, None)  # refuses, and leaves out, what a chat would
         chat = read_chat(service, body, body.messages, add_special_tokens=bool(body.add_special_tokens))
         return (await render(chat, chat_model(service))).token_ids
     text, special = str(body.prompt), body.add_special_tokens is not False
-    return await beside(service, len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
+    return await run_in_thread(service, len(text), lambda: tokenizer.encode(text, add_special_tokens=special), "prompt")
 
 
 @router.post("/detokenize")
-@documented(body=DetokenizeRequest, answer=Detokenized)
+@documents_route(body=DetokenizeRequest, answer=Detokenized)
 async def detokenize(http: HttpRequest) -> Response:
     """The text of token ids; special tokens show."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, DetokenizeRequest)
     service.check_model(body.model)
-    tokenizer, vocab_size = need_tokenizer(service), service.backend.served.vocab_size
+    tokenizer, vocab_size = need_tokenizer(service), service.backend.model_info.vocab_size
 
     def decode() -> str:
         wrong: Any = next((each for each in body.tokens if not 0 <= each < vocab_size), None)
@@ -64,4 +64,4 @@ async def detokenize(http: HttpRequest) -> Response:
             raise ValueError(f"tokens: {str(wrong)[:40]} is not in 0 .. {vocab_size - 1}")
         return tokenizer.decode(body.tokens, skip_special_tokens=False)
 
-    return json_response(Detokenized(await beside(service, len(body.tokens), decode, "tokens")))
+    return json_response(Detokenized(await run_in_thread(service, len(body.tokens), decode, "tokens")))

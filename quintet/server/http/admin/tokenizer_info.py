@@ -14,8 +14,8 @@ from quintet.common.json_files import read_object
 from quintet.server.http.admin.protocol import TokenizerInfo
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.prompts import need_tokenizer
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 from quintet.tokenizers.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ _PATH = re.compile(r"/.*/|/(home|root|tmp|Users)\b|~/|[A-Za-z]:[\\/]")
 
 
 @router.get("/tokenizer_info")
-@documented(answer=TokenizerInfo)
+@documents_route(answer=TokenizerInfo)
 async def tokenizer_info(http: HttpRequest) -> Response:
     """The class of the tokenizer, its special tokens, its settings and the chat template that is used."""
-    service = service_of(http)
-    tokenizer, folder = need_tokenizer(service), service.backend.served.tokenizer
+    service = app_state_of(http)
+    tokenizer, folder = need_tokenizer(service), service.backend.model_info.tokenizer
     try:
         said = await asyncio.to_thread(_read, folder)
     except (OSError, ValueError) as error:  # their words name the file

@@ -22,14 +22,14 @@ _REASONS = {
 }
 
 
-class Conversation(NamedTuple):
+class AnthropicConversation(NamedTuple):
     """Messages for a chat template."""
 
     messages: list[dict[str, Any]]
-    prefilled: bool  # the model continues the last message
+    has_prefill: bool  # the model continues the last message
 
 
-def read_messages(body: MessageBody) -> Conversation:
+def read_messages(body: MessageBody) -> AnthropicConversation:
     """Reads messages; merges consecutive ones of the same role, as Anthropic does. Raises ParameterError."""
     given = list_of(body.messages, "messages", "a list of messages that is not empty")
     messages: list[dict[str, Any]] = []
@@ -56,7 +56,7 @@ def read_messages(body: MessageBody) -> Conversation:
         raise ParameterError(
             f"messages[{len(given) - 1}].content", "is continued, so it must not end with white space; strip it"
         )
-    return Conversation(messages, prefilled)
+    return AnthropicConversation(messages, prefilled)
 
 
 def _read_content(content: Any, where: str) -> list[Block]:

@@ -19,19 +19,21 @@ from quintet.server.http.anthropic.protocol import (
     ToolUseBlock,
 )
 from quintet.server.http.anthropic.request import CreateMessage
-from quintet.server.http.cooperative import Turns
+from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.errors import ApiError, anthropic_shape
-from quintet.server.http.openai.messages import hear_all
+from quintet.server.http.openai.messages import parse_all
 from quintet.server.http.sse import event
 
 _PING = event({"type": "ping"}, "ping")
 _STOP = event({"type": "message_stop"}, "message_stop")
 
 
-class Reply:
+class AnthropicReply:
     """Converts outputs to a message or its stream events. Source: Anthropic's API reference, "Streaming messages"."""
 
-    def __init__(self, message_id: str, body: CreateMessage, model: str, speech: OutputParser, turns: Turns) -> None:
+    def __init__(
+        self, message_id: str, body: CreateMessage, model: str, speech: OutputParser, turns: CooperativeWork
+    ) -> None:
         self._id, self._model, self._max_tokens, self._speech = message_id, model, body.max_tokens, speech
         self._turns, self._edited = turns, UNSET if body.context_management is None else ContextManagement([])
         self._tokens = 0
@@ -40,15 +42,15 @@ class Reply:
         self._within: type[Block] | None = None  # type of the open block
         self._last: RequestOutput | None = None
 
-    async def whole(self, output: RequestOutput) -> MessageAnswer:
+    async def message(self, output: RequestOutput) -> MessageAnswer:
         """Returns the message of a non-streamed answer, from its only output."""
         self._note(output)
-        answer = self._answer(blocks_of(await hear_all(self._speech, output.outputs[0].text, self._turns)))
+        answer = self._answer(blocks_of(await parse_all(self._speech, output.outputs[0].text, self._turns)))
         answer.stop_reason, answer.stop_sequence = self._stop()
         answer.context_management = self._edited
         return answer
 
-    def take(self, output: RequestOutput) -> bytes:
+    def add_output(self, output: RequestOutput) -> bytes:
         """Returns the events of one output."""
         made = b""
         self._note(output)
@@ -56,7 +58,7 @@ class Reply:
             self._begun = True
             made = event({"type": "message_start", "message": self._answer([])}, "message_start")
         last = output.outputs[0]
-        heard = self._speech.hear(last.text, last.finish_reason is not None)
+        heard = self._speech.feed(last.text, last.finish_reason is not None)
         return made + b"".join(part for each in heard for part in self._told(each))
 
     def end(self) -> bytes:
@@ -146,6 +148,6 @@ def _object(arguments: str) -> dict[str, Any]:
         return {}
 
 
-def broken_off(error: ApiError) -> bytes:
+def stream_error(error: ApiError) -> bytes:
     """Returns the error event of a stream that failed."""
     return event(anthropic_shape(error), "error")

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 import msgspec
 from starlette.datastructures import QueryParams
 
-from quintet.common.suggestions import unknown
+from quintet.common.suggestions import unknown_name_error
 from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 
@@ -38,7 +38,7 @@ class ModelPage(msgspec.Struct, kw_only=True):
 
 
 def model_info(service: AppState, name: str) -> ModelInfo:
-    served = service.backend.served
+    served = service.backend.model_info
     made = datetime.fromtimestamp(served.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return ModelInfo(
         id=name,
@@ -74,7 +74,7 @@ def model_page(service: AppState, query: QueryParams) -> ModelPage:
 def _check_names(query: QueryParams) -> None:
     for name in query:
         if name not in _QUERY and not _LIFECYCLE.fullmatch(name):
-            raise ParameterError("query", f"has what it may not have: {unknown('field', name[:80], _QUERY)}")
+            raise ParameterError("query", f"has what it may not have: {unknown_name_error('field', name[:80], _QUERY)}")
 
 
 def _wants_active(query: QueryParams) -> bool:
@@ -82,7 +82,7 @@ def _wants_active(query: QueryParams) -> bool:
     wanted = [value for name, value in query.multi_items() if _LIFECYCLE.fullmatch(name)]
     for each in wanted:
         if each not in _LIFECYCLES:
-            raise ParameterError("lifecycle", f"is wrong: {unknown('value', each[:80], _LIFECYCLES)}")
+            raise ParameterError("lifecycle", f"is wrong: {unknown_name_error('value', each[:80], _LIFECYCLES)}")
     return not wanted or "active" in wanted
 
 

@@ -9,7 +9,7 @@ from quintet.chat.reasoning_effort import read_effort, read_thinking
 from quintet.chat.tool_choice import MAX_TOOLS
 from quintet.chat.validation import kind_of, object_of, one_of
 from quintet.sampling_params import ParameterError
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 
 _TEXT = {
     "type": "object",
@@ -25,17 +25,17 @@ _MESSAGE = {
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 # On this error Anthropic's tool runner sends all messages instead of a thread.
 _UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-_LACKING: dict[str, Lacking] = {
-    "mcp_servers": Lacking("this server calls no other one", ([],)),
-    "container": Lacking("no code is run by this server"),
-    "compaction": Lacking("conversations are not compacted; send what the model shall read"),
-    "inference_geo": Lacking("it runs where this server runs"),
-    "speed": Lacking("there is one speed", ("standard",)),
-    "diagnostics": Lacking("there are none; /metrics has the prefix cache's"),
-    "fallbacks": Lacking("this server has one model", ([],)),
-    "thread": Lacking("conversations are not kept; send all messages", details=_UNTHREADED),
-    "stop": Lacking("it is called stop_sequences in this API"),
-    "max_completion_tokens": Lacking("it is called max_tokens in this API"),
+_LACKING: dict[str, UnsupportedField] = {
+    "mcp_servers": UnsupportedField("this server calls no other one", ([],)),
+    "container": UnsupportedField("no code is run by this server"),
+    "compaction": UnsupportedField("conversations are not compacted; send what the model shall read"),
+    "inference_geo": UnsupportedField("it runs where this server runs"),
+    "speed": UnsupportedField("there is one speed", ("standard",)),
+    "diagnostics": UnsupportedField("there are none; /metrics has the prefix cache's"),
+    "fallbacks": UnsupportedField("this server has one model", ([],)),
+    "thread": UnsupportedField("conversations are not kept; send all messages", details=_UNTHREADED),
+    "stop": UnsupportedField("it is called stop_sequences in this API"),
+    "max_completion_tokens": UnsupportedField("it is called max_tokens in this API"),
 }
 
 
@@ -71,7 +71,7 @@ class MessageBody(Body):
     user_profile_id: str | None = Field(None, description="accepted, not used")
     workspace_id: str | None = Field(None, description="accepted, not used")
 
-    lacking: ClassVar[Mapping[str, Lacking]] = _LACKING
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = _LACKING
 
 
 class CountTokens(MessageBody):
@@ -106,7 +106,7 @@ class CreateMessage(MessageBody):
     seed: int | None = Field(None, description="of the random numbers")
 
 
-def check(body: MessageBody) -> None:
+def check_body(body: MessageBody) -> None:
     """Checks constraints that the types do not express. Raises ParameterError."""
     check_cache_control(body.cache_control, "cache_control")
     if body.context_management is not None:

@@ -16,23 +16,23 @@ from quintet.outputs import RequestOutput
 from quintet.sampling_params import RequestOutputKind, SamplingParams
 from quintet.server.backend import EngineDead
 from quintet.server.http.anthropic.conversation import read_messages
-from quintet.server.http.anthropic.message_builder import Reply, broken_off
+from quintet.server.http.anthropic.message_builder import AnthropicReply, stream_error
 from quintet.server.http.anthropic.protocol import MessageAnswer, MessageError, TokenCount
-from quintet.server.http.anthropic.request import CountTokens, CreateMessage, MessageBody, check
+from quintet.server.http.anthropic.request import CountTokens, CreateMessage, MessageBody, check_body
 from quintet.server.http.anthropic.tools import for_template, parallel, read_tools
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.errors import ApiError, as_api_error
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
-from quintet.server.http.inputs.prompts import beside
-from quintet.server.http.inputs.response_format import of_format
+from quintet.server.http.inputs.prompts import run_in_thread
+from quintet.server.http.inputs.response_format import read_format
 from quintet.server.http.inputs.sampling_params import checked_params
-from quintet.server.http.middleware.access import failure
-from quintet.server.http.middleware.base import speaks_anthropic
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of, stream_response, whole_response
-from quintet.server.http.usage import tally_of
+from quintet.server.http.middleware.access import error_response
+from quintet.server.http.middleware.base import wants_anthropic
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response, stream_response, whole_response
+from quintet.server.http.usage import usage_of
 
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # fields with the same name in SamplingParams
 
@@ -49,9 +49,9 @@ class AnthropicRoute(APIRoute):
             try:
                 response = await handler(http)
             except (ApiError, ValueError, EngineDead) as error:
-                response = failure(http.scope, as_api_error(error))
-            if speaks_anthropic(http.scope):
-                response.headers["request-id"] = tally_of(http).request_id
+                response = error_response(http.scope, as_api_error(error))
+            if wants_anthropic(http.scope):
+                response.headers["request-id"] = usage_of(http).request_id
             return response
 
         return answer
@@ -61,52 +61,52 @@ router = APIRouter(route_class=AnthropicRoute)
 
 
 @router.post("/v1/messages")
-@documented(body=CreateMessage, answer=MessageAnswer, stream=dict, errors=MessageError)
+@documents_route(body=CreateMessage, answer=MessageAnswer, stream=dict, errors=MessageError)
 async def create_message(http: HttpRequest) -> Response:
     """Answers a conversation."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, CreateMessage)
-    check(body)
+    check_body(body)
     service.check_model(body.model)
     service.check_ready()
     chat = await _chat(service, body, _params(service, body), body.cache_salt)
     check_tools(service, chat.tool_choice)
     prepared = await prepare(chat, chat_model(service))
     asks = [PromptRequest.of(prepared, body.priority)]
-    tally = tally_of(http)
-    tally.ask(asks)
-    reply = Reply(
+    tally = usage_of(http)
+    tally.count_prompts(asks)
+    reply = AnthropicReply(
         f"msg_{tally.request_id}",
         body,
         body.model or service.model_names[0],
         OutputParser(prepared.output_format),
-        service.turns,
+        service.cooperative,
     )
     if body.stream:
 
         async def events(call: EngineCall) -> AsyncIterator[bytes]:
             async for _, output in call:
-                tally.take(0, output)
-                if chunk := reply.take(output):
+                tally.count_output(0, output)
+                if chunk := reply.add_output(output):
                     yield chunk
             yield reply.end()
 
-        return await stream_response(service, http, asks, events, broken_off)
+        return await stream_response(service, http, asks, events, stream_error)
 
     async def whole(outputs: Sequence[RequestOutput]) -> MessageAnswer:
-        tally.take(0, outputs[0])
-        return await reply.whole(outputs[0])
+        tally.count_output(0, outputs[0])
+        return await reply.message(outputs[0])
 
     return await whole_response(service, http, asks, whole)
 
 
 @router.post("/v1/messages/count_tokens")
-@documented(body=CountTokens, answer=TokenCount, errors=MessageError)
+@documents_route(body=CountTokens, answer=TokenCount, errors=MessageError)
 async def count_tokens(http: HttpRequest) -> Response:
     """Counts the tokens of a conversation's prompt, of any length."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, CountTokens)
-    check(body)
+    check_body(body)
     service.check_model(body.model)
     prompt = await render(await _chat(service, body), chat_model(service))
     return json_response(TokenCount(len(prompt.token_ids)))
@@ -122,13 +122,13 @@ async def _chat(
     if body.output_config is None:
         wanted, form = body.output_format, "output_format"
     if params is not None:
-        params.structured_outputs = of_format(wanted, form)
-    conversation = await beside(service, body.size, lambda: read_messages(body), "messages")
+        params.structured_outputs = read_format(wanted, form)
+    conversation = await run_in_thread(service, body.size, lambda: read_messages(body), "messages")
     tools = template_tools(service, for_template(body), tool_choice)
     return ChatInput(
         messages=conversation.messages,
         params=params,
-        options=ChatOptions(tools=tools, continue_final_message=conversation.prefilled),
+        options=ChatOptions(tools=tools, continue_final_message=conversation.has_prefill),
         tool_choice=tool_choice,
         parallel_tool_calls=parallel(body),
         thinking=thinking._replace(effort=output.get("effort")),
@@ -141,7 +141,9 @@ async def _chat(
 def _params(service: AppState, body: CreateMessage) -> SamplingParams:
     fields: dict[str, Any] = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
     fields["stop"] = body.stop_sequences
-    if not isinstance(service.thoughts, str):  # clients must send budget_tokens, even if the server cannot enforce it
+    if not isinstance(
+        service.reasoning_markers, str
+    ):  # clients must send budget_tokens, even if the server cannot enforce it
         fields["thinking_token_budget"] = read_thinking(body.thinking, "thinking").budget
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return checked_params(service, fields, {"stop": "stop_sequences", **_BUDGET})

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from quintet.common.suggestions import nearest
-from quintet.common.unknown_fields import sift
+from quintet.common.suggestions import nearest_name
+from quintet.common.unknown_fields import drop_unknown
 from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.inputs.unknown_fields import refusal
 
@@ -21,11 +21,11 @@ _FEW = 16  # unknown fields that are compared with the missing one, for did-you-
 _SHOWN = 80  # characters of a wrong value in an error message
 
 
-class Lacking(NamedTuple):
+class UnsupportedField(NamedTuple):
     """A field of another API or engine that is not supported here."""
 
-    why: str
-    harmless: tuple[Any, ...] = ()  # accepted no-op values; null always is one
+    reason: str
+    ignored_values: tuple[Any, ...] = ()  # accepted no-op values; null always is one
     details: Mapping[str, Any] | None = None  # of the error, for programs
 
 
@@ -37,7 +37,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
-    lacking: ClassVar[Mapping[str, Lacking]] = {}
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {}
     _size: int = PrivateAttr(0)
 
     @property
@@ -99,7 +99,7 @@ def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
 def _sift(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
     """Removes unknown fields, also in nested objects."""
     known = _names(model)
-    if wrong := sift(fields, known, where):
+    if wrong := drop_unknown(fields, known, where):
         raise refusal(where, wrong, known)
     for name, kind in _objects(model):
         if isinstance(inner := fields.get(name), dict):
@@ -123,12 +123,12 @@ def _objects(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
 
 def _dropped(name: str, value: Any, model: type[Body]) -> bool:
     """True if an unsupported field has a no-op value. Raises ApiError 400 for other values of it."""
-    lacking = model.lacking.get(name)
+    lacking = model.unsupported_fields.get(name)
     if lacking is None:
         return False
-    if value is None or any(value == each and type(value) is type(each) for each in lacking.harmless):
+    if value is None or any(value == each and type(value) is type(each) for each in lacking.ignored_values):
         return True
-    why = f"{name} is not served here: {lacking.why}"
+    why = f"{name} is not served here: {lacking.reason}"
     raise ApiError(400, why, param=name, code="unsupported_field", details=lacking.details)
 
 
@@ -155,7 +155,7 @@ def _wrong_type(error: ValidationError, strange: list[str]) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
     if first["type"] == "missing":
-        slip = nearest(where, strange[:_FEW])
+        slip = nearest_name(where, strange[:_FEW])
         instead = f" ({slip} is not known)" if slip else ""
         return ApiError(400, f"{where} is missing{instead}; give it", param=where, code="missing_field")
     message = first["msg"].removeprefix("Value error, ")

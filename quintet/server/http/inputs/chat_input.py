@@ -9,24 +9,24 @@ from quintet.chat.prepare import ChatInput, ChatModel
 from quintet.chat.tool_choice import ToolChoice
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import beside, need_tokenizer
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.prompts import need_tokenizer, run_in_thread
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.openai.chat_protocol import TemplateFields
 
 
 def chat_model(service: AppState) -> ChatModel:
     """Returns the served model. Raises ApiError 400 if it has no tokenizer."""
-    served = service.backend.served
+    served = service.backend.model_info
     return ChatModel(
         tokenizer=need_tokenizer(service),
         parsers=service.parsers,
-        grammars=service.backend.shapes,
-        reasoning=service.thoughts,
+        grammars=service.backend.grammar_checks,
+        reasoning=service.reasoning_markers,
         chat_template=service.chat_template,
         chat_template_kwargs=service.settings.default_chat_template_kwargs or {},
         max_model_len=served.max_model_len,
         vocab_size=served.vocab_size,
-        worker=functools.partial(beside, service),
+        worker=functools.partial(run_in_thread, service),
     )
 
 
@@ -38,9 +38,9 @@ def read_chat(service: AppState, body: TemplateFields, messages: Any, **more: An
             "--trust-request-chat-template", param="chat_template", code="unsupported_field",
         )  # fmt: skip
     if body.continue_final_message and body.add_generation_prompt:
-        raise refuse("continue_final_message", "and add_generation_prompt exclude each other; set one of them")
+        raise invalid_field("continue_final_message", "and add_generation_prompt exclude each other; set one of them")
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
-        raise refuse("messages", 'must be a list such as [{"role": "user", "content": "Hello"}]')
+        raise invalid_field("messages", 'must be a list such as [{"role": "user", "content": "Hello"}]')
     options = ChatOptions(
         tools=template_tools(service, body.tools, more.get("tool_choice", ToolChoice())),
         chat_template=body.chat_template,
@@ -63,9 +63,9 @@ def template_tools(
 def check_tools(service: AppState, choice: ToolChoice) -> None:
     """Raises ApiError 400 if this server cannot parse the tool calls that the request allows."""
     if choice.mode == "auto" and service.parsers.tool is None:
-        raise refuse(
+        raise invalid_field(
             "tools", "may be called, but the tool call format of this model is unknown: start the server with "
             '--tool-call-parser NAME, or set tool_choice to "required" or "none"',
         )  # fmt: skip
     if choice.mode == "auto" and not service.settings.enable_auto_tool_choice:
-        raise refuse("tool_choice", "must be none or required here: --enable-auto-tool-choice is off")
+        raise invalid_field("tool_choice", "must be none or required here: --enable-auto-tool-choice is off")

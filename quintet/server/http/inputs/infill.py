@@ -5,27 +5,27 @@ from typing import Any, NamedTuple
 
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.tokenizers.tokenizer import Tokenizer
 
 
-class Marks(NamedTuple):
+class InfillTokens(NamedTuple):
     """FIM tokens before the prompt, between prompt and suffix, and after the suffix, where generation starts."""
 
     begin: str
-    hole: str
+    middle: str
     end: str
 
 
 # From the models' cards; a tokenizer has the tokens of one kind.
 KINDS = (
-    Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
-    Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
-    Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
-    Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama, as its tokenizer names them
-    Marks("<PRE>", "<SUF>", "<MID>"),
+    InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
+    InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    InfillTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder
+    InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama, as its tokenizer names them
+    InfillTokens("<PRE>", "<SUF>", "<MID>"),
 )
 # Tokens that end an infill besides EOS: after them the model would begin the next file.
 _ENDS = (
@@ -34,7 +34,7 @@ _ENDS = (
 )  # fmt: skip
 
 
-def infilled(
+def infill_texts(
     tokenizer: Tokenizer, body: CompletionRequest, prompts: Sequence[Any], params: SamplingParams
 ) -> list[str]:
     """Returns the FIM texts of a request with a suffix. Adds the tokens that end an infill to `params`.
@@ -52,17 +52,17 @@ def infilled(
     if not params.ignore_eos:
         ends = {tokens[name] for name in _ENDS if name in tokens}
         params.stop_token_ids = [*(params.stop_token_ids or ()), *sorted(ends)]
-    return [f"{marks.begin}{prompt}{marks.hole}{body.suffix}{marks.end}" for prompt in prompts]
+    return [f"{marks.begin}{prompt}{marks.middle}{body.suffix}{marks.end}" for prompt in prompts]
 
 
-def _check(body: CompletionRequest, prompts: Sequence[Any], marks: Marks) -> None:
+def _check(body: CompletionRequest, prompts: Sequence[Any], marks: InfillTokens) -> None:
     if body.prompt_embeds is not None or not all(isinstance(prompt, str) for prompt in prompts):
-        raise refuse("suffix", "goes with prompts that are text; leave it out, or give text")
+        raise invalid_field("suffix", "goes with prompts that are text; leave it out, or give text")
     if body.echo:
-        raise refuse("echo", "gives the prompt before the output, and what is filled in has text on both sides")
+        raise invalid_field("echo", "gives the prompt before the output, and what is filled in has text on both sides")
     if body.truncate_prompt_tokens is not None:
-        raise refuse("truncate_prompt_tokens", "would cut off what says that there is a gap; shorten the prompt")
+        raise invalid_field("truncate_prompt_tokens", "would cut off what says that there is a gap; shorten the prompt")
     for field, texts in (("prompt", prompts), ("suffix", [body.suffix or ""])):
         found = next((mark for mark in marks for text in texts if mark in text), None)
         if found is not None:
-            raise refuse(field, f"holds {found}, which tells this model where the gap is; leave that out")
+            raise invalid_field(field, f"holds {found}, which tells this model where the gap is; leave that out")

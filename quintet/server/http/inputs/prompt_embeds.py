@@ -6,7 +6,7 @@ import io
 import zipfile
 from typing import Any
 
-from quintet.chat.prompts import Prompt, check_enabled, embedded
+from quintet.chat.prompts import Prompt, check_enabled, embeds_prompt
 from quintet.engine.processes.model_info import ModelInfo
 
 _SLACK = 1 << 16  # bytes of a file besides its tensor data
@@ -30,7 +30,7 @@ def read_embeds(text: Any, served: ModelInfo, name: str, salt: str | None) -> Pr
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"{name} is not base64: {error}") from None
     tensor = _torch_file(data, most, name) if data.startswith(b"PK") else _safetensors(data, name)
-    return embedded(tensor, width, name, salt)
+    return embeds_prompt(tensor, width, name, salt)
 
 
 def _safetensors(data: bytes, name: str) -> Any:

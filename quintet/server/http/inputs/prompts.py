@@ -10,9 +10,9 @@ from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.capacity import RequestCost
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.infill import infilled
+from quintet.server.http.inputs.infill import infill_texts
 from quintet.server.http.inputs.prompt_embeds import read_embeds
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.openai.completions_protocol import CompletionRequest
 from quintet.tokenizers.tokenizer import Tokenizer
 
@@ -23,16 +23,16 @@ async def completion_prompts(service: AppState, body: CompletionRequest, params:
     """Reads all prompts; embeddings come first, as in vLLM. Raises ApiError 400 with the name of the bad prompt."""
     embeds = [] if body.prompt_embeds is None else _listed(body.prompt_embeds)
     if not embeds and body.prompt is None:
-        raise refuse("prompt", "is missing: give text, token ids, or prompt_embeds")
+        raise invalid_field("prompt", "is missing: give text, token ids, or prompt_embeds")
     given = _listed(body.prompt) if body.prompt or not embeds else []
     most = service.settings.max_prompts
     if len(given) + len(embeds) > most:
         count = len(given) + len(embeds)
-        raise refuse("prompt", f"holds {count} prompts, and the server takes {most}; send several requests")
+        raise invalid_field("prompt", f"holds {count} prompts, and the server takes {most}; send several requests")
     if embeds and body.echo:
-        raise refuse("echo", "shows the prompt's text, and embeddings have none; leave it out")
+        raise invalid_field("echo", "shows the prompt's text, and embeddings have none; leave it out")
     if body.suffix:
-        given = infilled(need_tokenizer(service), body, given, params)
+        given = infill_texts(need_tokenizer(service), body, given, params)
     reader = _Reader(service, params, body.cache_salt, body.add_special_tokens is not False)
 
     def read() -> list[Prompt]:
@@ -40,7 +40,7 @@ async def completion_prompts(service: AppState, body: CompletionRequest, params:
         return [reader.read(each, f"prompt {place}" if named else "the prompt") for place, each in enumerate(given)]
 
     size = sum(len(each) for each in given if isinstance(each, (str, list)))
-    prompts = await beside(service, size, read, "prompt")
+    prompts = await run_in_thread(service, size, read, "prompt")
     if embeds:
         prompts = [*await _embedded(service, body, embeds, params), *prompts]
     params.truncate_prompt_tokens = None  # already applied
@@ -51,13 +51,13 @@ async def _embedded(
     service: AppState, body: CompletionRequest, embeds: list[Any], params: SamplingParams
 ) -> list[Prompt]:
     """Decodes embeddings in a worker thread; applies truncation and length limit as for token ids."""
-    served, salt = service.backend.served, body.cache_salt
+    served, salt = service.backend.model_info, body.cache_salt
 
     def read() -> list[Prompt]:
         named = [(each, f"prompt_embeds {at}") for at, each in enumerate(embeds)]
         return [read_embeds(each, served, name, salt) for each, name in named]
 
-    prompts = await beside(service, INLINE, read, "prompt_embeds")
+    prompts = await run_in_thread(service, INLINE, read, "prompt_embeds")
     return [_cut(each, params, served.max_model_len) for each in prompts]
 
 
@@ -67,7 +67,7 @@ def _cut(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
     return Prompt(ids, None, prompt.cache_salt, prompt.embeds[row * kept.start : row * kept.stop])
 
 
-async def beside(service: AppState, size: int, work: Callable[[], Result], param: str) -> Result:
+async def run_in_thread(service: AppState, size: int, work: Callable[[], Result], param: str) -> Result:
     """Runs `work` on a text of this size: in a worker thread if it is long, and if the gate has capacity.
 
     A ValueError without a parameter becomes ApiError 400 for `param`.
@@ -75,7 +75,7 @@ async def beside(service: AppState, size: int, work: Callable[[], Result], param
     try:
         if size < INLINE:
             return work()
-        with service.gate.place(RequestCost(characters=size)):
+        with service.capacity.holding(RequestCost(characters=size)):
             return await asyncio.to_thread(work)
     except ParameterError:
         raise
@@ -87,7 +87,7 @@ class _Reader:
     """Reads the prompts of one request: text or token ids."""
 
     def __init__(self, service: AppState, params: SamplingParams, salt: str | None, special: bool) -> None:
-        self._served, self._tokenizer = service.backend.served, service.backend.tokenizer
+        self._served, self._tokenizer = service.backend.model_info, service.backend.tokenizer
         self._params, self._salt, self._special = params, salt, special
 
     def read(self, prompt: Any, name: str) -> Prompt:

@@ -4,9 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 from quintet.chat.validation import kind_of, object_of, one_of
-from quintet.common.unknown_fields import sift
+from quintet.common.unknown_fields import drop_unknown
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.openai.sampling_protocol import SamplingBody
 
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
@@ -14,9 +14,9 @@ _FIELDS = tuple(each.name for each in fields(StructuredOutputsParams))
 _NAMED = ("name", "schema", "strict", "description")  # keys beside a schema; only `schema` has an effect
 
 
-def of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
+def format_of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
     """Returns the structured output of a body, and the name of its field."""
-    wanted = of_format(body.response_format, "response_format")
+    wanted = read_format(body.response_format, "response_format")
     if body.structured_outputs is None:
         return wanted, "response_format"
     if wanted is not None:
@@ -24,7 +24,7 @@ def of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
     return _structured(body.structured_outputs, "structured_outputs"), "structured_outputs"
 
 
-def of_format(given: Any, where: str) -> StructuredOutputsParams | None:
+def read_format(given: Any, where: str) -> StructuredOutputsParams | None:
     """Reads {"type": ...}; a schema is in json_schema (Chat Completions), or beside the type (other APIs)."""
     if given is None:
         return None
@@ -53,9 +53,9 @@ def _schema(given: dict[str, Any], where: str) -> Any:
 
 def _structured(wanted: Any, where: str) -> StructuredOutputsParams:
     if not isinstance(wanted, dict):
-        raise refuse(where, f"must be an object, not {kind_of(wanted)}")
-    sift(wanted, _FIELDS, "structured_outputs")
+        raise invalid_field(where, f"must be an object, not {kind_of(wanted)}")
+    drop_unknown(wanted, _FIELDS, "structured_outputs")
     try:
         return StructuredOutputsParams(**wanted)
     except ValueError as error:
-        raise refuse(where, f"cannot be used: {error}") from None
+        raise invalid_field(where, f"cannot be used: {error}") from None

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from quintet.common.unknown_fields import sift
+from quintet.common.unknown_fields import drop_unknown
 from quintet.engine.kv_transfer_params import NAME as HANDOFF
-from quintet.engine.kv_transfer_params import check_handoff
+from quintet.engine.kv_transfer_params import check_transfer_params
 from quintet.sampling_params import ParameterError, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
@@ -33,7 +33,7 @@ def sampling_params(
 
 def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """Returns the model's defaults updated with these fields of SamplingParams."""
-    served = service.backend.served
+    served = service.backend.model_info
     if served.pooling is not None:
         there = ", ".join(_ROUTES[task] for task in served.pooling.tasks if task in _ROUTES) or "/pooling"
         raise ApiError(
@@ -48,7 +48,7 @@ def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[
             setattr(params, name, value)
         params.check(served.vocab_size, served.max_model_len, served.max_logprobs)
         _check_extra(params.extra_args)
-        check_handoff(params, served.transfers)
+        check_transfer_params(params, served.transfers)
         if params.n > service.settings.max_n:
             raise ParameterError("n", f"must be at most {service.settings.max_n} on this server, not {params.n}")
     except ParameterError as error:
@@ -62,7 +62,7 @@ def _together(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict
     pages = fields.pop(HANDOFF, None)
     theirs, ours = fields.pop("vllm_xargs", None), fields.get("extra_args")
     if isinstance(circles := fields.get("repetition_detection"), dict):
-        sift(circles, _CIRCLES, "repetition_detection")
+        drop_unknown(circles, _CIRCLES, "repetition_detection")
     if not isinstance(ours, dict | None):  # SamplingParams.check refuses it
         return fields, names
     if pages:
@@ -71,7 +71,7 @@ def _together(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict
         return fields, names
     both = sorted(theirs.keys() & (ours or {}))
     if both:
-        raise refuse("vllm_xargs", f"has {both[0][:80]!r}, and so has extra_args; leave one of them out")
+        raise invalid_field("vllm_xargs", f"has {both[0][:80]!r}, and so has extra_args; leave one of them out")
     fields["extra_args"] = {**(ours or {}), **theirs}
     return fields, names if ours else {**names, "extra_args": "vllm_xargs"}
 
@@ -93,7 +93,7 @@ def _blame(error: ParameterError, names: Mapping[str, str]) -> ApiError:
     return ApiError(400, name + str(error).removeprefix(error.parameter), param=name, code="invalid_value")
 
 
-def refuse(field: str, why: str) -> ApiError:
+def invalid_field(field: str, why: str) -> ApiError:
     """Returns the error for a field with an unsupported value; the caller raises it."""
     return ApiError(400, f"{field} {why}", param=field, code="invalid_value")
 
@@ -102,8 +102,8 @@ def check_stream(body: SamplingBody) -> None:
     """Refuses stream options without a stream, and fields that cannot be streamed."""
     options = body.stream_options
     if options is not None and not body.stream:
-        raise refuse("stream_options", "belongs to a stream; set stream to true, or leave it out")
+        raise invalid_field("stream_options", "belongs to a stream; set stream to true, or leave it out")
     if options is not None and options.continuous_usage_stats and not options.include_usage:
-        raise refuse("stream_options", "continuous_usage_stats needs include_usage")
+        raise invalid_field("stream_options", "continuous_usage_stats needs include_usage")
     if body.stream and getattr(body, "prompt_logprobs", None) is not None:
-        raise refuse("prompt_logprobs", "is not streamed; set stream to false, or use echo with logprobs")
+        raise invalid_field("prompt_logprobs", "is not streamed; set stream to false, or use echo with logprobs")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from urllib.parse import quote
 
-from quintet.common.suggestions import nearest, unknown
+from quintet.common.suggestions import nearest_name, unknown_name_error
 from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ _SETS = 256  # sets of fields that are logged; clients with random names must no
 _SHOWN = 3  # fields that a refusal names
 
 
-class Strays:
+class UnknownFields:
     """Unknown fields of one request. `strict`: the first one refuses the request."""
 
     def __init__(self, strict: bool) -> None:
@@ -30,7 +30,7 @@ class Strays:
     def __len__(self) -> int:
         return len(self._met) + self._more
 
-    def meet(self, where: str, names: Collection[str], known: Iterable[str]) -> None:
+    def add(self, where: str, names: Collection[str], known: Iterable[str]) -> None:
         """Records unknown fields of the object at `where` ("" is the body). Raises ApiError 400 if strict."""
         if not names:
             return
@@ -46,7 +46,7 @@ class Strays:
             match = _nearest(name, among)  # names of template variables may have any characters, too
             self._met[quote(place, safe="[]$")] = match and quote(match[:_NAME])
 
-    def told(self) -> str:
+    def header_value(self) -> str:
         """Returns all fields for a header: ASCII without line breaks; names only, never values."""
         said, left = "", len(self)
         for place, match in self._met.items():
@@ -57,41 +57,43 @@ class Strays:
         return f"{said}, and {left} more" if left else said
 
     @property
-    def kind(self) -> str:
+    def log_key(self) -> str:
         """A key for logging: equal for requests with the same fields, ignoring list indices."""
         return re.sub(r"\[\d+\]", "[]", " ".join(sorted(self._met)))
 
 
-class Notices:
+class UnknownFieldLog:
     """Logs unknown fields of one process, without repetition."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
 
-    def tell(self, path: str, strays: Strays) -> None:
+    def log(self, path: str, strays: UnknownFields) -> None:
         """Logs once for each path and set of fields, at most _SETS times."""
-        what = path, strays.kind
+        what = path, strays.log_key
         if what in self._told or len(self._told) >= _SETS:
             return
         self._told.add(what)
         last = "; further ones are not logged" if len(self._told) == _SETS else ""
-        logger.warning("%s: fields that are not known were ignored: %s%s", quote(path)[:_NAME], strays.told(), last)
+        logger.warning(
+            "%s: fields that are not known were ignored: %s%s", quote(path)[:_NAME], strays.header_value(), last
+        )
 
 
 def refuse_query(given: Iterable[str], known: Collection[str]) -> None:
     """Raises ApiError 400 for unknown query parameters: users type those, so they are never just ignored."""
-    Strays(strict=True).meet("query", [name for name in given if name not in known], known)
+    UnknownFields(strict=True).add("query", [name for name in given if name not in known], known)
 
 
 @functools.lru_cache(maxsize=1024)  # clients repeat the same names
 def _nearest(name: str, known: frozenset[str]) -> str | None:
-    return nearest(name, sorted(known))
+    return nearest_name(name, sorted(known))
 
 
 def refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
     """Returns the error for unknown fields of the object at `where` ("" is the body)."""
     known = list(known)
-    said = [unknown("field", name[:_NAME], known) for name, _ in zip(names, range(_SHOWN), strict=False)]
+    said = [unknown_name_error("field", name[:_NAME], known) for name, _ in zip(names, range(_SHOWN), strict=False)]
     if not where:
         first = next(iter(names))[:_NAME]
         return ApiError(400, said[0], param=first, code="unknown_field")

@@ -11,15 +11,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quintet.common.unknown_fields import gathering
+from quintet.common.unknown_fields import collect_unknown
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.errors import ApiError, ClientGone, anthropic_shape, as_api_error, openai_shape
 from quintet.server.http.ids import HEADER
 from quintet.server.http.inputs.unknown_fields import HEADER as IGNORED
-from quintet.server.http.inputs.unknown_fields import Notices, Strays
+from quintet.server.http.inputs.unknown_fields import UnknownFieldLog, UnknownFields
 from quintet.server.http.middleware.auth import is_public
-from quintet.server.http.middleware.base import Http, route_path, speaks_anthropic, wire_of
-from quintet.server.http.middleware.content_encoding import Unpacked, coding_of
+from quintet.server.http.middleware.base import HttpMiddleware, connection_of, route_path, wants_anthropic
+from quintet.server.http.middleware.content_encoding import DecompressedReceive, coding_of
 from quintet.server.http.respond import json_response
 from quintet.server.http.usage import RequestUsage
 
@@ -32,27 +32,27 @@ _LONGEST = 2000  # characters of an error message, which may quote a wrong value
 _CLIENT_GONE = 499  # nginx's status for a closed connection; only the log has it
 
 
-class Observed(Http):
+class AccessLog(HttpMiddleware):
     """Assigns request id and usage tally, adds common response headers, and writes the access log."""
 
     def __init__(self, app: ASGIApp, log: bool, quiet: Collection[str] = (), strict: bool = False) -> None:
         """`quiet`: paths that are not logged. `strict`: refuse requests with unknown fields."""
         super().__init__(app)
         self._log, self._quiet, self._strict = log, frozenset(quiet), strict
-        self._notices = Notices()
+        self._notices = UnknownFieldLog()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = time.perf_counter()
-        tally = RequestUsage.of(HttpRequest(scope))
+        tally = RequestUsage.for_request(HttpRequest(scope))
         scope.setdefault("state", {})["tally"] = tally
-        strays = Strays(self._strict)
+        strays = UnknownFields(self._strict)
         watch = _Watch(send, tally, strays, is_public(scope))
         try:
-            with gathering(strays.meet):
+            with collect_unknown(strays.add):
                 await self._app(scope, receive, watch)
         finally:
             if strays:
-                self._notices.tell(route_path(scope), strays)
+                self._notices.log(route_path(scope), strays)
             if self._log and route_path(scope) not in self._quiet:
                 access.info(_line(scope, tally, watch, begun))
 
@@ -60,7 +60,7 @@ class Observed(Http):
 class _Watch:
     """Forwards messages; records the status and the time of the first byte."""
 
-    def __init__(self, send: Send, tally: RequestUsage, strays: Strays, is_page: bool) -> None:
+    def __init__(self, send: Send, tally: RequestUsage, strays: UnknownFields, is_page: bool) -> None:
         self._send, self._tally, self._strays, self._is_page = send, tally, strays, is_page
         self.status, self.first = 0, 0.0
 
@@ -70,7 +70,7 @@ class _Watch:
             headers = MutableHeaders(scope=message)
             headers[HEADER] = self._tally.request_id
             if self._strays:
-                headers[IGNORED] = self._strays.told()
+                headers[IGNORED] = self._strays.header_value()
             headers["x-content-type-options"] = "nosniff"
             if self._is_page:
                 headers["content-security-policy"] = _PAGE_POLICY
@@ -92,7 +92,7 @@ def _line(scope: Scope, tally: RequestUsage, watch: _Watch, begun: float) -> str
     )
 
 
-class Failures(Http):
+class Failures(HttpMiddleware):
     """Converts exceptions to error responses in the format of the client's API."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,21 +116,21 @@ class Failures(Http):
                 logger.debug("request %s was refused", scope["state"]["tally"].request_id, exc_info=True)
             if started:
                 raise  # closes the connection: the client sees an incomplete response
-            await failure(scope, told)(scope, receive, send)
+            await error_response(scope, told)(scope, receive, send)
 
 
-def failure(scope: Scope, error: ApiError) -> Response:
+def error_response(scope: Scope, error: ApiError) -> Response:
     """Returns the error response."""
     if len(error.message) > _LONGEST:
         error.message = error.message[:_LONGEST] + "…"
-    shape = anthropic_shape if speaks_anthropic(scope) else openai_shape
+    shape = anthropic_shape if wants_anthropic(scope) else openai_shape
     response = json_response(shape(error), error.status)
     for name, value in error.headers.items():
         response.headers[name] = value
     return response
 
 
-class RequestLimit(Http):
+class RequestLimit(HttpMiddleware):
     """Limits connections of authenticated clients; probes need no place."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -138,8 +138,8 @@ class RequestLimit(Http):
         self._most = most
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = wire_of(scope)
-        if wire is not None and not is_public(scope) and not wire.welcome():
+        wire = connection_of(scope)
+        if wire is not None and not is_public(scope) and not wire.mark_authenticated():
             raise ApiError(
                 503, f"the server has {self._most} connections and takes no more; try again",
                 code="too_many_connections", headers={"Retry-After": "5", "Connection": "close"},
@@ -147,7 +147,7 @@ class RequestLimit(Http):
         await self._app(scope, receive, send)
 
 
-class BodyLimit(Http):
+class BodyLimit(HttpMiddleware):
     """Refuses a too large body: by its Content-Length, or while it arrives. Received bytes count in the gate until the
     request is over, which limits the bodies of all clients together. For a compressed body the decompressed bytes
     count; the compressed bytes have the same limit.
@@ -165,7 +165,7 @@ class BodyLimit(Http):
         if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > self._most):
             raise self._too_large()
         coding = coding_of(Headers(scope=scope)) if scope["method"] == "POST" else None
-        source = receive if coding is None else Unpacked(self._bounded(receive), coding)
+        source = receive if coding is None else DecompressedReceive(self._bounded(receive), coding)
         size = 0
 
         async def counted() -> Message:
@@ -174,14 +174,14 @@ class BodyLimit(Http):
             came = len(message.get("body", b""))
             if size + came > self._most:
                 raise self._too_large()
-            self._gate.enter(RequestCost(body_bytes=came))
+            self._gate.acquire(RequestCost(body_bytes=came))
             size += came
             return message
 
         try:
             await self._app(scope, counted, send)
         finally:
-            self._gate.leave(RequestCost(body_bytes=size))
+            self._gate.release(RequestCost(body_bytes=size))
 
     def _bounded(self, receive: Receive) -> Receive:
         """Limits the compressed bytes: they may decompress to nothing, and would otherwise be unlimited."""
@@ -204,7 +204,7 @@ class BodyLimit(Http):
         )  # fmt: skip
 
 
-class HeadAsGet(Http):
+class HeadAsGet(HttpMiddleware):
     """Answers HEAD as GET, without the body."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,9 +9,9 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quintet.server.config import ServerConfig
-from quintet.server.hosts import Hosts, is_loopback
+from quintet.server.hosts import AllowedHosts, is_loopback
 from quintet.server.http.errors import ApiError
-from quintet.server.http.middleware.base import Http, route_path
+from quintet.server.http.middleware.base import HttpMiddleware, route_path
 
 PUBLIC = ("/health", "/ready")
 # routes that change the engine for all clients
@@ -32,7 +32,7 @@ def owner_of(http: HttpRequest) -> str:
     return owner
 
 
-class ApiKeys(Http):
+class ApiKeys(HttpMiddleware):
     """Requires an API key as a bearer token or x-api-key; allows every client if there are no keys.
 
     If there is an admin key, administration needs it, and it also allows all other routes. Each of several keys is
@@ -86,7 +86,7 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-class LocalNames(Http):
+class LocalNames(HttpMiddleware):
     """Prevents web pages of other sites from calling this server through a user's browser (CSRF).
 
     A server on a loopback address accepts only Host names of this machine and of allowed_hosts: another name was
@@ -97,12 +97,12 @@ class LocalNames(Http):
     def __init__(self, app: ASGIApp, settings: ServerConfig) -> None:
         super().__init__(app)
         self._origins = settings.allowed_origins
-        self._hosts = Hosts(settings.uds is None and is_loopback(settings.host), settings.allowed_hosts)
+        self._hosts = AllowedHosts(settings.uds is None and is_loopback(settings.host), settings.allowed_hosts)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        if host is not None and not self._hosts.answers_to(host):
+        if host is not None and not self._hosts.allows(host):
             raise ApiError(
                 421, f"this server does not answer to the name {host[:200]!r}; on its own machine ask for 127.0.0.1 or "
                 "localhost, on other machines start it with --allowed-hosts and the name", code="wrong_host",

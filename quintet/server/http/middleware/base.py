@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-class Http(ABC):
+class HttpMiddleware(ABC):
     """A middleware for HTTP requests; passes other ASGI scopes through."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -31,31 +31,31 @@ def route_path(scope: Scope) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
-def speaks_anthropic(scope: Scope) -> bool:
+def wants_anthropic(scope: Scope) -> bool:
     """True if the client expects Anthropic's format: on its routes, and by its header on /v1/models of both APIs."""
     path = route_path(scope)
     named = path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
     return named or path.startswith("/v1/messages")
 
 
-class Wire(Protocol):
+class ClientConnection(Protocol):
     """The connection of a request."""
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         """True if the client has stopped reading: sent data waits."""
         ...
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Closes it now; unread data is lost."""
         ...
 
-    def welcome(self) -> bool:
+    def mark_authenticated(self) -> bool:
         """Gives it a place among the authenticated connections; returns False if there are too many."""
         ...
 
 
-def wire_of(scope: Scope) -> Wire | None:
+def connection_of(scope: Scope) -> ClientConnection | None:
     """Returns the connection of a request; None without a socket."""
-    find: Callable[[], Wire | None] | None = scope.get("state", {}).get("wire")
+    find: Callable[[], ClientConnection | None] | None = scope.get("state", {}).get("wire")
     return None if find is None else find()

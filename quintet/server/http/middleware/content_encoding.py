@@ -28,7 +28,7 @@ def coding_of(headers: Headers) -> str | None:
     return codings[0]
 
 
-class Unpacked:
+class DecompressedReceive:
     """Replacement for `receive`. Raises ApiError 400 for damaged, truncated or trailing data."""
 
     def __init__(self, receive: Receive, coding: str) -> None:

@@ -11,12 +11,12 @@ from starlette.middleware.base import BaseHTTPMiddleware
 _FORMS = "a class that takes the app, as ASGI's do, or an async function of (request, call_next)"
 
 
-def load(names: tuple[str, ...]) -> list[Any]:
+def load_middlewares(names: tuple[str, ...]) -> list[Any]:
     """Imports "package.module.Name" or "package.module:Name". Raises ValueError with the wrong name and a remedy."""
     return [_checked(_load(name), name) for name in names]
 
 
-def add(app: FastAPI, found: list[Any]) -> None:
+def add_middlewares(app: FastAPI, found: list[Any]) -> None:
     """Adds the middlewares; the last is the outermost of them, as in vLLM."""
     for each in found:
         if isinstance(each, type):
@@ -25,7 +25,7 @@ def add(app: FastAPI, found: list[Any]) -> None:
             app.add_middleware(BaseHTTPMiddleware, dispatch=each)
 
 
-def settle(app: FastAPI, names: tuple[str, ...]) -> None:
+def build_middlewares(app: FastAPI, names: tuple[str, ...]) -> None:
     """Builds the middlewares now instead of at the first request. Raises ValueError if one fails."""
     if not names:
         return

@@ -5,14 +5,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.engine.observability.stats import Stats
 from quintet.server.http.app_state import AppState
-from quintet.server.http.middleware.base import Http, route_path
+from quintet.server.http.middleware.base import HttpMiddleware, route_path
 from quintet.server.http.sse import encode
 
 ASK = "endpoint-load-metrics-format"
 TELL = "endpoint-load-metrics"
 
 
-class LoadReport(Http):
+class LoadReport(HttpMiddleware):
     """Adds the load report to responses of requests that ask for it. Place it behind authentication."""
 
     def __init__(self, app: ASGIApp, service: AppState) -> None:
@@ -27,7 +27,7 @@ class LoadReport(Http):
 
         async def tell(message: Message) -> None:
             stats = self._service.backend.stats() if message["type"] == "http.response.start" else None
-            told = None if stats is None else report(form, stats)
+            told = None if stats is None else load_report(form, stats)
             if told is not None:
                 MutableHeaders(scope=message)[TELL] = told
             await send(message)
@@ -35,7 +35,7 @@ class LoadReport(Http):
         await self._app(scope, receive, tell)
 
 
-def report(form: str, stats: Stats) -> str | None:
+def load_report(form: str, stats: Stats) -> str | None:
     """Returns the report as TEXT or JSON, with vLLM's names; None for other formats (BIN is protobuf in base64).
 
     Source: xds.data.orca.v3.OrcaLoadReport, and Envoy's description of its forms.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from starlette.types import Receive, Scope, Send
 
-from quintet.server.http.middleware.base import Http, route_path
+from quintet.server.http.middleware.base import HttpMiddleware, route_path
 
 _MODELS = "/v1/models/"  # followed by a model name, which may end with a slash
 _FLAGS = {
@@ -19,7 +19,7 @@ _FLAGS = {
 }  # routes that exist only with a flag
 
 
-class Slashes(Http):
+class TrailingSlash(HttpMiddleware):
     """Removes a trailing slash: clients that join URLs leave one, and a redirect would lose the body.
 
     Must be outermost, so that the other middlewares check the path that is routed.
@@ -32,7 +32,7 @@ class Slashes(Http):
         await self._app(scope, receive, send)
 
 
-def where_to_look(path: str, known: Iterable[str]) -> str:
+def path_suggestion(path: str, known: Iterable[str]) -> str:
     """Returns a remedy for an unknown path. `known`: templates of all routes."""
     if path in _FLAGS:
         return f"start the server with {_FLAGS[path]}"

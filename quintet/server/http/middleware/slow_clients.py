@@ -9,13 +9,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
-from quintet.server.http.middleware.unauthenticated import SPARE, Strangers
+from quintet.server.http.middleware.unauthenticated import SPARE, UnauthenticatedConnections
 from quintet.server.http.sse import encode
 
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
 
 
-class Patience(NamedTuple):
+class ClientTimeouts(NamedTuple):
     """Seconds that the server waits for a client."""
 
     head: float = 30.0  # from the first byte (for a new connection: from its start) until the head is complete
@@ -23,14 +23,14 @@ class Patience(NamedTuple):
     reader: float = 120.0  # without reading its response, while the send buffer is full
 
 
-PATIENCE = Patience()
+PATIENCE = ClientTimeouts()
 
 
-def protocol(settings: ServerConfig, patience: Patience = PATIENCE) -> type[HttpToolsProtocol]:
+def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = PATIENCE) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol class with these limits; uvicorn makes one object per connection."""
     limits = {
         "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "patience": patience,
-        "max_connections": settings.max_connections, "strangers": Strangers(settings.max_connections),
+        "max_connections": settings.max_connections, "strangers": UnauthenticatedConnections(settings.max_connections),
     }  # fmt: skip
     return type("BoundedProtocol", (_Bounded,), limits)
 
@@ -41,8 +41,8 @@ class _Bounded(HttpToolsProtocol):
     max_head: ClassVar[int]
     max_body: ClassVar[int]
     max_connections: ClassVar[int]
-    strangers: ClassVar[Strangers["_Bounded"]]
-    patience: ClassVar[Patience]
+    unauthenticated: ClassVar[UnauthenticatedConnections["_Bounded"]]
+    timeouts: ClassVar[ClientTimeouts]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,37 +56,37 @@ class _Bounded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        surplus = self.strangers.add(self, self.client[0] if self.client else "")
+        surplus = self.unauthenticated.add(self, self.client[0] if self.client else "")
         if surplus is not None:
-            surplus.make_room()
+            surplus.close_unauthenticated()
         if len(self.connections) > self.max_connections + SPARE:
-            self.strangers.oldest.make_room()
-        self._expect(self.patience.head)
+            self.unauthenticated.oldest.close_unauthenticated()
+        self._expect(self.timeouts.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_reader()
-        self.strangers.remove(self)
+        self.unauthenticated.remove(self)
         self._leave()
         super().connection_lost(exc)
 
-    def make_room(self) -> None:
+    def close_unauthenticated(self) -> None:
         """Closes this unauthenticated connection, for a newer one."""
-        self.strangers.remove(self)
+        self.unauthenticated.remove(self)
         self.connections.discard(self)  # it closes in the loop's next iteration
         self.transport.abort()
 
-    def welcome(self) -> bool:
+    def mark_authenticated(self) -> bool:
         """Gives an authenticated client a place until it disconnects; returns False if there is none."""
-        if self in self.strangers and len(self.connections) - len(self.strangers) < self.max_connections:
-            self.strangers.remove(self)
-        return self not in self.strangers
+        if self in self.unauthenticated and len(self.connections) - len(self.unauthenticated) < self.max_connections:
+            self.unauthenticated.remove(self)
+        return self not in self.unauthenticated
 
     @property
-    def stuck(self) -> bool:
+    def is_stuck(self) -> bool:
         return self.flow.write_paused
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -105,8 +105,8 @@ class _Bounded(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-            self._expect(self.patience.head)
-        elif self.cycle.response_complete and self in self.strangers:
+            self._expect(self.timeouts.head)
+        elif self.cycle.response_complete and self in self.unauthenticated:
             self._unwanted += len(data)
             if self._unwanted > self.max_body:
                 return self.transport.abort()
@@ -118,7 +118,7 @@ class _Bounded(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["wire"] = weakref.ref(self)
         self._in_head, self._unwanted = True, 0
-        self._expect(self.patience.head)
+        self._expect(self.timeouts.head)
 
     def on_headers_complete(self) -> None:
         if self._refused:
@@ -132,7 +132,7 @@ class _Bounded(HttpToolsProtocol):
             self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
         else:
             super().on_headers_complete()
-            self._expect(self.patience.body)
+            self._expect(self.timeouts.body)
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -147,7 +147,7 @@ class _Bounded(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stop_reader()
-        self._reader = self.loop.call_later(self.patience.reader, self.transport.abort)
+        self._reader = self.loop.call_later(self.timeouts.reader, self.transport.abort)
 
     def resume_writing(self) -> None:
         self._stop_reader()
@@ -181,9 +181,9 @@ class _Bounded(HttpToolsProtocol):
     def _late(self) -> None:
         self._timer = None
         if self._in_head and self.cycle is not None and not self.cycle.response_complete:
-            self._expect(self.patience.head)  # the previous response is still being sent
+            self._expect(self.timeouts.head)  # the previous response is still being sent
         elif self._in_head:
-            self._refuse(ApiError(408, f"the request's head was not complete in {self.patience.head:g} s"))
+            self._refuse(ApiError(408, f"the request's head was not complete in {self.timeouts.head:g} s"))
         else:
             self.transport.close()  # the route waits for the body, and gets a disconnect
 

@@ -9,7 +9,7 @@ _LEAST = 16  # minimum share of an address; browsers open some in advance
 T = TypeVar("T")
 
 
-class Strangers(Generic[T]):
+class UnauthenticatedConnections(Generic[T]):
     """Unauthenticated connections in the order of their arrival."""
 
     def __init__(self, max_connections: int) -> None:

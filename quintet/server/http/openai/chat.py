@@ -18,8 +18,8 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, read_chat
-from quintet.server.http.inputs.response_format import of_body
-from quintet.server.http.inputs.sampling_params import check_stream, refuse, sampling_params
+from quintet.server.http.inputs.response_format import format_of_body
+from quintet.server.http.inputs.sampling_params import check_stream, invalid_field, sampling_params
 from quintet.server.http.openai.chat_protocol import (
     AnswerMessage,
     ChatChoice,
@@ -30,41 +30,41 @@ from quintet.server.http.openai.chat_protocol import (
     ChatRequest,
     Delta,
 )
-from quintet.server.http.openai.logprobs import Writer, listed
-from quintet.server.http.openai.messages import delta_of, hear_all, message_of
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import Head, service_of, stream_response, whole_response
+from quintet.server.http.openai.logprobs import LogprobsWriter, json_list
+from quintet.server.http.openai.messages import delta_of, message_of, parse_all
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, Usage, take_name, tally_of
+from quintet.server.http.usage import RequestUsage, Usage, set_request_name, usage_of
 
 router = APIRouter()
 
 
 @router.post("/v1/chat/completions")
-@documented(body=ChatRequest, answer=ChatCompletion, stream=ChatChunk)
+@documents_route(body=ChatRequest, answer=ChatCompletion, stream=ChatChunk)
 async def create_chat_completion(http: HttpRequest) -> Response:
     """Answers a conversation."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, ChatRequest)
-    take_name(http, body.request_id)
+    set_request_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
     prepared = await prepare(_chat(service, body), chat_model(service))
     asks = [PromptRequest.of(prepared, body.priority)]
-    tally = tally_of(http)
-    tally.ask(asks)
+    tally = usage_of(http)
+    tally.count_prompts(asks)
     answer = _Answer(service, body, prepared, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
-    return await whole_response(service, http, asks, answer.whole)
+    return await whole_response(service, http, asks, answer.completion)
 
 
 def _params(service: AppState, body: ChatRequest) -> SamplingParams:
     check_stream(body)
     if body.top_logprobs and not body.logprobs:
-        raise refuse("top_logprobs", "needs logprobs; set it to true")
+        raise invalid_field("top_logprobs", "needs logprobs; set it to true")
     if body.logprob_token_ids is not None and not body.logprobs:
-        raise refuse("logprob_token_ids", "needs logprobs; set it to true")
+        raise invalid_field("logprob_token_ids", "needs logprobs; set it to true")
     own: dict[str, Any] = {"logprobs": (body.top_logprobs or 0) if body.logprobs else None}
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     if (most := getattr(body, name)) is not None:
@@ -74,7 +74,7 @@ def _params(service: AppState, body: ChatRequest) -> SamplingParams:
 
 def _chat(service: AppState, body: ChatRequest) -> ChatInput:
     params = _params(service, body)
-    params.structured_outputs, form = of_body(body)
+    params.structured_outputs, form = format_of_body(body)
     tool_choice = read_tools(body.tools, body.tool_choice)
     check_tools(service, tool_choice)
     thinking = read_thinking(body.thinking, "thinking")
@@ -88,7 +88,7 @@ def _chat(service: AppState, body: ChatRequest) -> ChatInput:
         params=params,
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        thinking=thinking._replace(shown=body.include_reasoning is not False),
+        thinking=thinking._replace(visible=body.include_reasoning is not False),
         add_special_tokens=bool(body.add_special_tokens),
         cache_salt=body.cache_salt,
         names=FieldNames(format=form),
@@ -101,17 +101,17 @@ class _Answer:
     def __init__(self, service: AppState, body: ChatRequest, prepared: PreparedChat, tally: RequestUsage) -> None:
         params, listening = prepared.params, prepared.output_format
         self._body, self._n, self._tally = body, params.n, tally
-        self._listening, self._turns = listening, service.turns
+        self._listening, self._turns = listening, service.cooperative
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
         self._blank = "" if listening.tool is None else UNSET
         self._speeches = [OutputParser(listening) for _ in range(params.n)]
-        self._head = Head.of(service, f"chatcmpl-{tally.request_id}", body.model).fields()
+        self._head = AnswerHead.for_answer(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
-        self._writer = Writer(service.backend.tokenizer, service.turns, params, by_id)
+        self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
 
-    async def whole(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
+    async def completion(self, outputs: Sequence[RequestOutput]) -> ChatCompletion:
         [output] = outputs
-        self._tally.take(0, output)
+        self._tally.count_output(0, output)
         choices = [await self._choice(each) for each in output.outputs]
         answer = ChatCompletion(choices=choices, usage=self._usage(), **self._head)
         if self._body.return_token_ids:
@@ -121,7 +121,7 @@ class _Answer:
         if output.kv_transfer_params is not None:
             answer.kv_transfer_params = output.kv_transfer_params
         if self._body.prompt_logprobs is not None:
-            answer.prompt_logprobs = await self._writer.plain(output.prompt_logprobs or [])
+            answer.prompt_logprobs = await self._writer.prompt_logprobs(output.prompt_logprobs or [])
         return answer
 
     async def _choice(self, each: CompletionOutput) -> ChatChoice:
@@ -131,8 +131,8 @@ class _Answer:
             index=each.index,
             message=AnswerMessage(each.text)
             if self._listening.plain
-            else message_of(await hear_all(speech, each.text, self._turns)),
-            finish_reason=speech.reason(each.finish_reason),
+            else message_of(await parse_all(speech, each.text, self._turns)),
+            finish_reason=speech.finish_reason_of(each.finish_reason),
             stop_reason=each.stop_reason,
         )
         await self._add_tokens(choice, each)
@@ -140,12 +140,12 @@ class _Answer:
 
     async def _add_tokens(self, choice: ChatChoice | ChatChunkChoice, each: CompletionOutput) -> None:
         if each.logprobs is not None:
-            choice.logprobs = ChatLogprobs(listed(await self._writer.chat(each.token_ids, each.logprobs)))
+            choice.logprobs = ChatLogprobs(json_list(await self._writer.chat(each.token_ids, each.logprobs)))
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
 
     def _usage(self) -> Usage:
-        thought = [speech.thought for speech in self._speeches]
+        thought = [speech.num_reasoning_tokens for speech in self._speeches]
         told = [each for each in thought if each is not None]
         return self._tally.usage(sum(told) if len(told) == len(thought) else None)
 
@@ -155,9 +155,9 @@ class _Answer:
         steady = options is not None and bool(options.continuous_usage_stats)
         chunk = ChatChunk(choices=[], usage=None if usage else UNSET, **self._head)
         if self._body.return_token_ids:
-            chunk.prompt_token_ids = call.asks[0].prompt.token_ids
+            chunk.prompt_token_ids = call.requests[0].prompt.token_ids
         if self._body.return_prompt_text:
-            chunk.prompt_text = call.asks[0].prompt.text
+            chunk.prompt_text = call.requests[0].prompt.text
         for index in range(self._n):
             chunk.choices = [ChatChunkChoice(index=index, delta=Delta(role="assistant", content=self._blank))]
             if steady:
@@ -165,7 +165,7 @@ class _Answer:
             yield event(chunk)
         chunk.prompt_token_ids = chunk.prompt_text = UNSET
         async for number, output in call:
-            self._tally.take(number, output)
+            self._tally.count_output(number, output)
             for each in output.outputs:
                 self._speeches[each.index].count(each.token_ids)
             if steady:
@@ -181,9 +181,11 @@ class _Answer:
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
         speech, ended = self._speeches[each.index], each.finish_reason is not None
         delta = (
-            Delta(content=each.text) if self._listening.plain else delta_of(speech.hear(each.text, ended), self._blank)
+            Delta(content=each.text) if self._listening.plain else delta_of(speech.feed(each.text, ended), self._blank)
         )
-        choice = ChatChunkChoice(index=each.index, delta=delta, finish_reason=speech.reason(each.finish_reason))
+        choice = ChatChunkChoice(
+            index=each.index, delta=delta, finish_reason=speech.finish_reason_of(each.finish_reason)
+        )
         if each.finish_reason is not None:
             choice.stop_reason = each.stop_reason
         await self._add_tokens(choice, each)

@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from quintet.chat.messages import ROLES
 from quintet.chat.tool_choice import MAX_TOOLS
 from quintet.outputs import Logprob
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.sampling_protocol import LACKING, SamplingBody
 from quintet.server.http.usage import Usage
 
@@ -70,19 +70,19 @@ class TemplateFields(Body):
 
 _CALLS = "it is called tools and tool_choice today"
 
-CHAT_LACKING: dict[str, Lacking] = {
+CHAT_LACKING: dict[str, UnsupportedField] = {
     **LACKING,
-    "prompt_embeds": Lacking("a chat is text; /v1/completions takes them"),
-    "audio": Lacking("models here give text alone"),
-    "modalities": Lacking("models here give text alone", (["text"],)),
-    "functions": Lacking(_CALLS, ([],)),
-    "function_call": Lacking(_CALLS, ("none",)),
-    "prediction": Lacking("there is no predicted output; leave it out"),
-    "web_search_options": Lacking("the model searches nothing; leave it out"),
-    "verbosity": Lacking("say in the messages how long the answer should be", ("medium",)),
-    "echo": Lacking("/v1/completions has it", (False,)),
-    "best_of": Lacking("use n", (1,)),
-    "moderation": Lacking("nothing is moderated here; leave it out"),
+    "prompt_embeds": UnsupportedField("a chat is text; /v1/completions takes them"),
+    "audio": UnsupportedField("models here give text alone"),
+    "modalities": UnsupportedField("models here give text alone", (["text"],)),
+    "functions": UnsupportedField(_CALLS, ([],)),
+    "function_call": UnsupportedField(_CALLS, ("none",)),
+    "prediction": UnsupportedField("there is no predicted output; leave it out"),
+    "web_search_options": UnsupportedField("the model searches nothing; leave it out"),
+    "verbosity": UnsupportedField("say in the messages how long the answer should be", ("medium",)),
+    "echo": UnsupportedField("/v1/completions has it", (False,)),
+    "best_of": UnsupportedField("use n", (1,)),
+    "moderation": UnsupportedField("nothing is moderated here; leave it out"),
 }
 
 
@@ -115,7 +115,7 @@ class ChatRequest(TemplateFields, SamplingBody):
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")
 
-    lacking: ClassVar[dict[str, Lacking]] = CHAT_LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = CHAT_LACKING
 
 
 class TopLogprob(msgspec.Struct):

@@ -9,68 +9,70 @@ from msgspec import UNSET
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from quintet.chat.prepare import compiled
+from quintet.chat.prepare import compiled_grammar
 from quintet.outputs import CompletionOutput, LogprobsAt, RequestOutput
 from quintet.sampling_params import SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import EngineCall, PromptRequest
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.prompts import completion_prompts
-from quintet.server.http.inputs.response_format import of_body
-from quintet.server.http.inputs.sampling_params import check_stream, refuse, sampling_params
+from quintet.server.http.inputs.response_format import format_of_body
+from quintet.server.http.inputs.sampling_params import check_stream, invalid_field, sampling_params
 from quintet.server.http.openai.completions_protocol import (
     DEFAULT_MAX_TOKENS,
     Completion,
     CompletionChoice,
     CompletionRequest,
 )
-from quintet.server.http.openai.logprobs import Offsets, Scored, Writer
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import Head, service_of, stream_response, whole_response
+from quintet.server.http.openai.logprobs import LogprobsWriter, Offsets, ScoredTokens
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import AnswerHead, app_state_of, stream_response, whole_response
 from quintet.server.http.sse import DONE, event
-from quintet.server.http.usage import RequestUsage, take_name, tally_of
+from quintet.server.http.usage import RequestUsage, set_request_name, usage_of
 
 router = APIRouter()
 
 
 @router.post("/v1/completions")
-@documented(body=CompletionRequest, answer=Completion, stream=Completion)
+@documents_route(body=CompletionRequest, answer=Completion, stream=Completion)
 async def create_completion(http: HttpRequest) -> Response:
     """Completes one or more prompts."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, CompletionRequest)
-    take_name(http, body.request_id)
+    set_request_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
     params = _params(service, body)
-    params.structured_outputs, field = of_body(body)
-    grammar = await compiled(service.backend.shapes, params.structured_outputs, field)
+    params.structured_outputs, field = format_of_body(body)
+    grammar = await compiled_grammar(service.backend.grammar_checks, params.structured_outputs, field)
     prompts = await completion_prompts(service, body, params)
     asks = [PromptRequest(prompt, params, body.priority or 0, grammar) for prompt in prompts]
-    tally = tally_of(http)
-    tally.ask(asks)
+    tally = usage_of(http)
+    tally.count_prompts(asks)
     answer = _Answer(service, body, asks, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
-    return await whole_response(service, http, asks, answer.whole)
+    return await whole_response(service, http, asks, answer.completion)
 
 
 def _params(service: AppState, body: CompletionRequest) -> SamplingParams:
     check_stream(body)
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise refuse("best_of", f"must equal n ({body.n or 1}): every completion is given, none is left out")
-    default = service.backend.served.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+        raise invalid_field("best_of", f"must equal n ({body.n or 1}): every completion is given, none is left out")
+    default = service.backend.model_info.defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     most = default if body.max_tokens is None else body.max_tokens
     own: dict[str, Any] = {"max_tokens": 1 if body.echo and most == 0 else most, "logprobs": body.logprobs}
     if body.logprob_token_ids is not None and body.logprobs is None:
-        raise refuse("logprob_token_ids", "needs logprobs; set it to 0 or more")
+        raise invalid_field("logprob_token_ids", "needs logprobs; set it to 0 or more")
     if body.logprob_token_ids is not None and body.echo and most == 0:
-        raise refuse("logprob_token_ids", "is about the output, and echo with max_tokens 0 gives none; leave it out")
+        raise invalid_field(
+            "logprob_token_ids", "is about the output, and echo with max_tokens 0 gives none; leave it out"
+        )
     if body.echo and body.logprobs is not None:
         if body.prompt_logprobs is not None and body.prompt_logprobs != body.logprobs:
-            raise refuse("prompt_logprobs", "must equal logprobs where echo is set; leave it out")
+            raise invalid_field("prompt_logprobs", "must equal logprobs where echo is set; leave it out")
         if body.stream and (body.n or 1) != 1:
-            raise refuse("echo", "with logprobs is streamed for n=1 alone; set stream to false")
+            raise invalid_field("echo", "with logprobs is streamed for n=1 alone; set stream to false")
         own["prompt_logprobs"] = body.logprobs
     return sampling_params(service, body, own)
 
@@ -81,7 +83,7 @@ class _Line:
 
     index: int
     offsets: Offsets = field(default_factory=Offsets)
-    begun: bool = False
+    started: bool = False
 
 
 class _Answer:
@@ -92,17 +94,19 @@ class _Answer:
     ) -> None:
         params = asks[0].params
         self._asks, self._body, self._n, self._tally = asks, body, params.n, tally
-        self._head = Head.of(service, f"cmpl-{tally.request_id}", body.model).fields()
+        self._head = AnswerHead.for_answer(service, f"cmpl-{tally.request_id}", body.model).fields()
         self._tokenizer, self._skip = service.backend.tokenizer, params.skip_special_tokens
-        self._writer = Writer(self._tokenizer, service.turns, params, bool(body.return_tokens_as_token_ids))
+        self._writer = LogprobsWriter(
+            self._tokenizer, service.cooperative, params, bool(body.return_tokens_as_token_ids)
+        )
         self._silent = bool(body.echo) and body.max_tokens == 0  # the prompt alone is wanted
 
-    async def whole(self, outputs: Sequence[RequestOutput]) -> Completion:
+    async def completion(self, outputs: Sequence[RequestOutput]) -> Completion:
         choices = []
         for number, output in enumerate(outputs):
             self._take(number, output)
             wanted = self._body.prompt_logprobs is not None
-            scores = await self._writer.plain(output.prompt_logprobs or []) if wanted else UNSET
+            scores = await self._writer.prompt_logprobs(output.prompt_logprobs or []) if wanted else UNSET
             for each in output.outputs:
                 line = _Line(number * self._n + each.index)
                 choices.append(await self._choice(line, number, output, each))
@@ -136,7 +140,7 @@ class _Answer:
         if self._silent:
             for each in output.outputs:
                 _drop(each)
-        self._tally.take(number, output)
+        self._tally.count_output(number, output)
 
     async def _choice(
         self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput
@@ -144,19 +148,19 @@ class _Answer:
         choice = CompletionChoice(
             index=line.index, text=each.text, finish_reason=each.finish_reason, stop_reason=each.stop_reason
         )
-        scored: list[Scored] = []
-        if not line.begun:
-            line.begun = True
+        scored: list[ScoredTokens] = []
+        if not line.started:
+            line.started = True
             scored += self._begin(choice, line, number, output)
         if each.logprobs is not None and self._body.logprobs is not None:
-            scored.append(Scored(each.token_ids, each.logprobs, line.offsets))
+            scored.append(ScoredTokens(each.token_ids, each.logprobs, line.offsets))
         if scored:
             choice.logprobs = await self._writer.completion(*scored)
         if self._body.return_token_ids:
             choice.token_ids = list(each.token_ids)
         return choice
 
-    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> list[Scored]:
+    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> list[ScoredTokens]:
         """Adds the prompt to a choice's first part, where it is wanted. Returns its tokens with log-probabilities."""
         if self._body.return_token_ids:
             choice.prompt_token_ids = output.prompt_token_ids
@@ -168,7 +172,7 @@ class _Answer:
             return []
         scores: list[LogprobsAt | None] = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         line.offsets = Offsets(len(text))
-        return [Scored(output.prompt_token_ids, scores, Offsets(), drawn=False)]
+        return [ScoredTokens(output.prompt_token_ids, scores, Offsets(), sampled=False)]
 
     def _prompt_text(self, number: int, output: RequestOutput) -> str:
         text = self._asks[number].prompt.text

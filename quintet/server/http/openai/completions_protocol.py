@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, SkipValidation
 
 from quintet.outputs import Logprob
-from quintet.server.http.inputs.body import Lacking
+from quintet.server.http.inputs.body import UnsupportedField
 from quintet.server.http.openai.sampling_protocol import LACKING, SamplingBody
 from quintet.server.http.usage import Usage
 
@@ -36,7 +36,7 @@ class CompletionRequest(SamplingBody):
         None, description="what follows the output: the model fills in, if its tokenizer has tokens for that"
     )
 
-    lacking: ClassVar[dict[str, Lacking]] = LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = LACKING
 
 
 class CompletionLogprobs(msgspec.Struct):

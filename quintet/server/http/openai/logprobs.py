@@ -12,7 +12,7 @@ import msgspec
 
 from quintet.outputs import Logprob, LogprobsAt
 from quintet.sampling_params import RequestOutputKind, SamplingParams
-from quintet.server.http.cooperative import Turns
+from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.openai.chat_protocol import TokenLogprob, TopLogprob
 from quintet.server.http.openai.completions_protocol import CompletionLogprobs
 from quintet.server.http.sse import encode
@@ -25,24 +25,26 @@ Positions = Sequence[LogprobsAt | None]
 Written = TypeVar("Written")
 
 
-def listed(parts: Iterable[bytes]) -> Any:
+def json_list(parts: Iterable[bytes]) -> Any:
     """A list in JSON, of parts that are its entries already; stands in an answer for the list of what it says."""
     return msgspec.Raw(b"[" + b",".join(part for part in parts if part) + b"]")
 
 
-class Scored(NamedTuple):
+class ScoredTokens(NamedTuple):
     """Tokens in a row, and what their log-probabilities were."""
 
     ids: Sequence[int]
     logprobs: Positions
     offsets: "Offsets"
-    drawn: bool = True  # or they are the prompt's
+    sampled: bool = True  # or they are the prompt's
 
 
-class Writer:
+class LogprobsWriter:
     """Writes tokens out for one request. `by_id`: as "token_id:123", not as text."""
 
-    def __init__(self, tokenizer: Tokenizer | None, turns: Turns, params: SamplingParams, by_id: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, turns: CooperativeWork, params: SamplingParams, by_id: bool = False
+    ) -> None:
         self._tokenizer, self._turns, self._by_id = tokenizer, turns, by_id or tokenizer is None
         self._named = params.logprob_token_ids or ()
         self._streamed = params.output_kind is RequestOutputKind.DELTA
@@ -62,20 +64,20 @@ class Writer:
         top = [TopLogprob(self.text(each), _bounded(at[each]), list(self._raw(each))) for each in shown]
         return TokenLogprob(self.text(token_id), _bounded(at[token_id]), list(self._raw(token_id)), top)
 
-    async def completion(self, *parts: Scored) -> CompletionLogprobs:
+    async def completion(self, *parts: ScoredTokens) -> CompletionLogprobs:
         """Writes several rows of tokens, one after the other."""
         written: list[tuple[bytes, ...]] = []
         for ids, logprobs, offsets, drawn in parts:
             named = self._named if drawn else ()
             written += await self._in_turns(functools.partial(self._completion, offsets, named), (ids, logprobs))
-        return CompletionLogprobs(*(listed(column) for column in zip(*written, strict=True)))
+        return CompletionLogprobs(*(json_list(column) for column in zip(*written, strict=True)))
 
     def _completion(
         self, offsets: "Offsets", named: Sequence[int], ids: Sequence[int], logprobs: Positions
     ) -> tuple[bytes, ...]:
         given = CompletionLogprobs([], [], [], [])
         for token_id, at in zip(ids, logprobs, strict=True):
-            given.text_offset.append(offsets.place(b"" if token_id in self._hidden else self._raw(token_id)))
+            given.text_offset.append(offsets.next_offset(b"" if token_id in self._hidden else self._raw(token_id)))
             given.tokens.append(self.text(token_id))
             given.token_logprobs.append(None if at is None else _bounded(at[token_id]))
             given.top_logprobs.append(None if at is None else self._top(token_id, at, named))
@@ -84,9 +86,9 @@ class Writer:
             _entries(given.top_logprobs),
         )  # fmt: skip
 
-    async def plain(self, logprobs: Positions) -> Any:
+    async def prompt_logprobs(self, logprobs: Positions) -> Any:
         """vLLM's prompt_logprobs: a list of objects, token id -> its log-probability, rank and text."""
-        return listed(await self._in_turns(lambda each: _entries(_plain(each)), (logprobs,)))
+        return json_list(await self._in_turns(lambda each: _entries(_plain(each)), (logprobs,)))
 
     async def _in_turns(self, write: Callable[..., Written], columns: tuple[Sequence[Any], ...]) -> list[Written]:
         """Writes stretch by stretch, in turns; a stream's few new tokens are written at once."""
@@ -95,7 +97,7 @@ class Writer:
         if self._streamed and len(last) <= step:
             return [write(*columns)]
         starts = range(0, len(last), step) or (0,)
-        return await self._turns.through(
+        return await self._turns.run_all(
             functools.partial(write, *(column[start : start + step] for column in columns)) for start in starts
         )
 
@@ -131,7 +133,7 @@ class Offsets:
         self._at = start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def place(self, raw: bytes) -> int:
+    def next_offset(self, raw: bytes) -> int:
         """Returns the offset of the next token, which adds these bytes."""
         at = self._at
         self._at += len(self._decoder.decode(raw))

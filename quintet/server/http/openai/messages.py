@@ -7,17 +7,17 @@ from msgspec import UNSET, UnsetType
 
 from quintet.chat.output_parser import OutputParser
 from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning, gather
-from quintet.server.http.cooperative import Turns
+from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.openai.chat_protocol import AnswerMessage, CallPart, Delta, FunctionPart
 
 _TURN = 2048  # characters: some milliseconds, and 10 of the worst
 
 
-async def hear_all(speech: OutputParser, text: str, turns: Turns) -> list[Event]:
+async def parse_all(speech: OutputParser, text: str, turns: CooperativeWork) -> list[Event]:
     """Returns the events that Speech.hear finds in a whole answer, a stretch in each turn."""
     stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
-    heard = await turns.through(functools.partial(speech.hear, each, ended=False) for each in stretches)
-    return [event for events in heard for event in events] + speech.hear("", ended=True)
+    heard = await turns.run_all(functools.partial(speech.feed, each, ended=False) for each in stretches)
+    return [event for events in heard for event in events] + speech.feed("", ended=True)
 
 
 def delta_of(events: Sequence[Event], blank: str | UnsetType = UNSET) -> Delta:

@@ -8,36 +8,36 @@ from quintet.server.http.admin.protocol import ModelCard, ModelList
 from quintet.server.http.anthropic.models import model_info, model_page
 from quintet.server.http.anthropic.routes import AnthropicRoute
 from quintet.server.http.app_state import AppState
-from quintet.server.http.middleware.base import speaks_anthropic
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, service_of
+from quintet.server.http.middleware.base import wants_anthropic
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response
 
 router = APIRouter(route_class=AnthropicRoute)
 
 
 @router.get("/v1/models")
-@documented(answer=ModelList)
+@documents_route(answer=ModelList)
 async def list_models(http: HttpRequest) -> Response:
     """Every name of the model that is served; in Anthropic's shape with the header `anthropic-version`."""
-    service = service_of(http)
-    if speaks_anthropic(http.scope):
+    service = app_state_of(http)
+    if wants_anthropic(http.scope):
         return json_response(model_page(service, http.query_params))
     return json_response(ModelList(data=[_card(service, name) for name in service.model_names]))
 
 
 @router.get("/v1/models/{model:path}")
-@documented(answer=ModelCard)
+@documents_route(answer=ModelCard)
 async def retrieve_model(http: HttpRequest, model: str) -> Response:
     """One of them."""
-    service = service_of(http)
+    service = app_state_of(http)
     if model.endswith("/") and model not in service.model_names:
         model = model[:-1]
     service.check_model(model)
-    if speaks_anthropic(http.scope):
+    if wants_anthropic(http.scope):
         return json_response(model_info(service, model))
     return json_response(_card(service, model))
 
 
 def _card(service: AppState, name: str) -> ModelCard:
-    served = service.backend.served
+    served = service.backend.model_info
     return ModelCard(id=name, created=served.created, root=served.model, max_model_len=served.max_model_len)

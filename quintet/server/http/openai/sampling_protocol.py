@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, SkipValidation, WithJsonSchema, create_model
 
 from quintet.sampling_params import SamplingParams
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 
 # Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
 _OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
@@ -85,28 +85,32 @@ class SamplingBody(_Sampling):
 _NOW = "it is called {} in structured_outputs, as in today's vLLM"
 _TEXT = "models here take and give text alone"
 
-LACKING: dict[str, Lacking] = {
-    "store": Lacking("answers are not kept; leave it out or set it to false", (False,)),
-    "guided_json": Lacking(_NOW.format("json")),
-    "guided_regex": Lacking(_NOW.format("regex")),
-    "guided_choice": Lacking(_NOW.format("choice")),
-    "guided_grammar": Lacking(_NOW.format("grammar")),
-    "guided_decoding_backend": Lacking("it is chosen when the server starts (--structured-outputs-config)"),
-    "guided_whitespace_pattern": Lacking(_NOW.format("whitespace_pattern")),
-    "structural_tag": Lacking(_NOW.format("structural_tag")),
-    "logits_processors": Lacking("the server loads them when it starts (--logits-processors); extra_args reaches them"),
-    "detokenize": Lacking("answers are text; return_token_ids gives the ids, too", (True,)),
-    "use_beam_search": Lacking("beam search is there offline alone (LLM.beam_search); use n", (False,)),
-    "length_penalty": Lacking("it belongs to beam search; leave it out", (1, 1.0)),
-    "early_stopping": Lacking("it belongs to beam search; leave it out", (False,)),
-    "ec_transfer_params": Lacking(_TEXT, ({},)),
-    "mm_processor_kwargs": Lacking(_TEXT, ({},)),
-    "media_io_kwargs": Lacking(_TEXT, ({},)),
-    "watermarking": Lacking("texts are not marked", (False,)),
-    "flat_logprobs": Lacking("log-probabilities have one form; leave it out", (False,)),
-    "prompt_logprob_token_ids": Lacking("use prompt_logprobs, for the likeliest"),
-    "prompt_logprob_start": Lacking("it belongs to prompt_logprob_token_ids, which are not there", (0,)),
-    "routed_experts_prompt_start": Lacking("the routed experts of a token are not returned", (0,)),
-    "trace_decode_token_ids": Lacking("outputs are drawn; for the log-probabilities of given ones use prompt_logprobs"),
-    "skip_reading_prefix_cache": Lacking("give a cache_salt of its own, which finds nothing there", (False,)),
+LACKING: dict[str, UnsupportedField] = {
+    "store": UnsupportedField("answers are not kept; leave it out or set it to false", (False,)),
+    "guided_json": UnsupportedField(_NOW.format("json")),
+    "guided_regex": UnsupportedField(_NOW.format("regex")),
+    "guided_choice": UnsupportedField(_NOW.format("choice")),
+    "guided_grammar": UnsupportedField(_NOW.format("grammar")),
+    "guided_decoding_backend": UnsupportedField("it is chosen when the server starts (--structured-outputs-config)"),
+    "guided_whitespace_pattern": UnsupportedField(_NOW.format("whitespace_pattern")),
+    "structural_tag": UnsupportedField(_NOW.format("structural_tag")),
+    "logits_processors": UnsupportedField(
+        "the server loads them when it starts (--logits-processors); extra_args reaches them"
+    ),
+    "detokenize": UnsupportedField("answers are text; return_token_ids gives the ids, too", (True,)),
+    "use_beam_search": UnsupportedField("beam search is there offline alone (LLM.beam_search); use n", (False,)),
+    "length_penalty": UnsupportedField("it belongs to beam search; leave it out", (1, 1.0)),
+    "early_stopping": UnsupportedField("it belongs to beam search; leave it out", (False,)),
+    "ec_transfer_params": UnsupportedField(_TEXT, ({},)),
+    "mm_processor_kwargs": UnsupportedField(_TEXT, ({},)),
+    "media_io_kwargs": UnsupportedField(_TEXT, ({},)),
+    "watermarking": UnsupportedField("texts are not marked", (False,)),
+    "flat_logprobs": UnsupportedField("log-probabilities have one form; leave it out", (False,)),
+    "prompt_logprob_token_ids": UnsupportedField("use prompt_logprobs, for the likeliest"),
+    "prompt_logprob_start": UnsupportedField("it belongs to prompt_logprob_token_ids, which are not there", (0,)),
+    "routed_experts_prompt_start": UnsupportedField("the routed experts of a token are not returned", (0,)),
+    "trace_decode_token_ids": UnsupportedField(
+        "outputs are drawn; for the log-probabilities of given ones use prompt_logprobs"
+    ),
+    "skip_reading_prefix_cache": UnsupportedField("give a cache_salt of its own, which finds nothing there", (False,)),
 }

@@ -9,15 +9,15 @@ from starlette.responses import Response
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.sampling_params import refuse
-from quintet.server.http.openapi import documented
+from quintet.server.http.inputs.sampling_params import invalid_field
+from quintet.server.http.openapi import documents_route
 from quintet.server.http.pooling.encoding_format import COHERE_TYPES, Numbers, cohere_json
-from quintet.server.http.pooling.inputs import Texts, bounds_of, one_of, prompt_named, settled
+from quintet.server.http.pooling.inputs import TextReader, bounds_of, one_of, prompt_named, resolve_params
 from quintet.server.http.pooling.protocol_requests import CohereEmbedRequest
 from quintet.server.http.pooling.protocol_responses import CohereEmbeddings
-from quintet.server.http.pooling.run import Work, meta, respond
-from quintet.server.http.respond import service_of
-from quintet.server.http.usage import RequestUsage, tally_of
+from quintet.server.http.pooling.run import PoolingWork, meta, respond
+from quintet.server.http.respond import app_state_of
+from quintet.server.http.usage import RequestUsage, usage_of
 
 router = APIRouter()
 
@@ -32,36 +32,36 @@ _NAMES = {
 
 
 @router.post("/v2/embed")
-@documented(body=CohereEmbedRequest, answer=CohereEmbeddings)
+@documents_route(body=CohereEmbedRequest, answer=CohereEmbeddings)
 async def embed(http: HttpRequest) -> Response:
     """Returns an embedding of each text, in one or more types."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, CohereEmbedRequest)
     service.check_model(body.model)
     service.check_ready()
     given = PoolingParams(dimensions=body.output_dimension, truncate_prompt_tokens=_keep(body))
-    params = settled(service, given, "embed", "/v2/embed")
+    params = resolve_params(service, given, "embed", "/v2/embed")
     kinds = _kinds(body, params.dimensions or bounds_of(service).width)
     texts, param = _texts(body)
-    reader = Texts(
-        service, params, left=body.truncate == "START", before=_before(service, body.input_type), param=param
+    reader = TextReader(
+        service, params, truncate_left=body.truncate == "START", prefix=_before(service, body.input_type), param=param
     )
     most = body.max_tokens if body.truncate == "NONE" else None
     prompts = await reader.read(texts)
     for at, each in enumerate(prompts):
         if most is not None and len(each.token_ids) > most:
             name = reader.name(at, len(prompts))
-            raise refuse(param, f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
+            raise invalid_field(param, f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
                          "truncate to END or START")  # fmt: skip
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         embeddings = {}
         for kind in kinds:
-            embeddings[kind] = await service.turns.through([_writer(each, kind) for each in found])
-        told = f"embd-{tally_of(http).request_id}"
+            embeddings[kind] = await service.cooperative.run_all([_writer(each, kind) for each in found])
+        told = f"embd-{usage_of(http).request_id}"
         return CohereEmbeddings(id=told, embeddings=embeddings, texts=texts, meta=meta(tally, "2"))
 
-    return await respond(service, http, Work(prompts, params, body.priority or 0), answer)
+    return await respond(service, http, PoolingWork(prompts, params, body.priority or 0), answer)
 
 
 def _writer(x: Numbers, kind: str) -> Any:
@@ -70,7 +70,7 @@ def _writer(x: Numbers, kind: str) -> Any:
 
 def _keep(body: CohereEmbedRequest) -> int | None:
     if body.truncate is not None and body.truncate not in _CUTS:
-        raise refuse("truncate", f"must be one of {', '.join(_CUTS)}, not {body.truncate[:40]!r}")
+        raise invalid_field("truncate", f"must be one of {', '.join(_CUTS)}, not {body.truncate[:40]!r}")
     return None if body.truncate == "NONE" else body.max_tokens or -1
 
 
@@ -78,9 +78,9 @@ def _kinds(body: CohereEmbedRequest, width: int) -> list[str]:
     kinds = list(dict.fromkeys(body.embedding_types or ["float"]))
     for each in kinds:
         if each not in COHERE_TYPES:
-            raise refuse("embedding_types", f"has {each[:40]!r}; they are {', '.join(COHERE_TYPES)}")
+            raise invalid_field("embedding_types", f"has {each[:40]!r}; they are {', '.join(COHERE_TYPES)}")
         if each.endswith("binary") and width % 8:
-            raise refuse("embedding_types", f"{each} packs 8 numbers into a byte, and an embedding has {width}")
+            raise invalid_field("embedding_types", f"{each} packs 8 numbers into a byte, and an embedding has {width}")
     return kinds
 
 
@@ -90,7 +90,7 @@ def _texts(body: CohereEmbedRequest) -> tuple[list[str], str]:
     if body.texts is not None:
         return body.texts, "texts"
     if not isinstance(body.inputs, list):
-        raise refuse("inputs", 'must be a list of objects such as {"content": [{"type": "text", "text": ...}]}')
+        raise invalid_field("inputs", 'must be a list of objects such as {"content": [{"type": "text", "text": ...}]}')
     return [_content(each, f"inputs[{at}]") for at, each in enumerate(body.inputs)], "inputs"
 
 
@@ -100,7 +100,7 @@ def _content(given: Any, name: str) -> str:
         texts = [each.get("text") for each in parts if each.get("type") == "text"]
         if len(texts) == len(parts) and all(isinstance(each, str) for each in texts):
             return "".join(texts)
-    raise refuse("inputs", f"{name} must have content of parts that are text; models here take text alone")
+    raise invalid_field("inputs", f"{name} must have content of parts that are text; models here take text alone")
 
 
 def _before(service: AppState, kind: str | None) -> str:
@@ -112,5 +112,5 @@ def _before(service: AppState, kind: str | None) -> str:
     found = next((each for each in names if each in bounds.prompts), None)
     if found is None and kind not in _NAMES:
         known = ", ".join(dict.fromkeys([*_NAMES, *bounds.prompts]))
-        raise refuse("input_type", f"{kind[:40]!r} is not known; this model takes {known}")
+        raise invalid_field("input_type", f"{kind[:40]!r} is not known; this model takes {known}")
     return "" if found is None else prompt_named(service, found)

@@ -27,7 +27,7 @@ COHERE_TYPES = ("float", "int8", "uint8", "binary", "ubinary", "base64")
 _INT8 = 127  # int8 value of 1.0
 
 
-class Form(NamedTuple):
+class NumberFormat(NamedTuple):
     """Encoding, dtype and byte order of numbers."""
 
     encoding: str = "float"  # of FORMATS
@@ -76,7 +76,7 @@ def cohere_json(x: Numbers, kind: str) -> msgspec.Raw:
     if kind == "float":
         return list_json(x)
     if kind == "base64":
-        return base64_json(Form(dtype="float32", endianness="little").raw(x))
+        return base64_json(NumberFormat(dtype="float32", endianness="little").raw(x))
     if kind in ("int8", "uint8"):
         whole = np.clip(np.rint(x * np.float32(_INT8)), -_INT8 - 1, _INT8).astype(np.int16)
         return list_json(whole + (0 if kind == "int8" else 128))

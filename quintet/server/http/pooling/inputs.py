@@ -12,8 +12,8 @@ from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.chat_input import chat_model, read_chat
-from quintet.server.http.inputs.prompts import beside
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.prompts import run_in_thread
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.pooling.protocol_requests import InputBody, PoolingBody
 from quintet.tokenizers.tokenizer import Tokenizer, refuse_surrogates
 
@@ -21,30 +21,32 @@ SIDES = ("left", "right")
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextReader:
     """Reader for the texts of one request. Errors name the text, and are raised before anything runs."""
 
     service: AppState
     params: PoolingParams  # settled
     salt: str | None = None
     special: bool = True  # let the tokenizer add special tokens
-    left: bool = False  # truncate a long text on the left
-    before: str = ""  # put before each text
+    truncate_left: bool = False  # truncate a long text on the left
+    prefix: str = ""  # put before each text
     param: str = "input"  # name of the request's field
-    bounds: PoolingBounds = field(init=False)
+    limits: PoolingBounds = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bounds", bounds_of(self.service).ending(self.service.backend.tokenizer))
+        object.__setattr__(self, "bounds", bounds_of(self.service).with_end_tokens(self.service.backend.tokenizer))
 
     async def read(self, given: Sequence[Any]) -> list[Prompt]:
         """Reads texts; each is text or token ids."""
         most = self.service.settings.max_inputs
         if not given:
-            raise refuse(self.param, "is empty; give at least one text")
+            raise invalid_field(self.param, "is empty; give at least one text")
         if len(given) > most:
-            raise refuse(self.param, f"holds {len(given)} texts, and the server takes {most}; send several requests")
+            raise invalid_field(
+                self.param, f"holds {len(given)} texts, and the server takes {most}; send several requests"
+            )
         size = sum(len(each) for each in given if isinstance(each, (str, list)))
-        return await beside(self.service, size, lambda: self._read(given), self.param)
+        return await run_in_thread(self.service, size, lambda: self._read(given), self.param)
 
     def _read(self, given: Sequence[Any]) -> list[Prompt]:
         at = [place for place, each in enumerate(given) if isinstance(each, str)]
@@ -52,7 +54,7 @@ class Texts:
         found = []
         for place, each in enumerate(given):
             name = self.name(place, len(given))
-            found.append(self.fit(ids[place], name, each) if place in ids else self.fit_ids(each, name))
+            found.append(self.make_prompt(ids[place], name, each) if place in ids else self.fit_ids(each, name))
         return found
 
     def name(self, place: int, count: int) -> str:
@@ -65,17 +67,17 @@ class Texts:
         tokenizer = self.service.backend.tokenizer
         if tokenizer is None:
             raise ValueError(f"{self.name(at[0], count)} is text, but the engine has no tokenizer; give token ids")
-        if self.bounds.lower:
+        if self.limits.lowercase:
             texts = [each.lower() for each in texts]
         for place, text in zip(at, texts, strict=True):
             self._check_length(tokenizer, len(text), self.name(place, count))
-        return tokenizer.encode_all([self.before + each for each in texts], self.special)
+        return tokenizer.encode_all([self.prefix + each for each in texts], self.special)
 
     def _check_length(self, tokenizer: Tokenizer, size: int, name: str) -> None:
         """Refuses a text that is too long to fit, before it is tokenized."""
         most = tokenizer.max_chars_per_token
-        limit = self.bounds.max_model_len
-        whole = self.params.truncate_prompt_tokens is None and not self.bounds.chunked
+        limit = self.limits.max_model_len
+        whole = self.params.truncate_prompt_tokens is None and not self.limits.chunks_long_texts
         if whole and most is not None and size > most * limit:
             raise too_long(f"{name} has {size} characters, and a token stands for {most} at most", limit, self.param)
 
@@ -83,13 +85,13 @@ class Texts:
         """Checks each of a client's token ids."""
         if not isinstance(ids, list):
             raise ValueError(f"{name} must be text or a list of token ids, not {type(ids).__name__}")
-        served = self.service.backend.served
+        served = self.service.backend.model_info
         parse_prompt(ids, self.service.backend.tokenizer, served.vocab_size, name)
-        return self.fit(ids, name)
+        return self.make_prompt(ids, name)
 
-    def fit(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
+    def make_prompt(self, ids: list[int], name: str, text: str | None = None, types: bytes = b"") -> Prompt:
         """Builds the prompt from a text's token ids, truncated as the request asks."""
-        size = self.service.backend.served.vocab_size
+        size = self.service.backend.model_info.vocab_size
         if not ids:
             raise ValueError(f"{name} is empty: it has no tokens; give at least one")
         if max(ids) >= size:
@@ -101,25 +103,25 @@ class Texts:
             refuse_surrogates(self.salt, "cache_salt")
         prompt = Prompt(ids, text, self.salt, types=types)
         keep = self.params.truncate_prompt_tokens
-        if self.left and keep is not None:
-            prompt = self._without_beginning(prompt, self.bounds.max_model_len if keep == -1 else keep)
-        if self.bounds.chunked and self.params.task == "embed" and keep is None:
+        if self.truncate_left and keep is not None:
+            prompt = self._without_beginning(prompt, self.limits.max_model_len if keep == -1 else keep)
+        if self.limits.chunks_long_texts and self.params.task == "embed" and keep is None:
             self._check_pieces(len(prompt.token_ids), name)
             return prompt
         try:
-            admitted = self.bounds.admit("", prompt, self.params)
+            admitted = self.limits.admit("", prompt, self.params)
         except ParameterError:
             raise
         except ValueError:
-            if len(prompt.token_ids) > self.bounds.max_model_len:
+            if len(prompt.token_ids) > self.limits.max_model_len:
                 what = f"{name} has {len(prompt.token_ids)} tokens"
-                raise too_long(what, self.bounds.max_model_len, self.param) from None
+                raise too_long(what, self.limits.max_model_len, self.param) from None
             raise
-        return replace(prompt, token_ids=list(admitted.prompt_ids), types=admitted.types)
+        return replace(prompt, token_ids=list(admitted.prompt_ids), types=admitted.token_types)
 
     def _check_pieces(self, count: int, name: str) -> None:
         """Checks the length of a text that is embedded in chunks."""
-        most = self.bounds.max_embed_len
+        most = self.limits.max_embed_len
         if most is not None and count > most:
             raise too_long(f"{name} has {count} tokens, which are embedded in pieces", most, self.param)
 
@@ -128,7 +130,7 @@ class Texts:
         ids, tokenizer = prompt.token_ids, self.service.backend.tokenizer
         if len(ids) <= keep:
             return prompt
-        begins = [] if tokenizer is None else tokenizer.encode("")[: -len(self.bounds.ends) or None]
+        begins = [] if tokenizer is None else tokenizer.encode("")[: -len(self.limits.end_token_ids) or None]
         head = len(begins) if ids[: len(begins)] == begins and len(begins) < keep else 0
         kept = [*ids[:head], *ids[len(ids) - keep + head :]]
         types = prompt.types
@@ -137,7 +139,7 @@ class Texts:
 
 def bounds_of(service: AppState) -> PoolingBounds:
     """Returns the model's pooling limits. Raises ApiError 400 if the model generates text."""
-    bounds = service.backend.served.pooling
+    bounds = service.backend.model_info.pooling
     if bounds is None:
         raise ApiError(
             400, "this server's model generates text and gives no numbers; start the server with an embedding model "
@@ -147,7 +149,7 @@ def bounds_of(service: AppState) -> PoolingBounds:
     return bounds
 
 
-def settled(service: AppState, params: PoolingParams, task: str | None, route: str) -> PoolingParams:
+def resolve_params(service: AppState, params: PoolingParams, task: str | None, route: str) -> PoolingParams:
     """Returns the params with a task of the model. Raises ApiError 400 with a remedy if the model lacks the task."""
     bounds = bounds_of(service)
     if task is not None and task not in bounds.tasks:
@@ -155,7 +157,7 @@ def settled(service: AppState, params: PoolingParams, task: str | None, route: s
             400, f"{route} needs the task {task!r}, and this server's model has {', '.join(bounds.tasks)}; "
             f"{_elsewhere(bounds.tasks)}", code="unsupported",
         )  # fmt: skip
-    return bounds.params(params, task)
+    return bounds.resolve_params(params, task)
 
 
 def _elsewhere(tasks: Sequence[str]) -> str:
@@ -164,10 +166,10 @@ def _elsewhere(tasks: Sequence[str]) -> str:
     return f"ask {' or '.join(there)}, or serve another model"
 
 
-def sided(body: PoolingBody) -> bool:
+def truncates_left(body: PoolingBody) -> bool:
     """True if a text is truncated on the left."""
     if body.truncation_side is not None and body.truncation_side not in SIDES:
-        raise refuse("truncation_side", f"must be left or right, not {body.truncation_side[:40]!r}")
+        raise invalid_field("truncation_side", f"must be left or right, not {body.truncation_side[:40]!r}")
     return body.truncation_side == "left"
 
 
@@ -177,32 +179,32 @@ async def read_inputs(service: AppState, body: InputBody, params: PoolingParams)
     if body.messages is not None:
         return await _conversations(service, body, params)
     default = bounds_of(service).default_prompt
-    texts = Texts(
-        service, params, body.cache_salt, body.add_special_tokens is not False, sided(body),
+    texts = TextReader(
+        service, params, body.cache_salt, body.add_special_tokens is not False, truncates_left(body),
         prompt_named(service, default) if default else "",
     )  # fmt: skip
-    return await texts.read(listed(body.input))
+    return await texts.read(as_list(body.input))
 
 
 def one_of(body: Any, first: str, second: str) -> None:
     """Raises ApiError 400 unless exactly one of two fields is given."""
     given = [name for name in (first, second) if getattr(body, name) is not None]
     if len(given) == 2:
-        raise refuse(first, f"and {second} exclude each other; give one of them")
+        raise invalid_field(first, f"and {second} exclude each other; give one of them")
     if not given:
-        raise refuse(first, f"is missing; give {first} or {second}")
+        raise invalid_field(first, f"is missing; give {first} or {second}")
 
 
 async def _conversations(service: AppState, body: InputBody, params: PoolingParams) -> list[Prompt]:
     """Reads one conversation, or a list of them."""
     model = chat_model(service)
     body.add_generation_prompt = bool(body.add_generation_prompt)
-    texts = Texts(service, params, body.cache_salt, left=sided(body), param="messages")
+    texts = TextReader(service, params, body.cache_salt, truncate_left=truncates_left(body), param="messages")
     several = isinstance(body.messages, list) and body.messages and isinstance(body.messages[0], list)
     given = body.messages if several else [body.messages]
     most = service.settings.max_inputs
     if len(given) > most:
-        raise refuse(
+        raise invalid_field(
             "messages", f"holds {len(given)} conversations, and the server takes {most}; send several requests"
         )
     special = bool(body.add_special_tokens)
@@ -210,10 +212,10 @@ async def _conversations(service: AppState, body: InputBody, params: PoolingPara
         await render(read_chat(service, body, each, cache_salt=body.cache_salt, add_special_tokens=special), model)
         for each in given
     ]
-    return [texts.fit(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]
+    return [texts.make_prompt(each.token_ids, texts.name(at, len(found)), each.text) for at, each in enumerate(found)]
 
 
-def listed(given: Any) -> list[Any]:
+def as_list(given: Any) -> list[Any]:
     """Converts OpenAI's four input forms to a list; a list that begins with a number is one text."""
     if isinstance(given, list) and (not given or isinstance(given[0], (str, list))):
         return given

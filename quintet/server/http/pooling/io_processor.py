@@ -17,17 +17,19 @@ from quintet.pooling_outputs import PoolingOutput, answered
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.pooling.inputs import Texts, settled, too_long
+from quintet.server.http.pooling.inputs import TextReader, resolve_params, too_long
 from quintet.server.http.pooling.protocol_requests import PoolingRequest
 from quintet.server.http.pooling.protocol_responses import Plugged
-from quintet.server.http.pooling.run import Work, run
-from quintet.server.http.usage import tally_of
+from quintet.server.http.pooling.run import PoolingWork, run
+from quintet.server.http.usage import usage_of
 
 
 async def respond(service: AppState, http: HttpRequest, body: PoolingRequest) -> Response:
     """Raises ApiError 400 if there is no IO processor, or it refuses the data."""
     tokenizer = service.backend.tokenizer
-    processor = service.io_processors.get(service.backend.served, lambda: None if tokenizer is None else tokenizer.hf)
+    processor = service.io_processors.get(
+        service.backend.model_info, lambda: None if tokenizer is None else tokenizer.hf
+    )
     if processor is None:
         raise ApiError(
             400, "data is for an IO processor, and this server has none; start it with --io-processor-plugin NAME, or "
@@ -35,26 +37,26 @@ async def respond(service: AppState, http: HttpRequest, body: PoolingRequest) ->
         )  # fmt: skip
     if body.input is not None or body.messages is not None:
         raise ApiError(400, "data and input exclude each other; give one of them", param="data", code="invalid_value")
-    name = tally_of(http).request_id
+    name = usage_of(http).request_id
     try:
         given = await asyncio.to_thread(io_processors.parsed, processor, body.data)
         prompts = await io_processors.prompts_of(processor, given, name)
     except (ValueError, TypeError, KeyError) as error:
         raise ApiError(400, f"data: {error}", param="data", code="invalid_value") from None
-    params = settled(service, _params(processor), None, "/pooling")
+    params = resolve_params(service, _params(processor), None, "/pooling")
     several = isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
-    texts = Texts(service, params, body.cache_salt, param="data")
+    texts = TextReader(service, params, body.cache_salt, param="data")
     listed = [_text(each) for each in (prompts if several else [prompts])]
     prompts = await texts.read(listed)
-    most = texts.bounds.max_model_len
+    most = texts.limits.max_model_len
     for place, each in enumerate(prompts):
         if len(each.token_ids) > most:  # it would be run in chunks, which the processor does not support
             raise too_long(f"{texts.name(place, len(prompts))} has {len(each.token_ids)} tokens", most, "data")
-    work = Work(prompts, params, body.priority or 0)
+    work = PoolingWork(prompts, params, body.priority or 0)
 
     async def answer(outputs: list[RequestOutput]) -> bytes:
         for number, output in enumerate(outputs):
-            tally_of(http).take(number, output)
+            usage_of(http).count_output(number, output)
         made = await io_processors.answer_of(processor, _told(outputs), name)
         tell = getattr(processor, "output_to_response", None)
         if callable(tell):

@@ -4,16 +4,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SkipValidation, WithJsonSchema
 
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.chat_protocol import Messages, TemplateFields
 from quintet.server.http.openai.completions_protocol import TokenId
 from quintet.server.http.pooling.encoding_format import COHERE_TYPES, DTYPES, ENDIANNESS, FORMATS
 
 _TEXT_ALONE = "models here take text alone"
-_LACKING: dict[str, Lacking] = {
-    "mm_processor_kwargs": Lacking(_TEXT_ALONE),
-    "padding": Lacking("texts are never padded here", ("do_not_pad",)),
-    "images": Lacking(_TEXT_ALONE, ([],)),
+_LACKING: dict[str, UnsupportedField] = {
+    "mm_processor_kwargs": UnsupportedField(_TEXT_ALONE),
+    "padding": UnsupportedField("texts are never padded here", ("do_not_pad",)),
+    "images": UnsupportedField(_TEXT_ALONE, ([],)),
 }
 _DOCUMENT = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"text": {"type": "string"}}}]}
 Document = Annotated[Any, WithJsonSchema(_DOCUMENT)]
@@ -44,7 +44,7 @@ class PoolingBody(Body):
         None, description="classes as probabilities, embeddings of length 1; as the model's files say if not given"
     )
 
-    lacking: ClassVar[dict[str, Lacking]] = _LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = _LACKING
 
 
 class InputBody(PoolingBody, TemplateFields):
@@ -113,10 +113,10 @@ class RerankRequest(PoolingBody):
     max_tokens_per_query: int | None = Field(None, ge=0, description="tokens that are kept of the query; 0: all")
     max_tokens_per_doc: int | None = Field(None, ge=0, description="tokens that are kept of each document; 0: all")
 
-    lacking: ClassVar[dict[str, Lacking]] = {
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {
         **_LACKING,
-        "rank_fields": Lacking("documents are ranked by their text", (["text"], [])),
-        "max_chunks_per_doc": Lacking("a document is ranked as a whole; max_tokens_per_doc cuts it", (1,)),
+        "rank_fields": UnsupportedField("documents are ranked by their text", (["text"], [])),
+        "max_chunks_per_doc": UnsupportedField("a document is ranked as a whole; max_tokens_per_doc cuts it", (1,)),
     }
 
 
@@ -142,4 +142,4 @@ class CohereEmbedRequest(Body):
     )
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower runs first")
 
-    lacking: ClassVar[dict[str, Lacking]] = {"images": Lacking(_TEXT_ALONE, ([],))}
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {"images": UnsupportedField(_TEXT_ALONE, ([],))}

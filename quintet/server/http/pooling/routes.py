@@ -11,19 +11,19 @@ from starlette.responses import Response
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.inputs.body import read_body
-from quintet.server.http.inputs.sampling_params import refuse
-from quintet.server.http.openapi import documented
+from quintet.server.http.inputs.sampling_params import invalid_field
+from quintet.server.http.openapi import documents_route
 from quintet.server.http.pooling import io_processor as plugins
 from quintet.server.http.pooling.encoding_format import (
     DTYPES,
     ENDIANNESS,
     FORMATS,
-    Form,
+    NumberFormat,
     Numbers,
     list_json,
     native_order,
 )
-from quintet.server.http.pooling.inputs import read_inputs, settled
+from quintet.server.http.pooling.inputs import read_inputs, resolve_params
 from quintet.server.http.pooling.protocol_requests import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -40,9 +40,9 @@ from quintet.server.http.pooling.protocol_responses import (
     Pooled,
     PooledList,
 )
-from quintet.server.http.pooling.run import Binary, Work, respond, usage
-from quintet.server.http.respond import Head, service_of
-from quintet.server.http.usage import RequestUsage, take_name, tally_of
+from quintet.server.http.pooling.run import Binary, PoolingWork, respond, usage
+from quintet.server.http.respond import AnswerHead, app_state_of
+from quintet.server.http.usage import RequestUsage, set_request_name, usage_of
 
 router = APIRouter()
 
@@ -52,11 +52,11 @@ _PLACES = 200  # most texts for the metadata header, which has a byte range for 
 
 
 @router.post("/v1/embeddings")
-@documented(body=EmbeddingRequest, answer=Embeddings)
+@documents_route(body=EmbeddingRequest, answer=Embeddings)
 async def create_embedding(http: HttpRequest) -> Response:
     """Returns an embedding of each text."""
-    service, body = await begin(http, EmbeddingRequest)
-    params = settled(service, _embedding_params(body), "embed", "/v1/embeddings")
+    service, body = await check_request(http, EmbeddingRequest)
+    params = resolve_params(service, _embedding_params(body), "embed", "/v1/embeddings")
 
     def response(written: list[Any], head: dict[str, Any]) -> Embeddings:
         return Embeddings(data=[Embedding(index=at, embedding=each) for at, each in enumerate(written)], **head)
@@ -65,13 +65,13 @@ async def create_embedding(http: HttpRequest) -> Response:
 
 
 @router.post("/pooling")
-@documented(body=PoolingRequest, answer=PooledList)
+@documents_route(body=PoolingRequest, answer=PooledList)
 async def create_pooling(http: HttpRequest) -> Response:
     """Returns the pooled output of each text, for any task of the model; or an IO processor's output for data."""
-    service, body = await begin(http, PoolingRequest)
+    service, body = await check_request(http, PoolingRequest)
     if body.data is not None or body.task == "plugin":
         return await plugins.respond(service, http, body)
-    params = settled(service, _pooling_params(body), None, "/pooling")
+    params = resolve_params(service, _pooling_params(body), None, "/pooling")
 
     def response(written: list[Any], head: dict[str, Any]) -> PooledList:
         return PooledList(data=[Pooled(index=at, data=each) for at, each in enumerate(written)], **head)
@@ -80,17 +80,17 @@ async def create_pooling(http: HttpRequest) -> Response:
 
 
 @router.post("/classify")
-@documented(body=ClassificationRequest, answer=Classification)
+@documents_route(body=ClassificationRequest, answer=Classification)
 async def classify(http: HttpRequest) -> Response:
     """Returns the class probabilities of each text."""
-    service, body = await begin(http, ClassificationRequest)
+    service, body = await check_request(http, ClassificationRequest)
     given = PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens)
-    params = settled(service, given, "classify", "/classify")
+    params = resolve_params(service, given, "classify", "/classify")
     work = await _read_work(service, body, params)
     head = head_of(service, http, "classify", body.model)
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
-        labels = service.backend.served.labels
+        labels = service.backend.model_info.labels
         data = [_classes(at, each, labels) for at, each in enumerate(found)]
         return Classification(data=data, usage=usage(tally), **head)
 
@@ -103,18 +103,18 @@ def _classes(index: int, x: Numbers, labels: list[str]) -> Classes:
     return Classes(index=index, label=label, probs=list_json(x), num_classes=len(x))
 
 
-async def begin(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBody]:
+async def check_request(http: HttpRequest, kind: type[AnyBody]) -> tuple[AppState, AnyBody]:
     """Reads a body, sets the request id, and checks the model's name and that the server is ready."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, kind)
-    take_name(http, body.request_id)
+    set_request_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
     return service, body
 
 
-async def _read_work(service: AppState, body: InputBody, params: PoolingParams) -> Work:
-    return Work(await read_inputs(service, body, params), params, body.priority or 0)
+async def _read_work(service: AppState, body: InputBody, params: PoolingParams) -> PoolingWork:
+    return PoolingWork(await read_inputs(service, body, params), params, body.priority or 0)
 
 
 async def _respond_encoded(
@@ -143,7 +143,7 @@ async def _respond_encoded(
 
 def head_of(service: AppState, http: HttpRequest, kind: str, model: str | None) -> dict[str, Any]:
     """Returns id, created and model of a response."""
-    head = Head.of(service, f"{kind}-{tally_of(http).request_id}", model)
+    head = AnswerHead.for_answer(service, f"{kind}-{usage_of(http).request_id}", model)
     return {"id": head.id, "created": head.created, "model": head.model}
 
 
@@ -164,35 +164,35 @@ def _pooling_params(body: PoolingRequest) -> PoolingParams:
     return params
 
 
-def _form(body: EncodedBody) -> Form:
+def _form(body: EncodedBody) -> NumberFormat:
     """Reads the encoding. Raises ApiError 400 for an unknown name."""
     given = {"encoding_format": FORMATS, "embed_dtype": DTYPES, "endianness": ENDIANNESS}
     for name, known in given.items():
         value = getattr(body, name)
         if value is not None and value not in known:
-            raise refuse(name, f"must be one of {', '.join(known)}, not {value[:40]!r}")
-    return Form(body.encoding_format or "float", body.embed_dtype or "float32", body.endianness or "native")
+            raise invalid_field(name, f"must be one of {', '.join(known)}, not {value[:40]!r}")
+    return NumberFormat(body.encoding_format or "float", body.embed_dtype or "float32", body.endianness or "native")
 
 
-def _check_places(form: Form, count: int) -> None:
+def _check_places(form: NumberFormat, count: int) -> None:
     """Limits the texts in the metadata header: clients and proxies limit header sizes."""
     if form.encoding == "bytes" and count > _PLACES:
-        raise refuse(
+        raise invalid_field(
             "encoding_format", f"bytes tells in a header where each text's numbers are, of {_PLACES} texts at most, "
             f"not of {count}; use bytes_only or base64",
         )  # fmt: skip
 
 
-async def _written(service: AppState, found: list[Numbers], form: Form) -> list[Any]:
+async def _written(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:
     """Encodes one array at a time and yields to other requests between them: lists of numbers are slow."""
 
     def write(x: Numbers) -> Any:
         return lambda: form.json(x)
 
-    return await service.turns.through(map(write, found))
+    return await service.cooperative.run_all(map(write, found))
 
 
-def _octets(found: list[Numbers], form: Form, head: dict[str, Any]) -> Binary:
+def _octets(found: list[Numbers], form: NumberFormat, head: dict[str, Any]) -> Binary:
     """Concatenates all numbers; the header `metadata` has each text's byte range, unless encoding is bytes_only.
     Source: vLLM's pooling API."""
     parts = [form.raw(each) for each in found]

@@ -15,9 +15,9 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.pooling.encoding_format import Numbers
 from quintet.server.http.pooling.inputs import bounds_of
 from quintet.server.http.pooling.protocol_responses import ApiVersion, InputTokens, Meta, PoolingUsage
-from quintet.server.http.respond import Whole
+from quintet.server.http.respond import WholeResponse
 from quintet.server.http.sse import encode
-from quintet.server.http.usage import CachedTokens, RequestUsage, tally_of
+from quintet.server.http.usage import CachedTokens, RequestUsage, usage_of
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class Binary:
 
 
 @dataclass(frozen=True)
-class Work:
+class PoolingWork:
     """Checked prompts of one request, and their pooling params."""
 
     prompts: Sequence[Prompt]
     params: PoolingParams  # settled
     priority: int = 0
 
-    def asks(self, service: AppState) -> list[PromptRequest]:
+    def engine_requests(self, service: AppState) -> list[PromptRequest]:
         """Returns engine requests; a text longer than the model's context is split into chunks."""
         bounds = bounds_of(service)
         params = replace(self.params, truncate_prompt_tokens=None)  # already applied
         pieces = (piece for prompt in self.prompts for piece in _pieces(prompt, bounds.max_model_len))
-        return [PromptRequest(piece, bounds.plain, self.priority, "", params) for piece in pieces]
+        return [PromptRequest(piece, bounds.sampling_params, self.priority, "", params) for piece in pieces]
 
-    def whole(self, service: AppState, found: Sequence[Numbers]) -> list[Numbers]:
+    def combine_chunks(self, service: AppState, found: Sequence[Numbers]) -> list[Numbers]:
         """Returns the output of each text: the mean of its chunks' outputs, weighted by their tokens, as in vLLM."""
         most, at, made = bounds_of(service).max_model_len, 0, []
         for prompt in self.prompts:
@@ -70,32 +70,35 @@ def _mean(parts: Sequence[Numbers], weights: Sequence[int]) -> Numbers:
 
 
 async def respond(
-    service: AppState, http: HttpRequest, work: Work, answer: Callable[[list[Numbers], RequestUsage], Awaitable[Any]]
-) -> Whole:
+    service: AppState,
+    http: HttpRequest,
+    work: PoolingWork,
+    answer: Callable[[list[Numbers], RequestUsage], Awaitable[Any]],
+) -> WholeResponse:
     """Waits for the outputs of all texts; the result of `answer` is encoded as JSON, unless it is Binary."""
-    tally = tally_of(http)
+    tally = usage_of(http)
 
     async def read(outputs: list[RequestOutput]) -> Any:
         for number, output in enumerate(outputs):
-            tally.take(number, output)
-        return await answer(work.whole(service, [_numbers(each) for each in outputs]), tally)
+            tally.count_output(number, output)
+        return await answer(work.combine_chunks(service, [_numbers(each) for each in outputs]), tally)
 
     return await run(service, http, work, read)
 
 
 async def run(
-    service: AppState, http: HttpRequest, work: Work, answer: Callable[[list[RequestOutput]], Awaitable[Any]]
-) -> Whole:
+    service: AppState, http: HttpRequest, work: PoolingWork, answer: Callable[[list[RequestOutput]], Awaitable[Any]]
+) -> WholeResponse:
     """Like respond(), but passes RequestOutputs to `answer`, which may return bytes of JSON."""
-    asks = work.asks(service)
-    tally_of(http).ask(asks)
+    asks = work.engine_requests(service)
+    usage_of(http).count_prompts(asks)
     call = service.call(http, asks)
     await call.__aenter__()
     try:
         made = await answer(await call.outputs())
         if isinstance(made, Binary):
-            return Whole(call, made.content, "application/octet-stream", made.headers)
-        return Whole(call, made if isinstance(made, bytes) else encode(made))
+            return WholeResponse(call, made.content, "application/octet-stream", made.headers)
+        return WholeResponse(call, made if isinstance(made, bytes) else encode(made))
     except BaseException:
         call.close()
         raise

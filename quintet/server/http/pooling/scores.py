@@ -9,21 +9,21 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from quintet.chat.prompts import Prompt
-from quintet.engine.pooling.scoring import Cuts, PairTemplate, cosine, max_sim, pairs
+from quintet.engine.pooling.scoring import PairLimits, PairTemplate, cosine, max_sim, pairs
 from quintet.pooling_params import PoolingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.inputs.prompts import beside, need_tokenizer
-from quintet.server.http.inputs.sampling_params import refuse
+from quintet.server.http.inputs.prompts import need_tokenizer, run_in_thread
+from quintet.server.http.inputs.sampling_params import invalid_field
 from quintet.server.http.middleware.base import route_path
-from quintet.server.http.openapi import documented
+from quintet.server.http.openapi import documents_route
 from quintet.server.http.pooling.encoding_format import Numbers
-from quintet.server.http.pooling.inputs import Texts, bounds_of, prompt_named, settled, sided
+from quintet.server.http.pooling.inputs import TextReader, bounds_of, prompt_named, resolve_params, truncates_left
 from quintet.server.http.pooling.protocol_requests import RerankRequest, ScoreRequest
 from quintet.server.http.pooling.protocol_responses import Ranked, RankedDocument, Ranking, Score, Scores
-from quintet.server.http.pooling.routes import begin, head_of
-from quintet.server.http.pooling.run import Work, meta, respond, usage
-from quintet.server.http.respond import Whole
+from quintet.server.http.pooling.routes import check_request, head_of
+from quintet.server.http.pooling.run import PoolingWork, meta, respond, usage
+from quintet.server.http.respond import WholeResponse
 from quintet.server.http.usage import RequestUsage
 
 router = APIRouter()
@@ -33,11 +33,11 @@ Body = ScoreRequest | RerankRequest
 
 
 @dataclass(frozen=True)
-class Plan:
+class ScorePlan:
     """Texts of a score request, and the method that computes scores from their outputs."""
 
-    work: Work
-    places: list[tuple[int, int]]  # per score, indices of query and document; empty for a cross-encoder
+    work: PoolingWork
+    score_indices: list[tuple[int, int]]  # per score, indices of query and document; empty for a cross-encoder
     task: str
 
     def scores(self, found: Sequence[Numbers]) -> list[float]:
@@ -45,15 +45,15 @@ class Plan:
         if self.task == "score":
             return [float(each.reshape(-1)[0]) for each in found]
         compare = cosine if self.task == "embed" else max_sim
-        return [compare(found[query], found[document]) for query, document in self.places]
+        return [compare(found[query], found[document]) for query, document in self.score_indices]
 
 
 @router.post("/score")
 @router.post("/v1/score")
-@documented(body=ScoreRequest, answer=Scores)
+@documents_route(body=ScoreRequest, answer=Scores)
 async def create_score(http: HttpRequest) -> Response:
     """Scores pairs of texts: one text with each of many, or two lists element by element."""
-    service, body = await begin(http, ScoreRequest)
+    service, body = await check_request(http, ScoreRequest)
     first, second = _named(body, _FIRST), _named(body, _SECOND)
     queries, documents = (_texts(getattr(body, name), name) for name in (first, second))
     plan = await score_plan(service, body, (first, queries), (second, documents))
@@ -69,10 +69,10 @@ async def create_score(http: HttpRequest) -> Response:
 @router.post("/rerank")
 @router.post("/v1/rerank")
 @router.post("/v2/rerank")
-@documented(body=RerankRequest, answer=Ranking)
-async def rerank(http: HttpRequest) -> Whole:
+@documents_route(body=RerankRequest, answer=Ranking)
+async def rerank(http: HttpRequest) -> WholeResponse:
     """Returns the documents sorted by relevance to a query."""
-    service, body = await begin(http, RerankRequest)
+    service, body = await check_request(http, RerankRequest)
     queries, documents = _texts([body.query], "query"), _texts(body.documents, "documents")
     plan = await score_plan(service, body, ("query", queries), ("documents", documents))
     head = head_of(service, http, "rerank", body.model)
@@ -93,14 +93,14 @@ async def rerank(http: HttpRequest) -> Whole:
 
 async def score_plan(
     service: AppState, body: Body, first: tuple[str, list[str]], second: tuple[str, list[str]]
-) -> Plan:
+) -> ScorePlan:
     """Makes the plan for (field name, texts) of queries and documents. Raises ApiError 400; count errors as in vLLM."""
     (name_1, queries), (name_2, documents) = first, second
     most = service.settings.max_inputs
     if len(documents) > most:
-        raise refuse(name_2, f"holds {len(documents)} texts, and the server takes {most}; send several requests")
+        raise invalid_field(name_2, f"holds {len(documents)} texts, and the server takes {most}; send several requests")
     task = _task(service)
-    params = settled(
+    params = resolve_params(
         service, PoolingParams(use_activation=body.use_activation, truncate_prompt_tokens=body.truncate_prompt_tokens),
         task, "a score",
     )  # fmt: skip
@@ -109,31 +109,31 @@ async def score_plan(
     except ValueError as error:
         said = str(error).replace("data_1", name_1).replace("data_2", name_2)
         raise ApiError(400, said, param=name_2 if queries else name_1, code="invalid_value") from None
-    cuts = Cuts(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
+    cuts = PairLimits(body.max_tokens_per_query or None, body.max_tokens_per_doc or None)
     if task == "score":
         prompts = await _pairs(service, body, params, [(queries[a], documents[b]) for a, b in places], cuts)
-        return Plan(Work(prompts, params, body.priority or 0), [], task)
+        return ScorePlan(PoolingWork(prompts, params, body.priority or 0), [], task)
     if cuts.query or cuts.document:
         queries, documents = await _cut(service, queries, documents, cuts)
     default = bounds_of(service).default_prompt
-    texts = Texts(
-        service, params, body.cache_salt, left=sided(body), before=prompt_named(service, default) if default else "",
+    texts = TextReader(
+        service, params, body.cache_salt, truncate_left=truncates_left(body), prefix=prompt_named(service, default) if default else "",
         param=name_1,
     )  # fmt: skip
     prompts = [*await texts.read(queries), *await replace(texts, param=name_2).read(documents)]
     places = [(query, len(queries) + document) for query, document in places]
-    return Plan(Work(prompts, params, body.priority or 0), places, task)
+    return ScorePlan(PoolingWork(prompts, params, body.priority or 0), places, task)
 
 
 async def _pairs(
-    service: AppState, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: Cuts
+    service: AppState, body: Body, params: PoolingParams, couples: list[tuple[str, str]], cuts: PairLimits
 ) -> list[Prompt]:
     """Builds the prompts of a cross-encoder, one per pair."""
     bounds = bounds_of(service)
-    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.separated, bounds.lower)
+    template = PairTemplate(need_tokenizer(service), service.chat_template, bounds.has_separator, bounds.lowercase)
     keep = params.truncate_prompt_tokens
     cuts = cuts._replace(pair=bounds.max_model_len if keep == -1 else keep)
-    texts = Texts(service, params, body.cache_salt, left=sided(body), param="documents")
+    texts = TextReader(service, params, body.cache_salt, truncate_left=truncates_left(body), param="documents")
 
     def read() -> list[Prompt]:
         found = []
@@ -141,23 +141,25 @@ async def _pairs(
             name = "the pair" if len(couples) == 1 else f"pair {at}"
             try:
                 made = template.prompt(*couple, cuts)
-                found.append(texts.fit(made.token_ids, name, None, made.types))
+                found.append(texts.make_prompt(made.token_ids, name, None, made.types))
             except ValueError as error:
                 raise error if name in str(error) else ValueError(f"{name}: {error}") from None
         return found
 
-    return await beside(service, sum(len(a) + len(b) for a, b in couples), read, "documents")
+    return await run_in_thread(service, sum(len(a) + len(b) for a, b in couples), read, "documents")
 
 
-async def _cut(service: AppState, queries: list[str], documents: list[str], cuts: Cuts) -> tuple[list[str], list[str]]:
+async def _cut(
+    service: AppState, queries: list[str], documents: list[str], cuts: PairLimits
+) -> tuple[list[str], list[str]]:
     template = PairTemplate(need_tokenizer(service))
 
     def cut() -> tuple[list[str], list[str]]:
-        return [template.cut(each, cuts.query) for each in queries], [
-            template.cut(each, cuts.document) for each in documents
+        return [template.truncate(each, cuts.query) for each in queries], [
+            template.truncate(each, cuts.document) for each in documents
         ]
 
-    return await beside(service, sum(map(len, queries)) + sum(map(len, documents)), cut, "documents")
+    return await run_in_thread(service, sum(map(len, queries)) + sum(map(len, documents)), cut, "documents")
 
 
 def _task(service: AppState) -> str:
@@ -177,7 +179,7 @@ def _named(body: ScoreRequest, names: Sequence[str]) -> str:
     """Returns the name of the field that the request has; exactly one is required."""
     there = [name for name in names if getattr(body, name) is not None]
     if len(there) != 1:
-        raise refuse(there[1] if there else names[0], f"is one of {', '.join(names)}; give exactly one of them")
+        raise invalid_field(there[1] if there else names[0], f"is one of {', '.join(names)}; give exactly one of them")
     return there[0]
 
 

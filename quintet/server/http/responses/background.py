@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 from quintet.server.http.engine_call import EngineCall
 from quintet.server.http.errors import ApiError, as_api_error
-from quintet.server.http.responses.response_builder import Events, Reply
+from quintet.server.http.responses.response_builder import ResponseEventWriter, ResponseReply
 
 logger = logging.getLogger(__name__)
 
@@ -15,19 +15,19 @@ class Cancelled(Exception):
     """A client cancelled the response."""
 
 
-class Run:
+class BackgroundRun:
     """Reads an open engine call to its end in its own task. The iterator yields its events after events.begin().
 
     `ended` is called once, when the call is over.
     """
 
     def __init__(
-        self, call: EngineCall, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+        self, call: EngineCall, events: ResponseEventWriter, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
     ) -> None:
-        self.over = False
+        self.is_over = False
         self.size = 0  # bytes of the events so far
-        self.reply: Reply = events.reply
-        self._stop = call.stop
+        self.reply: ResponseReply = events.reply
+        self._stop = call.fail
         self._log: list[bytes] = []  # event number i stands at place i
         self._news = asyncio.Event()  # set, and replaced, when the log grows
         self._add(events.begin())
@@ -35,11 +35,11 @@ class Run:
 
     async def cancel(self) -> None:
         """Stops the call, which frees its KV pages; returns when it is over. Does nothing if it has already ended."""
-        if not self.over:
+        if not self.is_over:
             self._stop(Cancelled())
             await asyncio.shield(self._task)
 
-    async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
+    async def events_after(self, after: int = -1) -> AsyncIterator[bytes]:
         """Yields the events with numbers greater than `after`, including future ones."""
         place = after + 1
         while True:
@@ -47,12 +47,12 @@ class Run:
             while place < len(self._log):
                 yield self._log[place]
                 place += 1
-            if self.over:
+            if self.is_over:
                 return
             await news.wait()
 
     async def _work(
-        self, call: EngineCall, events: Events, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
+        self, call: EngineCall, events: ResponseEventWriter, told: AsyncIterator[list[bytes]], ended: Callable[[], None]
     ) -> None:
         try:
             async for made in told:
@@ -65,7 +65,7 @@ class Run:
             self._add([events.fail(as_api_error(error))])
         finally:
             call.close()
-            self.over = True
+            self.is_over = True
             ended()
             del self.reply, self._stop  # only the log stays; the store counts its bytes
             self._add([])

@@ -10,31 +10,31 @@ from quintet.chat.messages import ChatOptions
 from quintet.chat.output_parser import OutputFormat
 from quintet.chat.prepare import ChatInput, ChatModel, FieldNames, prepare, render
 from quintet.chat.prompts import ContextLengthError, Prompt
-from quintet.chat.reasoning_effort import Thinking
+from quintet.chat.reasoning_effort import ReasoningSettings
 from quintet.chat.tool_choice import ToolChoice
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.server.http.app_state import AppState
 from quintet.server.http.engine_call import PromptRequest
 from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.chat_input import chat_model, check_tools, template_tools
-from quintet.server.http.inputs.prompts import beside
-from quintet.server.http.inputs.response_format import of_format
+from quintet.server.http.inputs.prompts import run_in_thread
+from quintet.server.http.inputs.response_format import read_format
 from quintet.server.http.inputs.sampling_params import checked_params
 from quintet.server.http.responses.input_items import read_input
-from quintet.server.http.responses.item_references import References, without_logprobs
+from quintet.server.http.responses.item_references import ItemReferences, without_logprobs
 from quintet.server.http.responses.mcp_approvals import (
-    Approved,
+    ApprovedCall,
     check_all_answered,
     check_answers,
     check_approved,
-    names_itself,
+    has_client_id,
 )
-from quintet.server.http.responses.mcp_items import Listed
-from quintet.server.http.responses.mcp_tools import ServedTools, choice_of, serve_tools
+from quintet.server.http.responses.mcp_items import ToolList
+from quintet.server.http.responses.mcp_tools import ServedTools, choice_of, resolve_tools
 from quintet.server.http.responses.messages import Message, as_messages
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.request import SAMPLING, CountInput, CreateResponse, wants_logprobs
-from quintet.server.http.responses.store import Store, Stored
+from quintet.server.http.responses.store import ResponseStore, StoredResponse
 from quintet.server.http.responses.tool_items import check_outputs
 from quintet.server.http.responses.tools import nested, read_tools
 
@@ -46,37 +46,37 @@ _ROOM = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) 
 class ConversationPlan:
     """Data for one round of a response: conversation, engine request, output format, tools."""
 
-    said: "Said"
-    ask: PromptRequest
-    listening: OutputFormat  # how its answer is taken apart
-    served: ServedTools  # its tools
+    conversation: "ConversationSoFar"
+    request: PromptRequest
+    output_format: OutputFormat  # how its answer is taken apart
+    served_tools: ServedTools  # its tools
 
     @property
-    def waits(self) -> bool:
+    def runs_calls_first(self) -> bool:
         """True if approved calls run first: `ask` then has no results yet, and is replaced after the calls."""
-        return bool(self.said.approved)
+        return bool(self.conversation.approved)
 
     @property
-    def new_lists(self) -> list[Listed]:
+    def new_lists(self) -> list[ToolList]:
         """Tool lists that the conversation does not contain yet."""
-        known = {item["server_label"] for item in self.said.items if item["type"] == "mcp_list_tools"}
-        return [each for each in self.served.lists if each.label not in known]
+        known = {item["server_label"] for item in self.conversation.items if item["type"] == "mcp_list_tools"}
+        return [each for each in self.served_tools.tool_lists if each.label not in known]
 
 
-class Said(NamedTuple):
+class ConversationSoFar(NamedTuple):
     """The conversation before an answer."""
 
     items: list[Item]
     messages: list[Message]  # the same conversation for the chat template
     new_ids: tuple[str, ...]  # of the items that came with this request
     size: int  # bytes of JSON that it was read from
-    approved: Sequence[Approved] = ()  # calls to carry out before the model continues
+    approved: Sequence[ApprovedCall] = ()  # calls to carry out before the model continues
 
 
-async def make_plan(service: AppState, store: Store, body: CreateResponse, owner: str) -> ConversationPlan:
+async def make_plan(service: AppState, store: ResponseStore, body: CreateResponse, owner: str) -> ConversationPlan:
     """Makes the plan of the first round. Continues only responses of that owner. Raises ApiError or ParameterError."""
     params = _params(service, body)
-    served = await serve_tools(service, body.tools)
+    served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
     check_tools(service, tool_choice)
     said = await _said(service, store, body, owner)
@@ -97,31 +97,33 @@ async def next_plan(
         if num_tokens >= body.max_output_tokens:
             return None
         params.max_tokens = body.max_output_tokens - num_tokens
-    parsed = service.parsers.tool is not None and plan.listening.tool is not None
-    tool_choice = ToolChoice(tuple(plan.listening.tools), "auto" if parsed else "none")
+    parsed = service.parsers.tool is not None and plan.output_format.tool is not None
+    tool_choice = ToolChoice(tuple(plan.output_format.tools), "auto" if parsed else "none")
 
-    def add() -> Said:
-        items = plan.said.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
+    def add() -> ConversationSoFar:
+        items = plan.conversation.items + [without_logprobs(item) for item in msgspec.json.decode(output)]
         _check_size(items, service.settings.max_body_bytes, "tools")
-        return plan.said._replace(items=items, messages=as_messages(items), size=plan.said.size + len(output))
+        return plan.conversation._replace(
+            items=items, messages=as_messages(items), size=plan.conversation.size + len(output)
+        )
 
-    said = await beside(service, len(output), add, "tools")
-    chat = replace(_chat(service, body, said, plan.served, tool_choice), params=params)
-    planned = await _planned(service, body, chat, said, plan.served)
-    return replace(planned, said=plan.said)
+    said = await run_in_thread(service, len(output), add, "tools")
+    chat = replace(_chat(service, body, said, plan.served_tools, tool_choice), params=params)
+    planned = await _planned(service, body, chat, said, plan.served_tools)
+    return replace(planned, conversation=plan.conversation)
 
 
 async def _planned(
-    service: AppState, body: CreateResponse, chat: ChatInput, said: Said, served: ServedTools
+    service: AppState, body: CreateResponse, chat: ChatInput, said: ConversationSoFar, served: ServedTools
 ) -> ConversationPlan:
     model = chat_model(service)
     prepared = await prepare(chat, model, await _prompt(chat, model, body.truncation))
     return ConversationPlan(said, PromptRequest.of(prepared, body.priority), prepared.output_format, served)
 
 
-async def count_input(service: AppState, store: Store, body: CountInput, owner: str) -> int:
+async def count_input(service: AppState, store: ResponseStore, body: CountInput, owner: str) -> int:
     """Returns the prompt tokens of a response, of any length; messages dropped by `truncation: "auto"` do not count."""
-    served = await serve_tools(service, body.tools)
+    served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
     said = await _said(service, store, body, owner)
     chat, params = _chat(service, body, said, served, tool_choice), checked_params(service, {}, {})
@@ -131,7 +133,11 @@ async def count_input(service: AppState, store: Store, body: CountInput, owner: 
 
 
 def _chat(
-    service: AppState, body: CreateResponse | CountInput, said: Said, served: ServedTools, tool_choice: ToolChoice
+    service: AppState,
+    body: CreateResponse | CountInput,
+    said: ConversationSoFar,
+    served: ServedTools,
+    tool_choice: ToolChoice,
 ) -> ChatInput:
     head = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     tools = template_tools(service, [nested(each) for each in served.functions or ()], tool_choice)
@@ -140,20 +146,22 @@ def _chat(
         options=ChatOptions(tools=tools, chat_template_kwargs=body.chat_template_kwargs),
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        thinking=Thinking().with_effort((body.reasoning or {}).get("effort")),
+        thinking=ReasoningSettings().with_effort((body.reasoning or {}).get("effort")),
         cache_salt=body.cache_salt if isinstance(body, CreateResponse) else None,
         size=said.size,
-        names=FieldNames("input", "text.format", served.places, _REMEDY),
+        names=FieldNames("input", "text.format", served.positions, _REMEDY),
     )
 
 
-async def _said(service: AppState, store: Store, body: CreateResponse | CountInput, owner: str) -> Said:
+async def _said(
+    service: AppState, store: ResponseStore, body: CreateResponse | CountInput, owner: str
+) -> ConversationSoFar:
     stored = _stored(store, body.previous_response_id, owner)
     most = service.settings.max_body_bytes  # bytes of a conversation; stored items beyond that are log-probabilities
-    references = References(body.input, store, owner, most)
+    references = ItemReferences(body.input, store, owner, most)
     size = body.size + (0 if stored is None else min(len(stored.items) + len(stored.response), most)) + references.size
 
-    def read() -> Said:
+    def read() -> ConversationSoFar:
         references.read()
         lacks = isinstance(body, CountInput) and body.input is None
         new = [] if lacks else read_input(body.input, references)
@@ -165,10 +173,10 @@ async def _said(service: AppState, store: Store, body: CreateResponse | CountInp
         items = [*earlier, *new]
         if stored is not None or references.size:
             _check_size(items, most, "input" if stored is None else "previous_response_id")
-        new_ids = tuple(item["id"] for item in new if not references.names(item) and not names_itself(item))
-        return Said(items, as_messages(items), new_ids, size, approved)
+        new_ids = tuple(item["id"] for item in new if not references.is_referenced(item) and not has_client_id(item))
+        return ConversationSoFar(items, as_messages(items), new_ids, size, approved)
 
-    return await beside(service, size, read, "input")
+    return await run_in_thread(service, size, read, "input")
 
 
 def _params(service: AppState, body: CreateResponse) -> SamplingParams:
@@ -179,11 +187,11 @@ def _params(service: AppState, body: CreateResponse) -> SamplingParams:
         fields["logprobs"] = body.top_logprobs or 0
     fields["output_kind"] = RequestOutputKind.DELTA if body.stream or body.background else RequestOutputKind.FINAL_ONLY
     params = checked_params(service, fields, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
-    params.structured_outputs = of_format((body.text or {}).get("format"), "text.format")
+    params.structured_outputs = read_format((body.text or {}).get("format"), "text.format")
     return params
 
 
-def _stored(store: Store, response_id: str | None, owner: str) -> Stored | None:
+def _stored(store: ResponseStore, response_id: str | None, owner: str) -> StoredResponse | None:
     """Returns the response that this one continues."""
     if response_id is None:
         return None
@@ -196,7 +204,7 @@ def _stored(store: Store, response_id: str | None, owner: str) -> Stored | None:
     return stored
 
 
-def _earlier(stored: Stored | None) -> list[Item]:
+def _earlier(stored: StoredResponse | None) -> list[Item]:
     """Returns the items of the stored conversation, including the answer."""
     if stored is None:
         return []

@@ -6,10 +6,10 @@ from typing import Any
 from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_fields, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.item_references import References, is_reference
+from quintet.server.http.responses.item_references import ItemReferences, is_reference
 from quintet.server.http.responses.mcp_approvals import read_answer, read_request
 from quintet.server.http.responses.protocol import Item
-from quintet.server.http.responses.tool_items import read_call, read_list, read_output, read_served_call, read_thought
+from quintet.server.http.responses.tool_items import read_call, read_list, read_mcp_call, read_output, read_reasoning
 
 ROLES = ("user", "assistant", "system", "developer")
 _ITEM_KEYS = ("type", "id", "role", "content", "status", "phase")
@@ -40,7 +40,7 @@ _OTHERS = (
 )
 
 
-def read_input(given: Any, references: References) -> list[Item]:
+def read_input(given: Any, references: ItemReferences) -> list[Item]:
     """Converts text or a list of items to items in the form that the API returns. Raises ParameterError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -57,9 +57,9 @@ def _read_item(item: Any, where: str) -> Item:
             case "function_call_output":
                 return read_output(item, where, lambda part, at: _read_part(part, "tool", at))
             case "reasoning":
-                return read_thought(item, where)
+                return read_reasoning(item, where)
             case "mcp_call":
-                return read_served_call(item, where)
+                return read_mcp_call(item, where)
             case "mcp_list_tools":
                 return read_list(item, where)
             case "mcp_approval_request":

@@ -8,7 +8,7 @@ from quintet.chat.validation import object_of, text_of
 from quintet.sampling_params import ParameterError
 from quintet.server.http.errors import ApiError
 from quintet.server.http.responses.protocol import Item
-from quintet.server.http.responses.store import Store, Stored
+from quintet.server.http.responses.store import ResponseStore, StoredResponse
 
 _KEYS = ("type", "id")
 
@@ -27,13 +27,13 @@ def without_logprobs(item: Item) -> Item:
     return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
-class References:
+class ItemReferences:
     """References of one input: looked up in the store on the event loop, decoded in a worker thread."""
 
-    def __init__(self, given: Any, store: Store, owner: str, most: int) -> None:
+    def __init__(self, given: Any, store: ResponseStore, owner: str, most: int) -> None:
         """`most`: maximum bytes of all referenced items. Raises ApiError 404 for an item that is not stored."""
         self._most = self._left = most
-        self._holders: dict[str, Stored] = {}  # by the item's id
+        self._holders: dict[str, StoredResponse] = {}  # by the item's id
         self._items: dict[str, tuple[Item, int]] = {}  # with its bytes
         for place, item in enumerate(given if isinstance(given, list) else ()):
             if is_reference(item):
@@ -68,7 +68,7 @@ class References:
             )
         return item
 
-    def names(self, item: Item) -> bool:
+    def is_referenced(self, item: Item) -> bool:
         """True if the item is the target of a reference."""
         return item["id"] in self._holders
 
@@ -80,8 +80,8 @@ def _id_of(item: Any, where: str) -> str:
     return text_of(item["id"], f"{where}.id")
 
 
-def _holder(store: Store, item_id: str, owner: str, where: str) -> Stored:
-    stored = store.holder(item_id, owner)
+def _holder(store: ResponseStore, item_id: str, owner: str, where: str) -> StoredResponse:
+    stored = store.response_of(item_id, owner)
     if stored is None:
         raise _not_here(
             item_id, where, "the response that it came with was never stored (store=false), was deleted, was too "

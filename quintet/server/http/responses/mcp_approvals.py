@@ -16,7 +16,7 @@ _MAX_ID = 256  # characters
 _REFUSED = "the user refused this call, and it was not carried out"
 
 
-class Approved(NamedTuple):
+class ApprovedCall(NamedTuple):
     """An approved call to carry out."""
 
     request: Item
@@ -54,16 +54,16 @@ def read_answer(item: Mapping[str, Any], where: str) -> Item:
     }
 
 
-def names_itself(item: Item) -> bool:
+def has_client_id(item: Item) -> bool:
     """True if the client chose the item's id. It may equal another item's id, so the item is not indexed by it."""
     return bool(item["type"] == "mcp_approval_request")
 
 
-def check_answers(earlier: Iterable[Item], new: Sequence[Item]) -> list[Approved]:
+def check_answers(earlier: Iterable[Item], new: Sequence[Item]) -> list[ApprovedCall]:
     """Checks that each answer follows its request and is the only answer to it. Returns approved calls that were not
     carried out, in the order of the answers. `new`: items of the input."""
     asked: dict[str, Item] = {}
-    answers: dict[str, Approved | None] = {}  # by the ids of requests
+    answers: dict[str, ApprovedCall | None] = {}  # by the ids of requests
     for item, where in [*((item, "") for item in earlier), *_placed(new)]:
         if item["type"] == "mcp_approval_request":
             if item["id"] in asked:
@@ -74,7 +74,7 @@ def check_answers(earlier: Iterable[Item], new: Sequence[Item]) -> list[Approved
             right = item["approve"] and bool(where)
             place = f"{where}.approval_request_id"
             answers[item["approval_request_id"]] = (
-                Approved(asked[item["approval_request_id"]], place) if right else None
+                ApprovedCall(asked[item["approval_request_id"]], place) if right else None
             )
     done = {each.get("approval_request_id") for each in new if each["type"] == "mcp_call"}
     return [each for name, each in answers.items() if each is not None and name not in done]
@@ -93,7 +93,7 @@ def check_all_answered(earlier: Sequence[Item], new: Sequence[Item]) -> None:
             )
 
 
-def check_approved(approved: Sequence[Approved], labels: Mapping[str, str]) -> None:
+def check_approved(approved: Sequence[ApprovedCall], labels: Mapping[str, str]) -> None:
     """Checks that this request allows the approved calls, since a client may invent them. `labels`: server labels by
     the names of the allowed tools."""
     if len(approved) > MAX_CALLS:
@@ -110,7 +110,7 @@ def check_approved(approved: Sequence[Approved], labels: Mapping[str, str]) -> N
             )  # fmt: skip
 
 
-def as_called(items: Sequence[Item]) -> Iterator[Item]:
+def approvals_as_calls(items: Sequence[Item]) -> Iterator[Item]:
     """Replaces each approval request by an mcp_call with its result, which the model reads as any other call. Requests
     without an answer are left out; a call that is about to be carried out has no result yet."""
     requests = {item["id"] for item in items if item["type"] == "mcp_approval_request"}

@@ -7,25 +7,25 @@ import msgspec
 
 from quintet.server.http.ids import new_id
 from quintet.server.http.responses.protocol import McpApprovalRequest, McpCall, McpListTools, McpTool
-from quintet.server.mcp.results import Result
+from quintet.server.mcp.results import ToolResult
 from quintet.server.mcp.server import ServedTool
 
 MAX_CALLS = 64  # per response, even if max_tool_calls is larger
 
 
-class Step(NamedTuple):
+class ResponseEvent(NamedTuple):
     """An event without its number. Source: OpenAI's API reference, "Streaming events"."""
 
     kind: str  # without "response."
     fields: dict[str, Any]
 
 
-class Listed(NamedTuple):
+class ToolList(NamedTuple):
     """The tools of one server that a request may call."""
 
     label: str
     tools: Sequence[ServedTool]
-    asks: frozenset[str] = frozenset()  # names of tools that need approval
+    needs_approval: frozenset[str] = frozenset()  # names of tools that need approval
 
     def item(self) -> McpListTools:
         tools = [
@@ -37,18 +37,18 @@ class Listed(NamedTuple):
         return McpListTools(id=f"mcpl_{new_id()}", server_label=self.label, tools=tools)
 
 
-def listed(item: McpListTools, place: int) -> list[Step]:
+def tool_list_events(item: McpListTools, place: int) -> list[ResponseEvent]:
     """Returns the events of a tool list, which was fetched before the answer began."""
     where = {"item_id": item.id, "output_index": place}
     return [
-        Step("output_item.added", {"output_index": place, "item": msgspec.structs.replace(item, tools=[])}),
-        Step("mcp_list_tools.in_progress", where),
-        Step("mcp_list_tools.completed", where),
-        Step("output_item.done", {"output_index": place, "item": item}),
+        ResponseEvent("output_item.added", {"output_index": place, "item": msgspec.structs.replace(item, tools=[])}),
+        ResponseEvent("mcp_list_tools.in_progress", where),
+        ResponseEvent("mcp_list_tools.completed", where),
+        ResponseEvent("output_item.done", {"output_index": place, "item": item}),
     ]
 
 
-class ServedCall:
+class McpCallBuilder:
     """A call that the model is writing; a tool server then carries it out."""
 
     def __init__(self, name: str, label: str, approval: str | None = None) -> None:
@@ -73,17 +73,17 @@ class ServedCall:
             approval_request_id=self._approval,
         )  # fmt: skip
 
-    def begun(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("mcp_call.in_progress", where)]
+    def start_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
+        return [ResponseEvent("mcp_call.in_progress", where)]
 
-    def more(self, text: str, where: dict[str, Any]) -> Step:
+    def delta_event(self, text: str, where: dict[str, Any]) -> ResponseEvent:
         self._text.append(text)
-        return Step("mcp_call_arguments.delta", {**where, "delta": text})
+        return ResponseEvent("mcp_call_arguments.delta", {**where, "delta": text})
 
-    def ended(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("mcp_call_arguments.done", {**where, "arguments": self.text})]
+    def end_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
+        return [ResponseEvent("mcp_call_arguments.done", {**where, "arguments": self.text})]
 
-    def answered(self, result: Result, status: str, place: int) -> tuple[McpCall, list[Step]]:
+    def result_events(self, result: ToolResult, status: str, place: int) -> tuple[McpCall, list[ResponseEvent]]:
         """Builds the finished item and its events. `status`: completed, failed, or incomplete (malformed, not run)."""
         item = self.item(status)
         if result.failed:
@@ -91,11 +91,11 @@ class ServedCall:
         else:
             item.output = result.text
         kind = "mcp_call.completed" if status == "completed" else "mcp_call.failed"
-        done = Step("output_item.done", {"output_index": place, "item": item})
-        return item, [Step(kind, {"item_id": self.id, "output_index": place}), done]
+        done = ResponseEvent("output_item.done", {"output_index": place, "item": item})
+        return item, [ResponseEvent(kind, {"item_id": self.id, "output_index": place}), done]
 
 
-class AskedCall:
+class ApprovalCallBuilder:
     """A call that the model is writing and that needs approval. It is shown only if complete."""
 
     def __init__(self, name: str, label: str) -> None:

@@ -10,8 +10,8 @@ from quintet.chat.validation import kind_of, list_of, object_of, one_of, refuse_
 from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.mcp_items import Listed
-from quintet.server.mcp.server import ServedTool, ToolServer, Unavailable
+from quintet.server.http.responses.mcp_items import ToolList
+from quintet.server.mcp.server import ServedTool, ToolServer, ToolServerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +36,22 @@ class ServedTools:
     """Tools of one request; tools of tool servers are converted to functions."""
 
     functions: list[Function] | None  # all of them
-    places: Mapping[str, int] = field(default_factory=dict)  # by name, where a tool stands in the request
+    positions: Mapping[str, int] = field(default_factory=dict)  # by name, where a tool stands in the request
     servers: Mapping[str, ToolServer] = field(default_factory=dict)  # by the names of their tools
-    lists: Sequence[Listed] = ()
+    tool_lists: Sequence[ToolList] = ()
 
     @property
     def labels(self) -> dict[str, str]:
         """Server labels by tool name."""
-        return {tool.name: each.label for each in self.lists for tool in each.tools}
+        return {tool.name: each.label for each in self.tool_lists for tool in each.tools}
 
     @property
-    def asks(self) -> frozenset[str]:
+    def needs_approval(self) -> frozenset[str]:
         """Names of tools that need approval."""
-        return frozenset().union(*(each.asks for each in self.lists))
+        return frozenset().union(*(each.needs_approval for each in self.tool_lists))
 
 
-async def serve_tools(service: AppState, tools: Sequence[Any] | None) -> ServedTools:
+async def resolve_tools(service: AppState, tools: Sequence[Any] | None) -> ServedTools:
     """Resolves a request's tools. Raises ParameterError with the field, or ApiError 424 if a tool server fails."""
     asked = {place: each for place, each in enumerate(tools or ()) if _is_served(each)}
     _check_labels(asked)
@@ -100,20 +100,20 @@ def _has_name(tool: Any) -> bool:
     return isinstance(tool, dict) and isinstance(tool.get("name"), str)
 
 
-async def _of(service: AppState, place: int, tool: dict[str, Any]) -> tuple[ToolServer, Listed]:
+async def _of(service: AppState, place: int, tool: dict[str, Any]) -> tuple[ToolServer, ToolList]:
     where = f"tools[{place}]"
     for name, harmless in _LACKING.items():
         if tool.get(name) not in harmless:
             raise ParameterError(f"{where}.{name}", f"is not served: {_OPERATOR}")
     refuse_fields(tool, (*_KEYS, *_LACKING), where)
     label = text_of(tool.get("server_label"), f"{where}.server_label")
-    server = await service.tool_servers.named(label)
+    server = await service.tool_servers.server_named(label)
     if server is None:
         there = ", ".join(service.tool_servers.names) or "none (--tool-server names some)"
         raise ParameterError(f"{where}.server_label", f"{label[:80]!r} is no tool server here; there are: {there}")
     try:
         tools = await server.tools()
-    except Unavailable as error:  # its message has the server's address; only log it
+    except ToolServerUnavailable as error:  # its message has the server's address; only log it
         logger.warning("%s", error)
         raise ApiError(
             424, f"the tool server {label!r} does not answer as it should; the server's log says why", param=where,
@@ -121,7 +121,7 @@ async def _of(service: AppState, place: int, tool: dict[str, Any]) -> tuple[Tool
         ) from None  # fmt: skip
     asks = _asks(tools, tool.get("require_approval"), f"{where}.require_approval")
     tools = _allowed(tools, tool.get("allowed_tools"), f"{where}.allowed_tools")
-    return server, Listed(label, tools, asks)
+    return server, ToolList(label, tools, asks)
 
 
 def _function(tool: ServedTool) -> Function:
@@ -150,7 +150,7 @@ def _allowed(tools: list[ServedTool], given: Any, where: str) -> list[ServedTool
     if given is None:
         return tools
     chosen = _filter(given if isinstance(given, dict) else {"tool_names": given}, where, tools)
-    return [each for each in tools if chosen.takes(each)]
+    return [each for each in tools if chosen.matches(each)]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Filter:
     names: tuple[str, ...] | None = None
     read_only: bool | None = None
 
-    def takes(self, tool: ServedTool) -> bool:
+    def matches(self, tool: ServedTool) -> bool:
         named = self.names is None or tool.name in self.names
         return named and self.read_only in (None, bool(tool.annotations.get("readOnlyHint")))
 
@@ -199,6 +199,6 @@ def _asks(tools: Sequence[ServedTool], given: Any, where: str) -> frozenset[str]
 def _runs(tool: ServedTool, never: _Filter | None, always: _Filter | None) -> bool:
     """True if the tool runs without approval. A tool in both filters needs approval; a tool in neither does if `never`
     is given. An empty `never` filter, for example with a misspelt key, matches no tool."""
-    if always is not None and always.takes(tool):
+    if always is not None and always.matches(tool):
         return False
-    return always is not None if never is None else never != _Filter() and never.takes(tool)
+    return always is not None if never is None else never != _Filter() and never.matches(tool)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from quintet.sampling_params import ParameterError
-from quintet.server.http.responses.mcp_approvals import as_called
+from quintet.server.http.responses.mcp_approvals import approvals_as_calls
 from quintet.server.http.responses.protocol import Item
 
 Message = dict[str, Any]
@@ -19,7 +19,7 @@ def as_messages(items: Sequence[Item]) -> list[Message]:
     """
     messages: list[Message] = []
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
-    for item in _as_functions(as_called(items)):
+    for item in _as_functions(approvals_as_calls(items)):
         kind = item["type"]
         if kind == "function_call_output":
             call = item["call_id"]
@@ -51,10 +51,10 @@ def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, A
             yield item
         elif item["status"] in ("completed", "failed"):
             yield {**item, "type": "function_call", "call_id": item["id"]}
-            yield {"type": "function_call_output", "call_id": item["id"], "output": served_result(item)}
+            yield {"type": "function_call_output", "call_id": item["id"], "output": call_result(item)}
 
 
-def served_result(item: Mapping[str, Any]) -> str:
+def call_result(item: Mapping[str, Any]) -> str:
     """Returns the text of an mcp_call's result or error, for the model."""
     error = item.get("error")
     if error is None:

@@ -7,10 +7,10 @@ import msgspec
 
 from quintet.parsers import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from quintet.server.http.ids import new_id
-from quintet.server.http.openai.logprobs import listed
+from quintet.server.http.openai.logprobs import json_list
 from quintet.server.http.responses.encrypted_content import seal
-from quintet.server.http.responses.mcp_items import AskedCall, Listed, ServedCall, Step
-from quintet.server.http.responses.mcp_items import listed as listed_steps
+from quintet.server.http.responses.mcp_items import ApprovalCallBuilder, McpCallBuilder, ResponseEvent, ToolList
+from quintet.server.http.responses.mcp_items import tool_list_events as listed_steps
 from quintet.server.http.responses.protocol import (
     FunctionCall,
     Item,
@@ -21,7 +21,7 @@ from quintet.server.http.responses.protocol import (
     ReasoningItem,
     ReasoningText,
 )
-from quintet.server.mcp.results import Result
+from quintet.server.mcp.results import ToolResult
 
 
 class _Words:
@@ -36,23 +36,25 @@ class _Words:
         said = status != "in_progress" or self._text
         return OutputMessage(id=self.id, status=status, content=[self._part()] if said else [])
 
-    def begun(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("content_part.added", {**where, "content_index": 0, "part": OutputText(text="")})]
+    def start_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
+        return [ResponseEvent("content_part.added", {**where, "content_index": 0, "part": OutputText(text="")})]
 
-    def more(self, text: str, scores: list[bytes], where: dict[str, Any]) -> Step:
+    def delta_event(self, text: str, scores: list[bytes], where: dict[str, Any]) -> ResponseEvent:
         self._text.append(text)
         self._scores += scores
-        return Step("output_text.delta", {**where, "content_index": 0, "delta": text, "logprobs": listed(scores)})
+        return ResponseEvent(
+            "output_text.delta", {**where, "content_index": 0, "delta": text, "logprobs": json_list(scores)}
+        )
 
-    def ended(self, scores: list[bytes], where: dict[str, Any]) -> list[Step]:
+    def end_events(self, scores: list[bytes], where: dict[str, Any]) -> list[ResponseEvent]:
         """`scores`: log-probabilities of tokens that have no text, such as the stop token."""
         self._scores += scores
         part, where = self._part(), {**where, "content_index": 0}
-        done = Step("output_text.done", {**where, "text": part.text, "logprobs": part.logprobs})
-        return [done, Step("content_part.done", {**where, "part": part})]
+        done = ResponseEvent("output_text.done", {**where, "text": part.text, "logprobs": part.logprobs})
+        return [done, ResponseEvent("content_part.done", {**where, "part": part})]
 
     def _part(self) -> OutputText:
-        return OutputText(text="".join(self._text), logprobs=listed(self._scores))
+        return OutputText(text="".join(self._text), logprobs=json_list(self._scores))
 
 
 class _Thought:
@@ -69,18 +71,18 @@ class _Thought:
         sealed = seal(text) if self._sealed and status != "in_progress" else None
         return ReasoningItem(id=self.id, status=status, content=content, encrypted_content=sealed)
 
-    def begun(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("content_part.added", {**where, "content_index": 0, "part": ReasoningText(text="")})]
+    def start_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
+        return [ResponseEvent("content_part.added", {**where, "content_index": 0, "part": ReasoningText(text="")})]
 
-    def more(self, text: str, where: dict[str, Any]) -> Step:
+    def delta_event(self, text: str, where: dict[str, Any]) -> ResponseEvent:
         self._text.append(text)
-        return Step("reasoning_text.delta", {**where, "content_index": 0, "delta": text})
+        return ResponseEvent("reasoning_text.delta", {**where, "content_index": 0, "delta": text})
 
-    def ended(self, where: dict[str, Any]) -> list[Step]:
+    def end_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
         part, where = ReasoningText(text="".join(self._text)), {**where, "content_index": 0}
         return [
-            Step("reasoning_text.done", {**where, "text": part.text}),
-            Step("content_part.done", {**where, "part": part}),
+            ResponseEvent("reasoning_text.done", {**where, "text": part.text}),
+            ResponseEvent("content_part.done", {**where, "part": part}),
         ]
 
 
@@ -100,18 +102,18 @@ class _Call:
     def item(self, status: str) -> FunctionCall:
         return FunctionCall(id=self.id, status=status, call_id=self._call_id, name=self._name, arguments=self.text)
 
-    def more(self, text: str, where: dict[str, Any]) -> Step:
+    def delta_event(self, text: str, where: dict[str, Any]) -> ResponseEvent:
         self._text.append(text)
-        return Step("function_call_arguments.delta", {**where, "delta": text})
+        return ResponseEvent("function_call_arguments.delta", {**where, "delta": text})
 
-    def ended(self, where: dict[str, Any]) -> list[Step]:
-        return [Step("function_call_arguments.done", {**where, "arguments": self.text})]
-
-
-_Shown = _Words | _Thought | _Call | ServedCall
+    def end_events(self, where: dict[str, Any]) -> list[ResponseEvent]:
+        return [ResponseEvent("function_call_arguments.done", {**where, "arguments": self.text})]
 
 
-class Output:
+_Shown = _Words | _Thought | _Call | McpCallBuilder
+
+
+class OutputBuilder:
     """Converts parser events to output items, in the order of the events."""
 
     def __init__(
@@ -123,12 +125,12 @@ class Output:
         self._done: list[OutputItem] = []
         self._begun = 0  # place of the first item of this round
         self._open: _Shown | None = None
-        self._asked: AskedCall | None = None  # is open instead
-        self.waiting: dict[int, ServedCall] = {}  # output index -> a complete call to carry out
+        self._asked: ApprovalCallBuilder | None = None  # is open instead
+        self.waiting_calls: dict[int, McpCallBuilder] = {}  # output index -> a complete call to carry out
         self._held: list[bytes] = []  # log-probabilities of tokens without text so far
 
     @property
-    def asks_client(self) -> bool:
+    def needs_client(self) -> bool:
         """True if this round called a tool that the client runs or must approve."""
         return any(isinstance(each, FunctionCall | McpApprovalRequest) for each in self._done[self._begun :])
 
@@ -145,48 +147,48 @@ class Output:
         """Returns the current items; `status` is used for the unfinished one."""
         return [*self._done, *([] if self._open is None else [self._open.item(status)])]
 
-    def take(self, heard: Iterable[Event], scores: Sequence[bytes] = ()) -> list[Step]:
+    def add_events(self, heard: Iterable[Event], scores: Sequence[bytes] = ()) -> list[ResponseEvent]:
         """Adds parser events. `scores`: log-probabilities of their tokens, for the open message or the next one."""
         self._held += scores
-        steps: list[Step] = []
+        steps: list[ResponseEvent] = []
         for event in heard:
             steps += self._told(event)
         return steps
 
-    def show(self, lists: Iterable[Listed]) -> list[Step]:
+    def add_tool_lists(self, lists: Iterable[ToolList]) -> list[ResponseEvent]:
         """Adds tool lists, before any other item."""
-        steps: list[Step] = []
+        steps: list[ResponseEvent] = []
         for each in lists:
             steps += listed_steps(item := each.item(), len(self._done))
             self._done.append(item)
         return steps
 
-    def call(self, approved: Item) -> list[Step]:
+    def add_call(self, approved: Item) -> list[ResponseEvent]:
         """Adds a call that the request approved, before the model's output."""
-        call = ServedCall(approved["name"], approved["server_label"], approved["id"])
+        call = McpCallBuilder(approved["name"], approved["server_label"], approved["id"])
         steps = self._enter(call)
-        return [*steps, call.more(approved["arguments"], self._where(call)), *self._leave("completed")]
+        return [*steps, call.delta_event(approved["arguments"], self._where(call)), *self._leave("completed")]
 
-    def pause(self) -> list[Step]:
+    def pause(self) -> list[ResponseEvent]:
         """Closes the open item at the end of a round."""
         return self._leave("completed")
 
-    def answer(self, place: int, result: Result, status: str = "") -> list[Step]:
+    def add_result(self, place: int, result: ToolResult, status: str = "") -> list[ResponseEvent]:
         """Stores the result of a waiting call."""
-        item, steps = self.waiting.pop(place).answered(result, status or _status(result), place)
+        item, steps = self.waiting_calls.pop(place).result_events(result, status or _status(result), place)
         self._done[place] = item
         return steps
 
-    def end(self, status: str) -> list[Step]:
+    def end(self, status: str) -> list[ResponseEvent]:
         """Ends the output. An empty answer becomes one empty message. Waiting calls are not carried out."""
-        steps: list[Step] = []
-        for place in [*self.waiting]:
-            steps += self.answer(place, Result("the answer ended before this call", failed=True))
+        steps: list[ResponseEvent] = []
+        for place in [*self.waiting_calls]:
+            steps += self.add_result(place, ToolResult("the answer ended before this call", failed=True))
         if not self._done and self._open is None and self._asked is None:
             steps = self._enter(_Words())
         return steps + self._leave(status)
 
-    def _told(self, event: Event) -> list[Step]:
+    def _told(self, event: Event) -> list[ResponseEvent]:
         if isinstance(event, CallBegin):
             return self._leave("completed") + self._begin_call(event)
         if self._asked is not None and isinstance(event, CallArguments):
@@ -195,38 +197,38 @@ class Output:
         if isinstance(event, CallEnd):
             return self._leave("completed" if event.complete and self._is_readable() else "incomplete")
         if isinstance(event, CallArguments):
-            assert isinstance(self._open, _Call | ServedCall)
-            return [self._open.more(event.text, self._where(self._open))]
+            assert isinstance(self._open, _Call | McpCallBuilder)
+            return [self._open.delta_event(event.text, self._where(self._open))]
         return self._worded(event)
 
-    def _begin_call(self, begin: CallBegin) -> list[Step]:
+    def _begin_call(self, begin: CallBegin) -> list[ResponseEvent]:
         label = self._served.get(begin.name)
         if label is None:
             return self._enter(_Call(begin))
         if begin.name in self._asks:
-            self._asked = AskedCall(begin.name, label)
+            self._asked = ApprovalCallBuilder(begin.name, label)
             return []
-        return self._enter(ServedCall(begin.name, label))
+        return self._enter(McpCallBuilder(begin.name, label))
 
-    def _worded(self, event: Content | Reasoning) -> list[Step]:
+    def _worded(self, event: Content | Reasoning) -> list[ResponseEvent]:
         steps = []
         if isinstance(event, Content):
             if not isinstance(self._open, _Words):
                 steps = self._leave("completed") + self._enter(_Words())
             assert isinstance(self._open, _Words)
             held, self._held = self._held, []
-            return [*steps, self._open.more(event.text, held, self._where(self._open))]
+            return [*steps, self._open.delta_event(event.text, held, self._where(self._open))]
         if not isinstance(self._open, _Thought):
             steps = self._leave("completed") + self._enter(_Thought(self._sealed))
         assert isinstance(self._open, _Thought)
-        return [*steps, self._open.more(event.text, self._where(self._open))]
+        return [*steps, self._open.delta_event(event.text, self._where(self._open))]
 
-    def _enter(self, item: _Shown) -> list[Step]:
+    def _enter(self, item: _Shown) -> list[ResponseEvent]:
         self._open = item
-        added = Step("output_item.added", {"output_index": len(self._done), "item": item.item("in_progress")})
-        return [added] if isinstance(item, _Call) else [added, *item.begun(self._where(item))]
+        added = ResponseEvent("output_item.added", {"output_index": len(self._done), "item": item.item("in_progress")})
+        return [added] if isinstance(item, _Call) else [added, *item.start_events(self._where(item))]
 
-    def _leave(self, status: str) -> list[Step]:
+    def _leave(self, status: str) -> list[ResponseEvent]:
         if self._asked is not None:
             asked, self._asked = self._asked, None
             return self._ask(asked, status)
@@ -236,49 +238,49 @@ class Output:
         where = self._where(item)
         if isinstance(item, _Words):
             held, self._held = self._held, []
-            steps = item.ended(held, where)
+            steps = item.end_events(held, where)
         else:
-            steps = item.ended(where)
-        if isinstance(item, ServedCall):
+            steps = item.end_events(where)
+        if isinstance(item, McpCallBuilder):
             return steps + self._kept(item, status)
         done = item.item(status)
-        steps.append(Step("output_item.done", {"output_index": len(self._done), "item": done}))
+        steps.append(ResponseEvent("output_item.done", {"output_index": len(self._done), "item": done}))
         self._done.append(done)
         return steps
 
-    def _ask(self, asked: AskedCall, status: str) -> list[Step]:
+    def _ask(self, asked: ApprovalCallBuilder, status: str) -> list[ResponseEvent]:
         """Adds an approval request; a malformed call becomes an incomplete mcp_call instead."""
         if status != "completed":
-            call = ServedCall(asked.name, asked.label)
+            call = McpCallBuilder(asked.name, asked.label)
             steps = self._enter(call)
-            return [*steps, call.more(asked.text, self._where(call)), *self._leave(status)]
+            return [*steps, call.delta_event(asked.text, self._where(call)), *self._leave(status)]
         item = asked.item()
         where = {"output_index": len(self._done), "item": item}
         self._done.append(item)
-        return [Step("output_item.added", where), Step("output_item.done", where)]
+        return [ResponseEvent("output_item.added", where), ResponseEvent("output_item.done", where)]
 
     def _is_readable(self) -> bool:
         """True if the arguments of the ending call decode: the grammar allows some invalid text or numbers."""
         call = self._open if self._asked is None else self._asked
-        assert isinstance(call, _Call | ServedCall | AskedCall)
+        assert isinstance(call, _Call | McpCallBuilder | ApprovalCallBuilder)
         try:
             msgspec.json.decode(call.text or "{}")
         except (msgspec.DecodeError, RecursionError):
             return False
         return True
 
-    def _kept(self, call: ServedCall, status: str) -> list[Step]:
+    def _kept(self, call: McpCallBuilder, status: str) -> list[ResponseEvent]:
         """Queues the call for execution, unless it is malformed."""
         place = len(self._done)
-        self.waiting[place] = call
+        self.waiting_calls[place] = call
         self._done.append(call.item("in_progress"))
         if status == "completed":
             return []
-        return self.answer(place, Result("the call is broken, or was cut off", failed=True), "incomplete")
+        return self.add_result(place, ToolResult("the call is broken, or was cut off", failed=True), "incomplete")
 
     def _where(self, item: _Shown) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self._done)}
 
 
-def _status(result: Result) -> str:
+def _status(result: ToolResult) -> str:
     return "failed" if result.failed else "completed"

@@ -9,7 +9,7 @@ from quintet.chat.reasoning_effort import read_effort
 from quintet.chat.tool_choice import MAX_TOOLS
 from quintet.chat.validation import object_of, one_of
 from quintet.sampling_params import ParameterError
-from quintet.server.http.inputs.body import Body, Lacking
+from quintet.server.http.inputs.body import Body, UnsupportedField
 from quintet.server.http.openai.sampling_protocol import SAMPLING_FIELDS, SamplingBody
 from quintet.server.http.responses.input_schema import INPUT
 
@@ -106,23 +106,25 @@ class CreateResponse(_Shared):
     safety_identifier: str | None = Field(None, description="accepted, not used")
     service_tier: str | None = Field(None, description="accepted, not used: there is one")
 
-    lacking: ClassVar[Mapping[str, Lacking]] = {
-        "conversation": Lacking("conversations are not kept as such; use previous_response_id"),
-        "prompt": Lacking("prompt templates are not kept; send the text"),
-        "context_management": Lacking("conversations are not compacted; truncation drops the oldest messages", ([],)),
-        "moderation": Lacking("nothing is moderated"),
-        "background_options": Lacking("a response in the background starts as soon as it can", ({},)),
-        "prompt_cache_options": Lacking("the prefix cache needs no marks: what fits is found", ({},)),
-        "image": Lacking("models here read text alone"),
-        "access_programs": Lacking("there are none"),
-        "n": Lacking("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
-        "logprob_token_ids": Lacking("use /v1/chat/completions, or top_logprobs for the likeliest"),
-        "request_id": Lacking(
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {
+        "conversation": UnsupportedField("conversations are not kept as such; use previous_response_id"),
+        "prompt": UnsupportedField("prompt templates are not kept; send the text"),
+        "context_management": UnsupportedField(
+            "conversations are not compacted; truncation drops the oldest messages", ([],)
+        ),
+        "moderation": UnsupportedField("nothing is moderated"),
+        "background_options": UnsupportedField("a response in the background starts as soon as it can", ({},)),
+        "prompt_cache_options": UnsupportedField("the prefix cache needs no marks: what fits is found", ({},)),
+        "image": UnsupportedField("models here read text alone"),
+        "access_programs": UnsupportedField("there are none"),
+        "n": UnsupportedField("a response is one answer; send several requests, or use /v1/chat/completions", (1,)),
+        "logprob_token_ids": UnsupportedField("use /v1/chat/completions, or top_logprobs for the likeliest"),
+        "request_id": UnsupportedField(
             "a response's id is the server's own; the header X-Request-Id names the request in the log"
         ),
-        "max_tokens": Lacking("it is called max_output_tokens in this API"),
-        "messages": Lacking("it is called input in this API"),
-        "response_format": Lacking("it is called text.format in this API"),
+        "max_tokens": UnsupportedField("it is called max_output_tokens in this API"),
+        "messages": UnsupportedField("it is called input in this API"),
+        "response_format": UnsupportedField("it is called text.format in this API"),
     }
 
 
@@ -151,9 +153,9 @@ class CountInput(_Counted):
         None, description="text, or a list of messages; may be left out beside previous_response_id"
     )
 
-    lacking: ClassVar[Mapping[str, Lacking]] = {
-        "conversation": CreateResponse.lacking["conversation"],
-        "personality": Lacking("a model has one; say in instructions how it shall talk"),
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {
+        "conversation": CreateResponse.unsupported_fields["conversation"],
+        "personality": UnsupportedField("a model has one; say in instructions how it shall talk"),
     }
 
 
@@ -165,7 +167,7 @@ def check_count(body: CountInput) -> None:
     _check_reasoning(body.reasoning)
 
 
-def check(body: CreateResponse) -> None:
+def check_body(body: CreateResponse) -> None:
     """Checks constraints that the types do not express. Raises ParameterError."""
     _check_text(body.text)
     _check_reasoning(body.reasoning)

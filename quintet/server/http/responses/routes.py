@@ -17,20 +17,20 @@ from quintet.server.http.errors import ApiError
 from quintet.server.http.inputs.body import read_body
 from quintet.server.http.inputs.unknown_fields import refuse_query
 from quintet.server.http.middleware.auth import owner_of
-from quintet.server.http.openai.logprobs import Writer
-from quintet.server.http.openapi import documented
-from quintet.server.http.respond import json_response, read_response, service_of, stream_response
-from quintet.server.http.responses.background import Run
+from quintet.server.http.openai.logprobs import LogprobsWriter
+from quintet.server.http.openapi import documents_route
+from quintet.server.http.respond import app_state_of, json_response, read_response, stream_response
+from quintet.server.http.responses.background import BackgroundRun
 from quintet.server.http.responses.conversation import ConversationPlan, count_input, make_plan
-from quintet.server.http.responses.output import Output
+from quintet.server.http.responses.output import OutputBuilder
 from quintet.server.http.responses.protocol import InputTokens, Item, ItemList, ResponseDeleted, ResponseObject
-from quintet.server.http.responses.request import CountInput, CreateResponse, check, check_count, wants_sealed
-from quintet.server.http.responses.response_builder import Events, Reply, Score
-from quintet.server.http.responses.store import Store, Stored
-from quintet.server.http.responses.tool_loop import Rounds
-from quintet.server.http.responses.tools import shown
+from quintet.server.http.responses.request import CountInput, CreateResponse, check_body, check_count, wants_sealed
+from quintet.server.http.responses.response_builder import ResponseEventWriter, ResponseReply, ScoreOutput
+from quintet.server.http.responses.store import ResponseStore, StoredResponse
+from quintet.server.http.responses.tool_loop import ResponseRounds
+from quintet.server.http.responses.tools import response_tools
 from quintet.server.http.sse import encode
-from quintet.server.http.usage import tally_of
+from quintet.server.http.usage import usage_of
 
 router = APIRouter()
 
@@ -38,22 +38,22 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _UNUSED = ("include", "include[]", "include_obfuscation")  # query parameters that clients send and that have no effect
 
 
-def store_of(http: HttpRequest) -> Store:
+def store_of(http: HttpRequest) -> ResponseStore:
     """Returns this process's response store, created on first use."""
     state = http.app.state
     if not hasattr(state, "responses"):
-        state.responses = Store(service_of(http).name)
-    store: Store = state.responses
+        state.responses = ResponseStore(app_state_of(http).name)
+    store: ResponseStore = state.responses
     return store
 
 
 @router.post("/v1/responses")
-@documented(body=CreateResponse, answer=ResponseObject, stream=dict)
+@documents_route(body=CreateResponse, answer=ResponseObject, stream=dict)
 async def create_response(http: HttpRequest) -> Response:
     """Creates a response, and stores it so that it can be fetched and continued."""
-    service, store = service_of(http), store_of(http)
+    service, store = app_state_of(http), store_of(http)
     body = await read_body(http, CreateResponse)
-    check(body)
+    check_body(body)
     service.check_model(body.model)
     service.check_ready()
     plan = await make_plan(service, store, body, owner_of(http))
@@ -61,15 +61,15 @@ async def create_response(http: HttpRequest) -> Response:
     if body.background:
         return await making.in_background()
     if body.stream:
-        return await stream_response(service, http, [plan.ask], making.events, making.failed, plan.waits)
-    return await read_response(service, http, [plan.ask], making.whole, plan.waits)
+        return await stream_response(service, http, [plan.request], making.events, making.failed, plan.runs_calls_first)
+    return await read_response(service, http, [plan.request], making.run_whole, plan.runs_calls_first)
 
 
 @router.post("/v1/responses/input_tokens")
-@documented(body=CountInput, answer=InputTokens)
+@documents_route(body=CountInput, answer=InputTokens)
 async def count_input_tokens(http: HttpRequest) -> Response:
     """Counts the input tokens of a response, of any length."""
-    service = service_of(http)
+    service = app_state_of(http)
     body = await read_body(http, CountInput)
     check_count(body)
     service.check_model(body.model)
@@ -88,91 +88,95 @@ async def compact_response() -> Response:
 class _Making:
     """Creates one response: whole, streamed, or in the background."""
 
-    def __init__(self, http: HttpRequest, store: Store, body: CreateResponse, plan: ConversationPlan) -> None:
-        self.tally, self._owner = tally_of(http), owner_of(http)
-        self._service, self._store, self._body, self._plan = service_of(http), store, body, plan
-        service, params = self._service, plan.ask.params
+    def __init__(self, http: HttpRequest, store: ResponseStore, body: CreateResponse, plan: ConversationPlan) -> None:
+        self.usage_counts, self._owner = usage_of(http), owner_of(http)
+        self._service, self._store, self._body, self._plan = app_state_of(http), store, body, plan
+        service, params = self._service, plan.request.params
         model = body.model or service.model_names[0]
-        self.reply = Reply(
-            begin(body, params, model, store.new_id()),
-            OutputParser(plan.listening),
-            service.turns,
+        self.reply = ResponseReply(
+            initial_response(body, params, model, store.new_id()),
+            OutputParser(plan.output_format),
+            service.cooperative,
             _score(service, params),
-            Output(wants_sealed(body), plan.served.labels, plan.served.asks),
+            OutputBuilder(wants_sealed(body), plan.served_tools.labels, plan.served_tools.needs_approval),
         )
-        self._events = Events(self.reply)
-        self._rounds = Rounds(service, body, plan, self.reply, self.tally)
-        self._stored: Stored | None = None
-        if not plan.waits:
-            self.tally.ask([plan.ask])
+        self._events = ResponseEventWriter(self.reply)
+        self._rounds = ResponseRounds(service, body, plan, self.reply, self.usage_counts)
+        self._stored: StoredResponse | None = None
+        if not plan.runs_calls_first:
+            self.usage_counts.count_prompts([plan.request])
 
-    def keep(self) -> None:
+    def store_response(self) -> None:
         """Stores the response, unless the request has store=false."""
         if self._body.store is False:
             return
         stored = self._stored or self._begun()
         stored.item_ids = self._item_ids()
-        stored.response = encode(self.reply.object())
+        stored.response = encode(self.reply.response())
         self._store.put(stored)
 
-    def _begun(self) -> Stored:
-        return Stored(self.reply.id, self._owner, encode(self._plan.said.items), item_ids=self._item_ids())
+    def _begun(self) -> StoredResponse:
+        return StoredResponse(
+            self.reply.id, self._owner, encode(self._plan.conversation.items), item_ids=self._item_ids()
+        )
 
     def _item_ids(self) -> tuple[str, ...]:
-        return (*self._plan.said.new_ids, *self.reply.item_ids)
+        return (*self._plan.conversation.new_ids, *self.reply.item_ids)
 
-    async def whole(self, call: EngineCall) -> ResponseObject:
+    async def run_whole(self, call: EngineCall) -> ResponseObject:
         async for _ in self._rounds.steps(call):
             pass
         self.reply.end()
-        self.keep()
-        return self.reply.object()
+        self.store_response()
+        return self.reply.response()
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
         """Yields the events of a stream that ends with its connection."""
         for each in self._events.begin():
             yield each
-        async for made in self._events.told(self._rounds.steps(call)):
-            if self.reply.over:
-                self.keep()
+        async for made in self._events.all_events(self._rounds.steps(call)):
+            if self.reply.is_over:
+                self.store_response()
             for each in made:
                 yield each
 
     def failed(self, error: ApiError) -> bytes:
         """Returns the last event of a stream that failed."""
-        if self.reply.over:  # what failed is the sending
+        if self.reply.is_over:  # what failed is the sending
             return b""
         last = self._events.fail(error)
-        self.keep()
+        self.store_response()
         return last
 
     async def in_background(self) -> Response:
         """Starts the response in the background; it does not need a connected client."""
-        call = self._service.call(None, [self._plan.ask], self._owner, self._plan.waits)
+        call = self._service.call(None, [self._plan.request], self._owner, self._plan.runs_calls_first)
         await call.__aenter__()
         stored = self._begun()
-        stored.run = run = Run(call, self._events, self._events.told(self._rounds.steps(call)), self._run_ended)
+        stored.run = run = BackgroundRun(
+            call, self._events, self._events.all_events(self._rounds.steps(call)), self._run_ended
+        )
         self._stored = stored
         self._store.put(stored)
         if self._body.stream:
             return _followed(run)
-        return json_response(self.reply.object())
+        return json_response(self.reply.response())
 
     def _run_ended(self) -> None:
-        if self._stored is not None and self._store.holds(self._stored):  # it may have been deleted
-            self.keep()
+        if self._stored is not None and self._store.contains(self._stored):  # it may have been deleted
+            self.store_response()
 
 
-def _score(service: AppState, params: SamplingParams) -> Score | None:
+def _score(service: AppState, params: SamplingParams) -> ScoreOutput | None:
     """Returns a function for the log-probabilities of an output; None if not requested."""
     if params.logprobs is None:
         return None
-    writer = Writer(service.backend.tokenizer, service.turns, params)
+    writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params)
     return lambda output: writer.chat(output.token_ids, output.logprobs or [])
 
 
 @router.get("/v1/responses/{response_id}")
-@documented(answer=ResponseObject, stream=dict)
+@documents_route(answer=ResponseObject, stream=dict)
 async def retrieve_response(
     http: HttpRequest,
     response_id: str,
@@ -194,7 +198,7 @@ async def retrieve_response(
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-@documented(answer=ItemList)
+@documents_route(answer=ItemList)
 async def list_input_items(
     http: HttpRequest,
     response_id: str,
@@ -218,7 +222,7 @@ async def list_input_items(
 
 
 @router.delete("/v1/responses/{response_id}")
-@documented(answer=ResponseDeleted)
+@documents_route(answer=ResponseDeleted)
 async def delete_response(http: HttpRequest, response_id: str) -> Response:
     """Deletes a response; cancels it if it still runs."""
     stored = store_of(http).delete(response_id, owner_of(http))
@@ -228,7 +232,7 @@ async def delete_response(http: HttpRequest, response_id: str) -> Response:
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-@documented(answer=ResponseObject)
+@documents_route(answer=ResponseObject)
 async def cancel_response(http: HttpRequest, response_id: str) -> Response:
     """Cancels a background response, and returns it."""
     stored = store_of(http).get(response_id, owner_of(http))
@@ -241,17 +245,17 @@ async def cancel_response(http: HttpRequest, response_id: str) -> Response:
     return _shown(stored)
 
 
-def _shown(stored: Stored) -> Response:
+def _shown(stored: StoredResponse) -> Response:
     if stored.run is not None and stored.running:
-        return json_response(stored.run.reply.object())
+        return json_response(stored.run.reply.response())
     return Response(stored.response, media_type="application/json")
 
 
-def _followed(run: Run, after: int = -1) -> Response:
-    return StreamingResponse(run.follow(after), media_type="text/event-stream", headers=_STREAM_HEADERS)
+def _followed(run: BackgroundRun, after: int = -1) -> Response:
+    return StreamingResponse(run.events_after(after), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
-def begin(body: CreateResponse, params: SamplingParams, model: str, response_id: str) -> ResponseObject:
+def initial_response(body: CreateResponse, params: SamplingParams, model: str, response_id: str) -> ResponseObject:
     """Returns the response object before any output."""
     return ResponseObject(
         id=response_id,
@@ -270,7 +274,7 @@ def begin(body: CreateResponse, params: SamplingParams, model: str, response_id:
         store=body.store is not False,
         temperature=params.temperature,
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=shown(body.tools),
+        tools=response_tools(body.tools),
         text={"format": (body.text or {}).get("format") or {"type": "text"}},
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,

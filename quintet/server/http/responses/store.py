@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quintet.server.http.errors import ApiError
 from quintet.server.http.ids import new_id
-from quintet.server.http.responses.background import Run
+from quintet.server.http.responses.background import BackgroundRun
 
 MAX_RESPONSES = 10_000  # keys and objects then take some MB
 MAX_BYTES = 128 * 2**20  # about the memory of an API process itself; holds 1000 long conversations of 100 KB
@@ -16,22 +16,22 @@ _INDEXED = 200  # bytes of one entry in the index of item ids
 
 
 @dataclass(eq=False)
-class Stored:
+class StoredResponse:
     """One response and the items before it, as JSON; a conversation continues from both."""
 
     id: str
     owner: str  # identifies the API key that created it; other keys cannot find it
     items: bytes  # JSON
     response: bytes = b""  # JSON; empty while it runs
-    run: Run | None = None  # of a background response; its events stay, so that they can be read again
+    run: BackgroundRun | None = None  # of a background response; its events stay, so that they can be read again
     since: float = 0.0  # when it was stored, or ended
     item_ids: tuple[str, ...] = ()  # new items of its input, and its output items
 
     @property
     def running(self) -> bool:
-        return self.run is not None and not self.run.over
+        return self.run is not None and not self.run.is_over
 
-    def says(self, item_id: str) -> bool:
+    def has_item(self, item_id: str) -> bool:
         """True if the item belongs to this running response."""
         return self.run is not None and self.running and item_id in self.run.reply.item_ids
 
@@ -41,7 +41,7 @@ class Stored:
         return len(self.items) + len(self.response) + events + _INDEXED * len(self.item_ids)
 
 
-class Store:
+class ResponseStore:
     """Responses of one API process. Their ids contain its name: other processes do not have them."""
 
     def __init__(
@@ -55,10 +55,10 @@ class Store:
         self._process = process
         self._max_responses, self._max_bytes, self._max_age = max_responses, max_bytes, max_age
         self._clock = clock
-        self._running: dict[str, Stored] = {}
-        self._ended: dict[str, Stored] = {}  # oldest first
+        self._running: dict[str, StoredResponse] = {}
+        self._ended: dict[str, StoredResponse] = {}  # oldest first
         self._ended_size = 0
-        self._holders: dict[str, Stored] = {}  # by the ids of items
+        self._holders: dict[str, StoredResponse] = {}  # by the ids of items
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
@@ -72,7 +72,7 @@ class Store:
         """Returns an unguessable response id: clients that share an API key can read each response by its id."""
         return f"{_PREFIX}_{self._process}_{new_id()}"
 
-    def put(self, stored: Stored) -> None:
+    def put(self, stored: StoredResponse) -> None:
         """Stores the response and evicts the oldest ones. A background response is put again when it has ended."""
         if stored.running:
             self._running[stored.id] = stored
@@ -85,7 +85,7 @@ class Store:
         self._holders.update((item_id, stored) for item_id in stored.item_ids)
         self._trim()
 
-    def get(self, response_id: str, owner: str) -> Stored:
+    def get(self, response_id: str, owner: str) -> StoredResponse:
         """Returns a response. Raises ApiError 404 with the possible reasons."""
         self._trim()
         stored = self._running.get(response_id) or self._ended.get(response_id)
@@ -93,15 +93,15 @@ class Store:
             raise ApiError(404, self._why_not(response_id), param="response_id", code="response_not_found")
         return stored
 
-    def holder(self, item_id: str, owner: str) -> Stored | None:
+    def response_of(self, item_id: str, owner: str) -> StoredResponse | None:
         """Returns the response that an item first came with. Both are deleted together, even if it was repeated."""
         self._trim()
         stored = self._holders.get(item_id) or next(
-            filter(lambda each: each.says(item_id), self._running.values()), None
+            filter(lambda each: each.has_item(item_id), self._running.values()), None
         )
         return stored if stored is not None and stored.owner == owner else None
 
-    def delete(self, response_id: str, owner: str) -> Stored:
+    def delete(self, response_id: str, owner: str) -> StoredResponse:
         stored = self.get(response_id, owner)
         if self._running.pop(response_id, None) is None:
             self._drop(stored)
@@ -109,7 +109,7 @@ class Store:
             self._forget_items(stored)
         return stored
 
-    def holds(self, stored: Stored) -> bool:
+    def contains(self, stored: StoredResponse) -> bool:
         return stored.id in self._running or stored.id in self._ended
 
     def _trim(self) -> None:
@@ -121,12 +121,12 @@ class Store:
                 break
             self._drop(oldest)
 
-    def _drop(self, stored: Stored) -> None:
+    def _drop(self, stored: StoredResponse) -> None:
         del self._ended[stored.id]
         self._ended_size -= stored.size
         self._forget_items(stored)
 
-    def _forget_items(self, stored: Stored) -> None:
+    def _forget_items(self, stored: StoredResponse) -> None:
         for item_id in stored.item_ids:
             self._holders.pop(item_id, None)
 

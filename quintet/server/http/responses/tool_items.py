@@ -58,7 +58,7 @@ def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], 
     }
 
 
-def read_thought(item: Mapping[str, Any], where: str) -> Item:
+def read_reasoning(item: Mapping[str, Any], where: str) -> Item:
     """Clients may give the text back, its sealed form, or a summary."""
     check_fields(item, where, _THOUGHT)
     content = _texts(item, "content", "reasoning_text", where)
@@ -77,7 +77,7 @@ def read_thought(item: Mapping[str, Any], where: str) -> Item:
     }
 
 
-def read_served_call(item: Mapping[str, Any], where: str) -> Item:
+def read_mcp_call(item: Mapping[str, Any], where: str) -> Item:
     """Reads an mcp_call. Its output is what the client sends, and is not verified."""
     check_fields(item, where, _SERVED)
     status = item.get("status")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from quintet.chat.tool_choice import ToolChoice, allowed, distinct, name_of, of_mode, tool_of
+from quintet.chat.tool_choice import ToolChoice, allowed_tools, distinct, name_of, of_mode, tool_of
 from quintet.chat.validation import kind_of, one_of, refuse_fields, text_of
 from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
@@ -48,11 +48,11 @@ def read_tools(tools: Any, choice: Any) -> ToolChoice:
     kind = _check_type(choice.get("type"), "tool_choice.type", ("function", "allowed_tools"))
     if kind == "allowed_tools":
         refuse_fields(choice, ("type", "mode", "tools"), "tool_choice")
-        return allowed(known, choice, "tool_choice", _name)
+        return allowed_tools(known, choice, "tool_choice", _name)
     return ToolChoice(known, "required", _name(choice, "tool_choice", {each.name for each in known}))
 
 
-def shown(tools: Any) -> list[dict[str, Any]]:
+def response_tools(tools: Any) -> list[dict[str, Any]]:
     """Returns the tools for the response object: clients require each of these fields."""
     return [each if each["type"] == "mcp" else {"parameters": None, "strict": None, **each} for each in tools or ()]
 

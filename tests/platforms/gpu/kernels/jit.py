@@ -129,14 +129,14 @@ def pretend(front: FrontEnd) -> None:
 
     from quintet.platforms.gpu import providers
     from quintet.platforms.gpu.kernels import chips, matmul
-    from quintet.platforms.gpu.kernels.attention_layer import Limits
+    from quintet.platforms.gpu.kernels.attention_layer import DeviceLimits
     from quintet.platforms.gpu.ops import attention as triton_attention
     from quintet.platforms.gpu.ops import probe as triton_probe
 
     providers.register()
     host = torch.device("cpu")
-    assert chips.cut_for(host) == chips.CUTS["cuda", 32], "tables on the host are not those of an H100"
-    limits, trial = Limits(SHARED, PROCESSORS, e4m3=True), triton_attention.trial
+    assert chips.chip_limits_for(host) == chips.CUTS["cuda", 32], "tables on the host are not those of an H100"
+    limits, trial = DeviceLimits(SHARED, PROCESSORS, e4m3=True), triton_attention.trial
 
     def tried(spec: Any, device: torch.device) -> str | None:
         trial(spec, device)  # its results are zeros
@@ -191,7 +191,7 @@ def models(every: bool) -> Iterator[Case]:
 def _modelled(family: str, name: str, dtype: torch.dtype) -> str | None:
     """Runs three prompts in one step, then two tokens each."""
     from quintet.config import EngineConfig
-    from quintet.conformance.harness.worker_runner import Runner, random_prompts
+    from quintet.conformance.harness.worker_runner import WorkerRunner, random_prompts
     from quintet.ops.registry import Op
     from quintet.platforms.gpu.providers import PRIORITY
     from quintet_tools.checkpoints.tiny import variant
@@ -201,7 +201,7 @@ def _modelled(family: str, name: str, dtype: torch.dtype) -> str | None:
         op.probes.update({each: _yes if each in PROVIDERS else _no for each in op.probes})
     members = {"_fake": FakeRuntime(), "op_priority": PRIORITY}
     platform = type("Device", (FakeGPU,), members)(EngineConfig(max_num_seqs=4))
-    Runner(variant(family, name), platform, dtype).greedy(random_prompts(3, (9, 1, 17), 101), 3)
+    WorkerRunner(variant(family, name), platform, dtype).greedy(random_prompts(3, (9, 1, 17), 101), 3)
     return f"attention by torch: {platform._refused}" if platform._fallen else None
 
 

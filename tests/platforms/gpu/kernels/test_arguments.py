@@ -23,7 +23,7 @@ if needs_triton().type != "cpu":
     pytest.skip("these tests look at what Triton's interpreter is called with", allow_module_level=True)
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.kernels import attention
-from quintet.platforms.gpu.kernels.attention_layer import Limits
+from quintet.platforms.gpu.kernels.attention_layer import DeviceLimits
 from quintet.platforms.gpu.ops import attention as triton_attention
 from tests.platforms.gpu.kernels import aot
 
@@ -143,7 +143,7 @@ def test_long_prompts_in_large_groups_stay_within_a_grid(
     context = StepContext(Batch(row, row, row, torch.tensor([0, tokens], dtype=torch.int32), row, (group,)), group)
     q = torch.zeros(1, heads, 64, dtype=torch.float16).expand(tokens, -1, -1)
     monkeypatch.setattr(torch, "empty", lambda shape, **kind: torch.zeros((), **kind).expand(shape))
-    triton_attention.attend(q, torch.zeros(2, 2, kv_heads, 16, 64).half(), context, of, None, Limits())
+    triton_attention.attend(q, torch.zeros(2, 2, kv_heads, 16, 64).half(), context, of, None, DeviceLimits())
     assert len(grids.asked) == 3
     assert all(0 < axis <= 65_535 for grid in grids.asked for axis in grid[1:]), grids.asked
     assert all(grid[0] < 2**31 for grid in grids.asked)

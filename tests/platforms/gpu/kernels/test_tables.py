@@ -13,12 +13,12 @@ from tests.helpers.platforms.triton import needs_triton, randn
 pytest.importorskip("triton")
 from benchmarks import gpu_sweep
 from quintet.platforms.gpu.kernels import attention, attention_split, chips, quantized
-from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits
+from quintet.platforms.gpu.kernels.attention_layer import AttentionLayer, DeviceLimits
 from quintet.platforms.gpu.ops import attention as triton_attention
 from quintet.platforms.gpu.ops import torch_linear as torch_products
 
 DEVICE = needs_triton()
-LLAMA = Layer(32, 8, 128, 16, "bf16")
+LLAMA = AttentionLayer(32, 8, 128, 16, "bf16")
 WHOLE: dict[str, Any] = {
     "chip": "NVIDIA H100 80GB HBM3", "measured": {"date": "2026-11-27"}, "rows": {"FEW": 3, "FEW_EACH": 0},
     "split": 512, "decode": {str(LLAMA): {"slots": 32, "warps": 8, "stages": 3}},
@@ -31,11 +31,11 @@ here = pytest.mark.skipif(DEVICE.type != "cpu", reason="a clock of our own, for 
 def test_every_shipped_table_is_one() -> None:
     for path in chips.TABLES.glob("*"):
         table = chips.checked(json.loads(path.read_text()))
-        assert chips.place_of(table.chip) == path and chips.table_of(table.chip).chip == table.chip
+        assert chips.table_path(table.chip) == path and chips.table_of(table.chip).chip == table.chip
 
 
 def test_a_table_is_found_by_the_chips_name(tmp_path: Path) -> None:
-    path = chips.place_of("NVIDIA H100 80GB HBM3", tmp_path)
+    path = chips.table_path("NVIDIA H100 80GB HBM3", tmp_path)
     assert path.name == "nvidia_h100_80gb_hbm3.json" and chips.table_of("NVIDIA H100 80GB HBM3", tmp_path).split == 0
     path.write_text(json.dumps(WHOLE))
     assert chips.table_of("NVIDIA H100 80GB HBM3", tmp_path).split == 512
@@ -56,7 +56,7 @@ def test_a_table_is_found_by_the_chips_name(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_names_and_other_numbers_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
-    chips.place_of("X 1", tmp_path).write_text(json.dumps(given))
+    chips.table_path("X 1", tmp_path).write_text(json.dumps(given))
     with pytest.raises(ValueError, match="x_1.json: ") as caught:
         chips.table_of("X 1", tmp_path)
     assert said in str(caught.value)
@@ -64,7 +64,7 @@ def test_unknown_names_and_other_numbers_are_refused(given: dict[str, Any], said
 
 def test_kernels_go_by_it() -> None:
     """Each layer and each kind of weight by its own entry; all others choose for themselves."""
-    ours, other = Limits(), replace(LLAMA, dim=64)
+    ours, other = DeviceLimits(), replace(LLAMA, dim=64)
     tuned = replace(ours, cut=replace(ours.cut, table=chips.checked(WHOLE)))
     decode = attention_split.split_blocks(LLAMA, tuned)
     assert (decode.slots, decode.warps, decode.stages) == (32, 8, 3)
@@ -73,7 +73,7 @@ def test_kernels_go_by_it() -> None:
     assert (prompts.rows, prompts.slots, prompts.warps, prompts.stages) == (64, 128, 4, 2)
     for blocks in (attention_split.split_blocks, attention.tile_blocks):
         assert blocks(other, tuned) == blocks(other, ours)
-    assert quantized.tile_for(7, False, "int4", tuned.cut) == quantized.Tile(16, 128, 8, 5)
+    assert quantized.tile_for(7, False, "int4", tuned.cut) == quantized.ProductTile(16, 128, 8, 5)
     for tokens, kind in ((17, "int4"), (7, "int8"), (7, "")):
         assert quantized.tile_for(tokens, False, kind, tuned.cut) == quantized.tile_for(tokens, False, kind, ours.cut)
     with gpu_sweep.trying(WHOLE):
@@ -86,7 +86,7 @@ def test_kernels_go_by_it() -> None:
 
 def test_names_of_weights() -> None:
     scales = torch.ones(1, 1)
-    packed = quantized.Packed(torch.zeros(1, 64), scales, 1, 4)
+    packed = quantized.PackedWeight(torch.zeros(1, 64), scales, 1, 4)
     assert packed.named(False) == "int4" and replace(packed, bits=8).named(True) == "int8a8"
     assert replace(packed, bits=8, kind=torch.float8_e4m3fn).named(True) == "fp8a8"
     assert replace(packed, table=(1.0,)).named(False) == "table4"
@@ -97,7 +97,7 @@ class Clock:
     to 16 rows, and no product by torch of whole numbers."""
 
     def __call__(self, call: Any, device: torch.device, rounds: int) -> float:
-        table = chips.cut_for(device).table
+        table = chips.chip_limits_for(device).table
         seconds = 1.0 if table.split == 512 else 1.5
         for section, name, best in (("decode", "slots", 32), ("prompts", "rows", 64), ("products", "outputs", 32)):
             if any(values[name] == best for values in getattr(table, section).values()):
@@ -128,16 +128,16 @@ def test_one_command_writes_the_table(tmp_path: Path, monkeypatch: pytest.Monkey
         lambda call, device, rounds: call * 1e-6 if isinstance(call, int) else clock(call, device, rounds), True,
     )  # fmt: skip
     table = gpu_sweep.tune(place)
-    tiny = str(Layer(4, 2, 16, 16, "bf16"))
+    tiny = str(AttentionLayer(4, 2, 16, 16, "bf16"))
     assert table["chip"] == "interpreter" and table["rows"] == {"FEW": 16, "FEW_BLOCKS": 0}
     assert table["split"] == 512 and table["decode"] == {tiny: {"slots": 32, "warps": 4, "stages": 2}}
     assert table["prompts"] == {tiny: {"rows": 64, "slots": 64, "warps": 8, "stages": 2}}
     assert table["products"] == {"int4 16": {"tokens": 16, "outputs": 32, "warps": 4, "stages": 3}}
     assert sorted(table["measured"]) == ["date", "torch", "triton"]
-    chips.place_of("interpreter", tmp_path).write_text(json.dumps(table))
+    chips.table_path("interpreter", tmp_path).write_text(json.dumps(table))
     assert chips.table_of("interpreter", tmp_path).split == 512
     assert {each["section"] for each in notes if each["kind"] == "choice"} == {"split", "decode", "prompts", "products"}
-    assert chips.cut_for(DEVICE).table is chips.NOTHING, "nothing is left behind"
+    assert chips.chip_limits_for(DEVICE).table is chips.NOTHING, "nothing is left behind"
 
 
 @here
@@ -145,14 +145,14 @@ def test_a_choice_that_errs_or_does_not_run_is_left_out(monkeypatch: pytest.Monk
     notes: list[dict[str, Any]] = []
 
     def call() -> torch.Tensor:
-        split = chips.cut_for(DEVICE).table.split
+        split = chips.chip_limits_for(DEVICE).table.split
         if split == 64:
             raise RuntimeError("out of resource: shared memory")
         return randn(4, 4) * (2 if split == 128 else 1)
 
     place = gpu_sweep.Place(
         DEVICE, lambda **values: notes.append(values),
-        lambda call, device, rounds: 1.0 / (1 + chips.cut_for(device).table.split % 512), True,
+        lambda call, device, rounds: 1.0 / (1 + chips.chip_limits_for(device).table.split % 512), True,
     )  # fmt: skip
     question = gpu_sweep.Question("split", "", (64, 128, 512), [call])
     assert gpu_sweep.answer({"chip": "x"}, question, place) == {"chip": "x"}

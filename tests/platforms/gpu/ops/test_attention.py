@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from quintet.conformance.cases import model_ops as cases
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, Batch, HostBatch, HostGroup, ShapeBucket, StepContext
 from quintet.ops import Op, bind
-from quintet.ops.attention import mixer, row_width, stored, widened
-from quintet.platforms.gpu.attention import GraphAttention, Planning, single
+from quintet.ops.attention import from_cache_rows, mixer, row_width, to_cache_rows
+from quintet.platforms.gpu.attention import GraphAttention, PlannerRegistry, single
 from tests.helpers.platforms.triton import needs_triton, triton_op, uploaded
 
 pytest.importorskip("triton")
 from quintet.platforms.gpu.kernels import attention_split
-from quintet.platforms.gpu.kernels.attention_layer import Layer, Limits, fitting
+from quintet.platforms.gpu.kernels.attention_layer import AttentionLayer, DeviceLimits, fitting
 from quintet.platforms.gpu.ops import attention as triton_attention
 
 DEVICE = needs_triton()
@@ -42,12 +42,19 @@ TYPES = [
 # heads, KV heads, head dim, page size: odd groups, heads that fill no block, a group larger than a tensor core's rows
 SHAPES = ((6, 2, 16, 16), (5, 1, 20, 8), (2, 2, 32, 32), (20, 1, 8, 16))
 # one token and several tokens in one step; contexts of one split and of three
-MIX = [Request(40, 1), Request(0, 21), Request(130, 5), Request(520, 1), Request(3, 1), Request(60, 30)]
+MIX = [
+    AttentionRequest(40, 1),
+    AttentionRequest(0, 21),
+    AttentionRequest(130, 5),
+    AttentionRequest(520, 1),
+    AttentionRequest(3, 1),
+    AttentionRequest(60, 30),
+]
 ROUNDINGS = {torch.float32: 20, torch.bfloat16: 3, torch.float16: 3}  # of the type, at the size of the result
 
 
-def batched(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, StepContext]:
-    cache = Cache(of, [r.cached + r.new for r in requests])
+def batched(of: AttentionSpec, requests: list[AttentionRequest]) -> tuple[Tensor, Tensor, StepContext]:
+    cache = RandomKVCache(of, [r.cached + r.new for r in requests])
     q, context = cache.batch(dict(enumerate(requests)))
     return q, cache.kv, context
 
@@ -61,7 +68,7 @@ def attend(q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Te
     return got
 
 
-def attend_within(limits: Limits, q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Tensor:
+def attend_within(limits: DeviceLimits, q: Tensor, kv: Tensor, context: StepContext, of: AttentionSpec) -> Tensor:
     """With kernels as they are made for a device of these limits."""
     q, kv, context = uploaded((q, kv, context), DEVICE)
     return triton_attention.attend(q, kv, context, of, None, limits).cpu()
@@ -92,13 +99,13 @@ def test_a_mixed_step_equals_the_specification(n: int, name: str) -> None:
 def test_wide_heads_equal_the_specification(types: tuple[torch.dtype, torch.dtype | None]) -> None:
     for dim in (80, 128):
         of = spec(4, 2, dim, dtype=types[0], kv_dtype=types[1])
-        args = batched(of, [Request(70, 1), Request(11, 20)])
+        args = batched(of, [AttentionRequest(70, 1), AttentionRequest(11, 20)])
         assert_specified(attend(*args, of), *args, of)
 
 
 def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
     of = spec(4, 2, 16, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn)
-    q, kv, context = batched(of, [Request(70, 1), Request(11, 20)])
+    q, kv, context = batched(of, [AttentionRequest(70, 1), AttentionRequest(11, 20)])
     if DEVICE.type != "cpu" and not HERE.e4m3:
         pytest.skip("Triton does not convert float8_e4m3fn on this GPU")
     got = attend_within(replace(HERE, e4m3=True), q, kv, context, of)
@@ -107,7 +114,7 @@ def test_a_cache_whose_type_triton_knows_is_read_as_it_is() -> None:
 
 def test_any_number_of_programs_gives_the_same_bits() -> None:
     of = spec(4, 1, 16)
-    q, kv, context = batched(of, [Request(n, 1) for n in (0, 600, 3, 300)] + [Request(0, 2)])
+    q, kv, context = batched(of, [AttentionRequest(n, 1) for n in (0, 600, 3, 300)] + [AttentionRequest(0, 2)])
     got = [attend_within(replace(HERE, processors=count), q, kv, context, of) for count in (1, 3, 11)]
     assert torch.equal(got[0], got[1]) and torch.equal(got[0], got[2])
 
@@ -118,32 +125,38 @@ def test_more_requests_than_a_program_looks_through_at_a_time(monkeypatch: pytes
     for module in (attention, attention_split):
         monkeypatch.setattr(module, "CHUNK", 4)
     of = spec(4, 2, 16)
-    args = batched(of, [Request(n * 37 % 300, 1 + (n % 3 == 0) * n) for n in range(11)])
+    args = batched(of, [AttentionRequest(n * 37 % 300, 1 + (n % 3 == 0) * n) for n in range(11)])
     assert_specified(attend(*args, of), *args, of)
 
 
 @pytest.mark.parametrize("settings", [{}, {"window": 300}, {"sinks": True}, {"kv_dtype": torch.int8}], ids=str)
 def test_a_decoded_tokens_bits_depend_on_its_request_alone(settings: dict[str, Any]) -> None:
     of = spec(4, 1, 16, dtype=torch.float16, **settings)
-    cache = Cache(of, [600, 90, 40])
+    cache = RandomKVCache(of, [600, 90, 40])
 
-    def run(requests: dict[int, Request]) -> Tensor:
+    def run(requests: dict[int, AttentionRequest]) -> Tensor:
         q, context = cache.batch(requests)
         return attend(q, cache.kv, context, of)
 
     for first in (255, 599):
-        alone = run({0: Request(first, 1)})[0]
-        assert torch.equal(run({1: Request(80, 10), 0: Request(first, 1), 2: Request(0, 40)})[10], alone)
-        assert torch.equal(run({2: Request(39, 1), 1: Request(7, 1), 0: Request(first, 1)})[2], alone)
+        alone = run({0: AttentionRequest(first, 1)})[0]
+        assert torch.equal(
+            run({1: AttentionRequest(80, 10), 0: AttentionRequest(first, 1), 2: AttentionRequest(0, 40)})[10], alone
+        )
+        assert torch.equal(
+            run({2: AttentionRequest(39, 1), 1: AttentionRequest(7, 1), 0: AttentionRequest(first, 1)})[2], alone
+        )
 
 
 def test_long_contexts_take_larger_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most so many of them that the workspace is bounded."""
-    layer = Layer(64, 8, 128, 16, "bf16")
+    layer = AttentionLayer(64, 8, 128, 16, "bf16")
     assert attention_split.workspace(layer, 3) == ((3, 64, 16, 128), (2, 3, 64, 16))
     monkeypatch.setattr(attention_split, "SPLITS_OF_ALL_HEADS", 4)
     of = spec(2, 1, 16, page_size=32)
-    args = batched(of, [Request(1499, 1), Request(1023, 1), Request(1024, 1)])  # 4 of 384, of 256 and of 320
+    args = batched(
+        of, [AttentionRequest(1499, 1), AttentionRequest(1023, 1), AttentionRequest(1024, 1)]
+    )  # 4 of 384, of 256 and of 320
     assert_specified(attend(*args, of), *args, of)
 
 
@@ -167,7 +180,7 @@ def test_what_never_splits_is_not_merged(
 
     monkeypatch.setattr(attention_split, "merge_splits", Merge())
     of = spec(2, 1, 16, **settings)
-    args = batched(of, [Request(cached, 1), Request(3, 1)])
+    args = batched(of, [AttentionRequest(cached, 1), AttentionRequest(3, 1)])
     assert_specified(attend(*args, of), *args, of)
     assert launched == ([(2, 2)] if merged else [])
 
@@ -193,14 +206,14 @@ def padded(q: Tensor, context: StepContext, tokens: int, requests: int) -> tuple
 
 def test_padding_gets_zeros_and_changes_nothing() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, context = batched(of, [Request(3, 9), Request(20, 1), Request(400, 1)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9), AttentionRequest(20, 1), AttentionRequest(400, 1)])
     want = attend(q, kv, context, of)
     for tokens, requests in ((5, 0), (5, 3), (0, 2)):
         more = padded(q, context, tokens, requests)
         out = attend(more[0], kv, more[1], of)
         assert torch.equal(out[:11], want) and not out[11:].any()
     ones = torch.arange(3, 6, dtype=torch.int32)  # of a captured step: a token each, and no context
-    q, kv, context = batched(of, [Request(20, 1), Request(30, 1), Request(40, 1)])
+    q, kv, context = batched(of, [AttentionRequest(20, 1), AttentionRequest(30, 1), AttentionRequest(40, 1)])
     more, (batch, group) = padded(q, context, 3, 3)
     starts, owners = torch.cat([context.batch.query_start_loc, 1 + ones]), torch.cat([context.batch.token_to_seq, ones])
     of_their_own = StepContext(batch._replace(query_start_loc=starts, token_to_seq=owners), group)
@@ -215,10 +228,10 @@ def test_padding_gets_zeros_and_changes_nothing() -> None:
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_what_a_page_holds_past_the_end_does_not_leak(cached: torch.dtype | None) -> None:
     of = spec(4, 2, 16, kv_dtype=cached)
-    requests = [Request(36, 1), Request(100, 29), Request(2, 1), Request(599, 1)]
+    requests = [AttentionRequest(36, 1), AttentionRequest(100, 29), AttentionRequest(2, 1), AttentionRequest(599, 1)]
     q, kv, context = batched(of, requests)
     want = attend(q, kv, context, of)
-    broken = stored(torch.full((16,), math.nan), of.cache_dtype)
+    broken = to_cache_rows(torch.full((16,), math.nan), of.cache_dtype)
     for row, request in enumerate(requests):
         length = request.cached + request.new
         last = int(context.group.block_table[row, (length - 1) // 16])
@@ -230,10 +243,10 @@ def test_what_a_page_holds_past_the_end_does_not_leak(cached: torch.dtype | None
 @pytest.mark.parametrize("cached", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_a_broken_token_reaches_those_after_it(cached: torch.dtype | None) -> None:
     of = spec(4, 2, 16, kv_dtype=cached)
-    q, kv, context = batched(of, [Request(80, 4), Request(300, 1), Request(10, 1)])
+    q, kv, context = batched(of, [AttentionRequest(80, 4), AttentionRequest(300, 1), AttentionRequest(10, 1)])
     clean = attend(q, kv, context, of)
     for row in (0, 1):
-        kv[context.group.block_table[row, 50 // 16], :, :, 50 % 16] = stored(
+        kv[context.group.block_table[row, 50 // 16], :, :, 50 % 16] = to_cache_rows(
             torch.full((16,), math.nan), of.cache_dtype
         )
     got = attend(q, kv, context, of)
@@ -242,7 +255,7 @@ def test_a_broken_token_reaches_those_after_it(cached: torch.dtype | None) -> No
 
 def test_extreme_scores_give_finite_results() -> None:
     of = spec(4, 2, 32, dtype=torch.float16, scale=300.0)
-    assert attend(*batched(of, [Request(0, 90), Request(300, 1)]), of).isfinite().all()
+    assert attend(*batched(of, [AttentionRequest(0, 90), AttentionRequest(300, 1)]), of).isfinite().all()
 
 
 @interpreted
@@ -250,10 +263,15 @@ def test_a_step_planned_as_single_tokens_leaves_the_prompts_kernel_out(monkeypat
     from quintet.platforms.gpu.kernels import attention
 
     of = spec(4, 2, 16)
-    layer = GraphAttention(mixer(of, bind({"paged_attention": ["triton"], "write_kv": ["triton"]})), of, Planning())
+    layer = GraphAttention(
+        mixer(of, bind({"paged_attention": ["triton"], "write_kv": ["triton"]})), of, PlannerRegistry()
+    )
     launched: list[Any] = []
     monkeypatch.setattr(attention, "launch", launched.append)
-    for requests, count in (([Request(20, 1), Request(5, 1)], 0), ([Request(20, 1), Request(5, 2)], 1)):
+    for requests, count in (
+        ([AttentionRequest(20, 1), AttentionRequest(5, 1)], 0),
+        ([AttentionRequest(20, 1), AttentionRequest(5, 2)], 1),
+    ):
         q, kv, context = batched(of, requests)
         host = on_host(context.batch)
         planned = context.group._replace(plan=tuple(map(torch.from_numpy, layer.plan(host, host.groups[0]))))
@@ -285,7 +303,7 @@ def test_written_keys_and_values_are_the_specifications(types: tuple[torch.dtype
     op, (dtype, cached) = Op.registry["write_kv"], types
     for page_size, kv_heads, dim in ((8, 1, 24), (16, 3, 8), (8, 5, 128)):
         of = spec(kv_heads, kv_heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size)
-        _, kv, context = batched(of, [Request(37, 7), Request(8, 1)])
+        _, kv, context = batched(of, [AttentionRequest(37, 7), AttentionRequest(8, 1)])
         qkv = (
             torch.randn(len(context.group.slot_mapping), 3, kv_heads, dim) * 10.0 ** torch.randint(-6, 4, (3, 1, dim))
         ).to(dtype)
@@ -304,7 +322,7 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(cached: torch.d
         k = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).reshape(8, 64, 128)
         wrong = k.isnan() | (k.abs() < torch.finfo(torch.bfloat16).tiny)
         k = torch.where(wrong, 1.0, k)
-        context = batched(spec(64, 64, 128), [Request(0, 8)])[2]
+        context = batched(spec(64, 64, 128), [AttentionRequest(0, 8)])[2]
         got, want = torch.zeros(2, 2, 2, 64, 16, row_width(128, cached), dtype=torch.int8).view(cached)
         got = triton_op("write_kv", DEVICE)(got, k, k, context)
         Op.registry["write_kv"].reference(want, k, k, context)
@@ -314,13 +332,13 @@ def test_every_number_of_half_precision_is_rounded_as_torch_does(cached: torch.d
 def test_a_row_that_is_not_a_number_comes_back_so_and_alone() -> None:
     for cached in (torch.int8, torch.float8_e4m3fn):
         of = spec(2, 2, 16, kv_dtype=cached)
-        _, kv, context = batched(of, [Request(0, 3)])
+        _, kv, context = batched(of, [AttentionRequest(0, 3)])
         k = torch.randn(3, 2, 16)
         k[1, 0, 5] = math.nan
         want = Op.registry["write_kv"].reference(kv.clone(), k, k, context)
         got = triton_op("write_kv", DEVICE)(kv, k, k, context)
-        torch.testing.assert_close(widened(got, 16), widened(want, 16), rtol=0, atol=0, equal_nan=True)
-        assert widened(got, 16).isnan().any()
+        torch.testing.assert_close(from_cache_rows(got, 16), from_cache_rows(want, 16), rtol=0, atol=0, equal_nan=True)
+        assert from_cache_rows(got, 16).isnan().any()
 
 
 def test_what_is_not_served_is_refused_with_all_reasons() -> None:
@@ -338,7 +356,7 @@ def test_what_is_not_served_is_refused_with_all_reasons() -> None:
 
 def test_a_cache_of_another_type_is_refused() -> None:
     of = spec(4, 2, 16, dtype=torch.bfloat16)
-    q, kv, context = batched(of, [Request(3, 9)])
+    q, kv, context = batched(of, [AttentionRequest(3, 9)])
     for cached in (torch.int8, torch.float32):
         with pytest.raises(ValueError, match="and must be"):
             attend(q, kv, context, replace(of, kv_dtype=cached))
@@ -348,7 +366,7 @@ def test_a_cache_of_another_type_is_refused() -> None:
 
 
 def test_loads_in_flight_fit_into_shared_memory() -> None:
-    layer = Layer(32, 8, 128, 16, "bf16")
+    layer = AttentionLayer(32, 8, 128, 16, "bf16")
     assert [fitting(layer, kib * 1024, 128, 64) for kib in (64, 100, 163)] == [2, 3, 5]
 
 
@@ -357,7 +375,7 @@ def test_loads_in_flight_fit_into_shared_memory() -> None:
 
 def test_requests_that_have_no_room_at_once_go_in_turns_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     of = spec(6, 2, 16, sinks=True)
-    q, kv, context = batched(of, [Request(300 if n % 9 == 0 else n, 1) for n in range(18)])
+    q, kv, context = batched(of, [AttentionRequest(300 if n % 9 == 0 else n, 1) for n in range(18)])
     padded = q.new_zeros(3, *q.shape[1:])
     q = torch.cat([q, padded])  # tokens that are nobody's get zeros
     want = attend(q, kv, context, of)
@@ -369,7 +387,7 @@ def test_requests_that_have_no_room_at_once_go_in_turns_with_the_same_bits(monke
 
 
 def test_the_workspace_is_bounded_for_every_kind_of_layer() -> None:
-    mla = Layer(128, 1, 576, 16, "bf16", shared=512)
-    for layer in (Layer(48, 1, 128, 16, "bf16"), mla, Layer(32, 8, 128, 16, "bf16")):
+    mla = AttentionLayer(128, 1, 576, 16, "bf16", shared=512)
+    for layer in (AttentionLayer(48, 1, 128, 16, "bf16"), mla, AttentionLayer(32, 8, 128, 16, "bf16")):
         (parts, stats) = (math.prod(shape) * 4 for shape in attention_split.workspace(layer, 512))
         assert 0 < parts <= attention_split.ROOM and stats <= parts // 16, layer

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.model_ops import CASES, DTYPES, MIXES, attended
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.cases.model_ops import CASES, DTYPES, MIXES, paged_attention_arguments
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.interface.types import AttentionSpec, HostBatch, HostGroup, StepContext
 from quintet.ops import Op
-from quintet.ops.attention import page_shape, stored
+from quintet.ops.attention import page_shape, to_cache_rows
 from quintet.platforms.cuda import flashinfer
 from quintet.platforms.gpu.ops import torch_attention as gathered_attention
 from tests.helpers.platforms.triton import needs_triton, triton_op
 
 pytest.importorskip("triton")
-from quintet.platforms.gpu.kernels.attention_layer import Layer, fitting
+from quintet.platforms.gpu.kernels.attention_layer import AttentionLayer, fitting
 from quintet.platforms.gpu.kernels.attention_split import workspace
 from quintet.platforms.gpu.ops import attention as triton_attention
 
@@ -45,15 +45,22 @@ TYPES = (
     (torch.bfloat16, torch.float8_e4m3fn),
 )
 # one token and several in one step; contexts of one split and of three
-MIX = [Request(40, 1), Request(0, 21), Request(130, 5), Request(520, 1), Request(3, 1), Request(60, 30)]
+MIX = [
+    AttentionRequest(40, 1),
+    AttentionRequest(0, 21),
+    AttentionRequest(130, 5),
+    AttentionRequest(520, 1),
+    AttentionRequest(3, 1),
+    AttentionRequest(60, 30),
+]
 
 
 def sinks_of(of: AttentionSpec) -> Tensor | None:
     return torch.linspace(-1, 2, of.heads).to(of.dtype) if of.sinks else None
 
 
-def step(of: AttentionSpec, requests: list[Request]) -> tuple[Tensor, Tensor, StepContext]:
-    q, kv, context, *_ = attended(of, requests, None)
+def step(of: AttentionSpec, requests: list[AttentionRequest]) -> tuple[Tensor, Tensor, StepContext]:
+    q, kv, context, *_ = paged_attention_arguments(of, requests, None)
     return q, kv, context
 
 
@@ -93,18 +100,21 @@ def test_v_is_read_out_of_k(turn: int, fmt: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_latents_as_large_as_deepseeks_are_shared_out_over_programs(dtype: torch.dtype) -> None:
     of = spec(32, 1, 576, dtype=dtype, shared=512, scale=0.05)
-    args = step(of, [Request(70, 1), Request(11, 3)])
+    args = step(of, [AttentionRequest(70, 1), AttentionRequest(11, 3)])
     for provider in PROVIDERS:
         assert_specified(attend(provider, *args, of), *args, of)
 
 
 def test_a_program_takes_as_many_heads_as_it_can_hold() -> None:
-    mla = Layer(128, 1, 576, 16, "bf16", shared=512)
+    mla = AttentionLayer(128, 1, 576, 16, "bf16", shared=512)
     assert (mla.group, mla.programs, mla.value, mla.block_dim, mla.block_rest) == (16, 8, 512, 512, 64)
     assert workspace(mla, 3) == ((3, 128, 16, 512), (2, 3, 128, 16))
-    assert Layer(20, 1, 576, 16, "bf16", shared=512).group == 10, "an equal part of them"
-    assert (Layer(128, 1, 128, 16, "bf16").group, Layer(128, 1, 128, 16, "bf16").block_rest) == (128, 0)
-    kept_apart = Layer(16, 1, 512, 16, "bf16")
+    assert AttentionLayer(20, 1, 576, 16, "bf16", shared=512).group == 10, "an equal part of them"
+    assert (AttentionLayer(128, 1, 128, 16, "bf16").group, AttentionLayer(128, 1, 128, 16, "bf16").block_rest) == (
+        128,
+        0,
+    )
+    kept_apart = AttentionLayer(16, 1, 512, 16, "bf16")
     shared, apart = ([fitting(of, kib * 1024, 16, 32) for kib in (64, 100, 163)] for of in (mla, kept_apart))
     assert (shared, apart) == ([3, 5, 5], [2, 3, 5]), "a block is read once"
 
@@ -114,7 +124,7 @@ def test_k_is_written_alone_where_v_is_in_it(types: tuple[torch.dtype, torch.dty
     op, (dtype, cached) = Op.registry["write_kv"], types
     for heads, dim, shared, page_size in ((1, 24, 16, 8), (3, 576, 512, 16)):
         of = spec(heads, heads, dim, dtype=dtype, kv_dtype=cached, page_size=page_size, shared=shared)
-        _, kv, context = step(of, [Request(37, 7), Request(8, 1)])
+        _, kv, context = step(of, [AttentionRequest(37, 7), AttentionRequest(8, 1)])
         k = torch.randn(len(context.group.slot_mapping), heads, dim).to(dtype)
         want = op.reference(kv.clone(), k, None, context)
         assert torch.equal(
@@ -141,7 +151,9 @@ def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, fmt: str,
     dtype, cached = TYPES[turn % len(TYPES)]
     more = {"dtype": dtype, "kv_dtype": cached, "causal": False, "shared": shared, **FORMS[fmt]}
     of = spec(6, 2, 24, page_size=8, **more)
-    args = step(of, [Request(0, 70), Request(0, 1), Request(0, 21), Request(130, 5)])
+    args = step(
+        of, [AttentionRequest(0, 70), AttentionRequest(0, 1), AttentionRequest(0, 21), AttentionRequest(130, 5)]
+    )
     for provider in PROVIDERS:
         assert_specified(attend(provider, *args, of), *args, of)
 
@@ -149,7 +161,7 @@ def test_a_layer_that_is_not_causal_sees_all_of_its_request(turn: int, fmt: str,
 def test_keys_of_another_sequence_are_all_seen() -> None:
     """As of an encoder: their number has nothing to do with where a token stands."""
     of = spec(4, 2, 16, source="cross", causal=False)
-    q, kv, context = step(of, [Request(90, 3), Request(40, 1)])
+    q, kv, context = step(of, [AttentionRequest(90, 3), AttentionRequest(40, 1)])
     lengths = torch.tensor([17, 33], dtype=torch.int32)
     other = StepContext(context.batch, context.group._replace(seq_lens=lengths))
     for provider in PROVIDERS:
@@ -168,7 +180,7 @@ def test_attention_that_keeps_nothing_equals_the_specification(dtype: torch.dtyp
 
 def test_padding_of_what_keeps_nothing_gets_zeros() -> None:
     of = spec(4, 2, 16, source="none", causal=False)
-    q, _, (batch, _) = step(of, [Request(0, 5), Request(0, 3)])
+    q, _, (batch, _) = step(of, [AttentionRequest(0, 5), AttentionRequest(0, 3)])
     k = torch.randn(8, 2, 16)
     want = Op.registry["attention"].providers["gathered"](q, k, k, batch, of, None)
     none, (more, keys) = torch.zeros(2, dtype=torch.int32), (torch.cat([x, x[:2] * math.nan]) for x in (q, k))
@@ -188,7 +200,7 @@ def without_the_first(context: StepContext, of: AttentionSpec) -> StepContext:
     counts = context.batch.query_start_loc.diff().tolist()
     for row, (length, count) in enumerate(zip(context.group.seq_lens.tolist(), counts, strict=True)):
         kept = KVCacheGroup(of.window or of.chunk, of.chunk is not None)
-        table[row, : kept.first(length - count) // of.page_size] = 0
+        table[row, : kept.first_visible(length - count) // of.page_size] = 0
     return StepContext(context.batch, context.group._replace(block_table=table))
 
 
@@ -196,7 +208,13 @@ def without_the_first(context: StepContext, of: AttentionSpec) -> StepContext:
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached: torch.dtype | None) -> None:
     """Not by a weight of 0 either: page 0 holds what is not a number."""
-    requests = [Request(40, 1), Request(230, 21), Request(530, 1), Request(3, 1), Request(64, 2)]
+    requests = [
+        AttentionRequest(40, 1),
+        AttentionRequest(230, 21),
+        AttentionRequest(530, 1),
+        AttentionRequest(3, 1),
+        AttentionRequest(64, 2),
+    ]
     forms: list[dict[str, Any]] = [
         {"window": 1},
         {"window": 9, "shared": 16},
@@ -208,7 +226,7 @@ def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached
         of = spec(4, 2, 24, dtype=torch.float16, kv_dtype=cached, **fmt)
         q, kv, context = step(of, requests)
         want = attend(provider, q, kv, context, of)
-        kv[0] = stored(torch.full((24,), math.nan), of.cache_dtype)
+        kv[0] = to_cache_rows(torch.full((24,), math.nan), of.cache_dtype)
         trimmed = without_the_first(context, of)
         assert (trimmed.group.block_table == 0).sum() > (context.group.block_table == 0).sum()
         assert torch.equal(attend(provider, q, kv, trimmed, of), want), fmt
@@ -216,10 +234,14 @@ def test_what_page_0_holds_reaches_nothing_behind_a_window(provider: str, cached
 
 def test_flashinfer_is_told_no_page_behind_a_window() -> None:
     of = spec(8, 2, 64, dtype=torch.bfloat16, window=20)
-    for requests in ([Request(40, 1), Request(100, 30), Request(3, 1)], MIXES["decoding"], MIXES["chunks"]):
+    for requests in (
+        [AttentionRequest(40, 1), AttentionRequest(100, 30), AttentionRequest(3, 1)],
+        MIXES["decoding"],
+        MIXES["chunks"],
+    ):
         _, _, context = step(of, requests)
         batch, group = (on_host(each) for each in (context, without_the_first(context, of)))
-        listed = [flashinfer.listed(batch[0], each, of) for each in (batch[1], group[1])]
+        listed = [flashinfer.page_indices(batch[0], each, of) for each in (batch[1], group[1])]
         assert all(np.array_equal(a, b) for a, b in zip(*listed, strict=True)) and listed[0][1].all()
         indptr, pages, last = listed[0]
         for row, request in enumerate(requests):
@@ -228,7 +250,7 @@ def test_flashinfer_is_told_no_page_behind_a_window() -> None:
             assert np.array_equal(pages[indptr[row] : indptr[row + 1]], own)
             assert (first + len(own) - 1) * 16 + last[row] == length
     whole, context = spec(8, 2, 64, dtype=torch.bfloat16), step(of, MIXES["chunks"])[2]
-    _, pages, _ = flashinfer.listed(*on_host(context), whole)
+    _, pages, _ = flashinfer.page_indices(*on_host(context), whole)
     assert len(pages) == sum(-(-(r.cached + r.new) // 16) for r in MIXES["chunks"])
 
 
@@ -239,7 +261,7 @@ def on_host(context: StepContext) -> tuple[HostBatch, HostGroup]:
 
 def test_a_decoded_tokens_bits_depend_on_its_request_alone() -> None:
     of = spec(32, 1, 40, dtype=torch.float16, shared=32)
-    cache = Cache(of, [600, 90])
-    alone, beside = ({0: Request(599, 1)}, {1: Request(80, 10), 0: Request(599, 1)})
+    cache = RandomKVCache(of, [600, 90])
+    alone, beside = ({0: AttentionRequest(599, 1)}, {1: AttentionRequest(80, 10), 0: AttentionRequest(599, 1)})
     found = [attend("triton", q, cache.kv, context, of) for q, context in map(cache.batch, (alone, beside))]
     assert torch.equal(found[0][0], found[1][10])

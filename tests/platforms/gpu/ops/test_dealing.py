@@ -62,8 +62,8 @@ def test_shares_of_ranks_add_up_to_all_experts(dtype: torch.dtype) -> None:
     for copies in (0, 3):
         total: Any = 0.0
         for rank in range(2):
-            dealt = RankExperts(ExpertPlacement(copies=copies), num, rank, 2)
-            own = torch.tensor(dealt.own)
+            dealt = RankExperts(ExpertPlacement(redundant_experts=copies), num, rank, 2)
+            own = torch.tensor(dealt.local_experts)
             here = triton_op("local_experts", DEVICE)(x, ids, dealt.table())
             total = total + triton_op("experts", DEVICE)(x, gate_up[own], down[own], weights, here, "silu").float()
         limit = 6 * torch.finfo(dtype).eps * max(1.0, float(whole.abs().max()))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from quintet.conformance.harness.batches import Cache, Request, spec
+from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.ops import Op
-from quintet.ops.attention import stored, widened
+from quintet.ops.attention import from_cache_rows, to_cache_rows
 from quintet.ops.quantize import attributes, quantize
 from quintet.platforms.gpu.fp8_fnuz import FN, FNUZ, as_fnuz
 from tests.helpers.platforms.triton import needs_triton, triton_op
@@ -51,9 +51,9 @@ def test_products_are_the_same(fmt: WeightFormat) -> None:
 
 def test_rows_of_a_cache_are_torchs_rounding_and_back() -> None:
     x = torch.tensor([0.0, -0.0, 1.0, 239.0, 260.0, -1e6, 3e-4, 0.001, float("inf")])
-    rows = stored(x, FNUZ)
+    rows = to_cache_rows(x, FNUZ)
     assert rows.dtype == FNUZ
-    assert widened(rows, 9).tolist() == [0.0, 0.0, 1.0, 240.0, 240.0, -240.0, 0.0, 0.0009765625, 240.0]
+    assert from_cache_rows(rows, 9).tolist() == [0.0, 0.0, 1.0, 240.0, 240.0, -240.0, 0.0, 0.0009765625, 240.0]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")  # NumPy's, of masked lanes
@@ -68,8 +68,8 @@ def test_triton_writes_what_torch_rounds_to() -> None:
     between = (numbers[:126] + numbers[1:127]) / 2
     k = torch.cat([numbers, between, torch.tensor([241.0, 1e9, float("inf"), float("-inf"), -1e-9, 3e-4])])
     k = torch.nn.functional.pad(k, (0, -len(k) % 16)).reshape(-1, 1, 16)
-    cache = Cache(of, [len(k)])
-    _, context = cache.batch({0: Request(0, len(k))})
+    cache = RandomKVCache(of, [len(k)])
+    _, context = cache.batch({0: AttentionRequest(0, len(k))})
     empty = torch.zeros_like(cache.kv.view(torch.uint8)).view(FNUZ)
     want = Op.registry["write_kv"].reference(empty.clone(), k, -k, context)
     got = triton_op("write_kv", device)(empty, k, -k, context)
@@ -81,8 +81,8 @@ def test_triton_attends_over_such_a_cache(dtype: torch.dtype) -> None:
     """One token beside a prompt: both kernels."""
     device = needs_triton()
     of = spec(4, 2, 16, dtype=dtype, kv_dtype=FNUZ)
-    cache = Cache(of, [71, 31])
-    q, context = cache.batch({0: Request(70, 1), 1: Request(11, 20)})
+    cache = RandomKVCache(of, [71, 31])
+    q, context = cache.batch({0: AttentionRequest(70, 1), 1: AttentionRequest(11, 20)})
     want = Op.registry["paged_attention"].reference(q.float(), cache.kv, context, of, None)
     got = triton_op("paged_attention", device)(q, cache.kv, context, of, None)
     limit = 20 * torch.finfo(dtype).eps * max(1.0, float(want.abs().max()))

@@ -10,7 +10,7 @@ from torch import Tensor
 import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
 from quintet.conformance.cases.model_ops import CASES
 from quintet.interface.weights import Matrix, WeightFormat
-from quintet.layers.quantization import fitting
+from quintet.layers.quantization import format_for_inputs
 from quintet.ops.linear import KINDS, linear
 from quintet.ops.quantize import attributes, quantize
 from quintet.ops.registry import Op, of_kind
@@ -62,7 +62,7 @@ def untied(x: Tensor, group: int) -> Tensor:
 
 def of(name: str, inputs: int) -> WeightFormat:
     """With a group that divides the inputs, as layers have it."""
-    fmt = fitting(SCHEMES[name], inputs)
+    fmt = format_for_inputs(SCHEMES[name], inputs)
     return SCHEMES[name] if fmt.plain else fmt
 
 
@@ -147,13 +147,13 @@ def test_a_token_alone_is_a_token_in_a_batch(name: str) -> None:
 @pytest.mark.parametrize("name", ["int4", "int8", "w8a8", "w4a8"])
 def test_splits_add_up(name: str) -> None:
     """Exactly where sums are whole numbers; the last split is shorter."""
-    from quintet.platforms.gpu.kernels.quantized import Packed, multiplied
+    from quintet.platforms.gpu.kernels.quantized import PackedWeight, multiplied
     from quintet.platforms.gpu.kernels.rows import quantized
 
     scheme = SCHEMES[name]
     x, packed, *_, bias = packed_case(name, 70, 5 * 128, 3, torch.float16)
     x, bias, group = x.to(DEVICE), bias.to(DEVICE), scheme.group
-    weight = Packed(packed["weight"], packed["scales"], 70, scheme.bits, group)
+    weight = PackedWeight(packed["weight"], packed["scales"], 70, scheme.bits, group)
     own = None
     if scheme.activations == 8:
         x, own = quantized(x, group or x.shape[1], torch.int8)

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 import quintet.platforms.gpu.ops.quantized  # noqa: F401  registers its providers
-from quintet.conformance.cases.linear import untied
+from quintet.conformance.cases.linear import away_from_ties
 from quintet.conformance.cases.published_formats import FORMS
-from quintet.conformance.harness.linear_layers import Canonical
+from quintet.conformance.harness.linear_layers import CanonicalReader
 from quintet.interface.weights import Matrix, WeightFormat
 from quintet.layers.quantization.formats.bitsandbytes import NF4
 from quintet.layers.quantization.fp4_fp8 import E2M1, E2M3
 from quintet.ops.linear import linear
 from quintet.ops.quantize import attributes
 from quintet.ops.registry import of_kind
-from quintet.platforms.gpu.weight_layout import laid, laid_bytes
+from quintet.platforms.gpu.weight_layout import matrix_packed_bytes, pack_matrix
 from tests.helpers.platforms.triton import DTYPES, needs_triton, randn, triton_op
 from tests.platforms.gpu.ops.test_quantized import assert_close
 
@@ -49,18 +49,20 @@ TOKENS = (1, 18)
 
 def case(fmt: WeightFormat, outputs: int, inputs: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Matrix]:
     """Activations, of which none decides by a rounding of its own, and any matrix of the form."""
-    matrix = Canonical(fmt).made(outputs, inputs)
+    matrix = CanonicalReader(fmt).random_matrix(outputs, inputs)
     x = randn(tokens, inputs, dtype=dtype)
     if fmt.activations == 8 and fmt.dtype is None:
         order = torch.arange(inputs) if matrix.input_order is None else matrix.input_order.long()
-        x[:, order] = untied(x[:, order], matrix.format.group, 127.0, torch.round)
+        x[:, order] = away_from_ties(x[:, order], matrix.format.group, 127.0, torch.round)
     return x, matrix
 
 
 def multiplied(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
     """By our kernel, with the weight as place() lays it."""
-    placed = laid(attributes(matrix), matrix.format)
-    assert sum(each.nbytes for each in placed.values()) == laid_bytes((len(matrix.values), x.shape[1]), matrix.format)
+    placed = pack_matrix(attributes(matrix), matrix.format)
+    assert sum(each.nbytes for each in placed.values()) == matrix_packed_bytes(
+        (len(matrix.values), x.shape[1]), matrix.format
+    )
     weight = Matrix(placed["weight"], *map(placed.get, ("scales", "zeros", "order")), matrix.format, placed.get("mins"))
     found: Tensor = triton_op(of_kind("linear", matrix.format.kind), DEVICE)(x, weight, bias, (len(matrix.values),))
     return found
@@ -102,7 +104,7 @@ def test_rows_that_end_within_a_step(kind: str, inputs: int) -> None:
 
 def test_groups_that_no_tile_cuts_are_left_to_the_reference() -> None:
     x, matrix = case(WeightFormat("int4", 4, 16, 24, mins=True), 9, 72, 2, torch.float16)
-    assert laid(attributes(matrix), matrix.format)["weight"].shape == (9, 36)
+    assert pack_matrix(attributes(matrix), matrix.format)["weight"].shape == (9, 36)
     assert_close(multiplied(x, matrix), wanted(x, matrix), torch.float16, "groups of 24")
 
 

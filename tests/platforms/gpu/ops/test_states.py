@@ -11,7 +11,7 @@ import quintet.platforms.gpu.ops.states  # noqa: F401  registers its providers
 from quintet.conformance.cases.states import STATES
 from quintet.interface.types import Batch, Group, StepContext
 from quintet.ops.registry import Op
-from quintet.ops.states import Conv, Moves, Scan
+from quintet.ops.states import ConvWeights, ScanInputs, ScanWeights
 from tests.helpers.platforms.triton import DTYPES, needs_triton, randn, triton_op
 
 DEVICE = needs_triton()
@@ -58,10 +58,10 @@ def test_a_prompt_in_chunks_is_the_whole_prompt_to_the_bit() -> None:
     """Beside others, in a captured table, and after another request has left its numbers in the units."""
     tokens, heads, dim, width = 9, 2, 3, 5
     x, dt, into, out = (randn(tokens, heads, *rest) for rest in ((dim,), (), (width,), (width,)))
-    scan, state = Scan(randn(heads), randn(heads), randn(heads)), randn(6, heads, dim, width)
+    scan, state = ScanWeights(randn(heads), randn(heads), randn(heads)), randn(6, heads, dim, width)
     run = triton_op("state_space", DEVICE)
-    whole, after = run(Moves(x, dt, into, out), scan, state, context([tokens], [(0, 1)]), 0.0)
-    first, second = (Moves(*(each[part] for each in (x, dt, into, out))) for part in (slice(0, 4), slice(4, None)))
+    whole, after = run(ScanInputs(x, dt, into, out), scan, state, context([tokens], [(0, 1)]), 0.0)
+    first, second = (ScanInputs(*(each[part] for each in (x, dt, into, out))) for part in (slice(0, 4), slice(4, None)))
     parts, halfway = run(first, scan, state, context([1, 3], [(5, 4), (0, 2)], 64), 0.0)
     begun, halfway = run(first, scan, halfway, context([4], [(0, 2)]), 0.0)
     ended, done = run(second, scan, halfway, context([5], [(2, 3)], 64), 0.0)
@@ -71,7 +71,7 @@ def test_a_prompt_in_chunks_is_the_whole_prompt_to_the_bit() -> None:
 
 def test_a_convolution_in_chunks_is_the_whole_one_to_the_bit() -> None:
     """Chunks that are shorter than what it looks back at, too; a request without tokens keeps what it has."""
-    x, conv, state = randn(5, 4), Conv(randn(4, 4), randn(4)), randn(5, 4, 3)
+    x, conv, state = randn(5, 4), ConvWeights(randn(4, 4), randn(4)), randn(5, 4, 3)
     run = triton_op("short_conv", DEVICE)
     whole, after = run(x, None, conv, state, context([5], [(0, 1)]), True)
     found, unit = [], 0
@@ -85,12 +85,12 @@ def test_a_convolution_in_chunks_is_the_whole_one_to_the_bit() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="is wanted for each unit"):
         triton_op("short_conv", DEVICE)(
-            randn(1, 4), None, Conv(randn(4, 3)), randn(3, 4, 3), context([1], [(0, 1)]), True
+            randn(1, 4), None, ConvWeights(randn(4, 3)), randn(3, 4, 3), context([1], [(0, 1)]), True
         )
-    moves = Moves(randn(1, 2, 3), randn(1, 2), randn(1, 1, 4), randn(1, 1, 4))
+    moves = ScanInputs(randn(1, 2, 3), randn(1, 2), randn(1, 1, 4), randn(1, 1, 4))
     with pytest.raises(ValueError, match="is wanted for each unit"):
         triton_op("state_space", DEVICE)(
-            moves, Scan(randn(2), randn(2)), randn(3, 2, 3, 4).half(), context([1], [(0, 1)]), 0.0
+            moves, ScanWeights(randn(2), randn(2)), randn(3, 2, 3, 4).half(), context([1], [(0, 1)]), 0.0
         )
 
 
@@ -98,8 +98,8 @@ def test_tokens_that_pad_a_step_get_zeros(monkeypatch: pytest.MonkeyPatch) -> No
     """No request has them; what memory held must not go through the layers that follow."""
     full, tokens, heads, dim, width = torch.full, 5, 2, 3, 5
     x, dt, into, out = (randn(tokens, heads, *rest) for rest in ((dim,), (), (width,), (width,)))
-    scan, state = Scan(randn(heads), randn(heads), randn(heads)), randn(4, heads, dim, width)
+    scan, state = ScanWeights(randn(heads), randn(heads), randn(heads)), randn(4, heads, dim, width)
     monkeypatch.setattr(torch, "empty", lambda shape, **how: full(shape, torch.nan, **how))
     run = triton_op("state_space", DEVICE)
-    padded, after = run(Moves(x, dt, into, out), scan, state, context([3, 0], [(0, 1), (0, 0)]), 0.0)
+    padded, after = run(ScanInputs(x, dt, into, out), scan, state, context([3, 0], [(0, 1), (0, 0)]), 0.0)
     assert not padded[3:].any() and padded[:3].isfinite().all() and torch.equal(after[2:], state[2:])

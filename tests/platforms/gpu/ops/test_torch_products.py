@@ -18,7 +18,7 @@ from quintet.ops.quantize import quantize
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.fp8_fnuz import FNUZ, as_fnuz
 from quintet.platforms.gpu.ops import torch_linear as torch_products
-from quintet.platforms.gpu.weight_layout import laid
+from quintet.platforms.gpu.weight_layout import pack_matrix
 from tests.helpers.platforms.triton import needs_triton, randn
 
 DEVICE = needs_triton()
@@ -31,7 +31,7 @@ INTEGERS = WeightFormat("w8a8", 8, 8)
 def placed(outputs: int, inputs: int, fmt: WeightFormat) -> Matrix:
     """As place() leaves it."""
     made = quantize(randn(outputs, inputs), fmt)
-    there = laid({"weight": made.values, "scales": made.scales}, fmt)  # type: ignore[dict-item]
+    there = pack_matrix({"weight": made.values, "scales": made.scales}, fmt)  # type: ignore[dict-item]
     return Matrix(there["weight"].to(DEVICE), there["scales"].to(DEVICE), format=fmt)
 
 
@@ -229,7 +229,7 @@ def test_fp8_of_gfx942_reaches_the_library(strict: list[str], monkeypatch: pytes
     assert torch_products._check_float8(DEVICE) is None
     assert "scales are of rows" in str(torch_products.blocks_refused(DEVICE.type, FNUZ))
     made = quantize(randn(32, 256), ROWS)
-    there = as_fnuz(laid({"weight": made.values, "scales": made.scales}, ROWS))  # type: ignore[dict-item]
+    there = as_fnuz(pack_matrix({"weight": made.values, "scales": made.scales}, ROWS))  # type: ignore[dict-item]
     weight, x = Matrix(there["weight"], there["scales"], format=ROWS), randn(20, 256).bfloat16()
     assert torch_products.float8_fits(x, weight, None)
     assert not torch_products.float8_fits(x, weight._replace(format=BLOCKS), None)

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import gpu as benchmark
 from quintet.conformance import kit
-from quintet.conformance.check import Lacking
+from quintet.conformance.check import NotSupported
 from quintet.conformance.sections import probe
 from quintet.platforms.cpu import PLATFORM as CPU
 from scripts import gpu as script
@@ -199,7 +199,7 @@ def test_run_from_its_sources_the_kit_hides_no_package(monkeypatch: pytest.Monke
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    with pytest.raises(Lacking, match="quintet is not installed"):
+    with pytest.raises(NotSupported, match="quintet is not installed"):
         probe._optional(CPU)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quintet.common.metric_types import Row
+from quintet.common.metric_types import MetricSample
 from quintet.server.config import ServerConfig
 from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
@@ -42,10 +42,13 @@ async def test_load_is_the_calls_that_are_under_way() -> None:
 async def test_load_is_of_all_processes() -> None:
     service = AppState(FakeBackend(), ServerConfig(enable_server_load_tracking=True))
 
-    async def others() -> tuple[list[Row], int]:
-        return [Row("quintet:api_calls", (), [3.0]), Row("quintet:open_connections", (), [9.0])] * 2, 0
+    async def others() -> tuple[list[MetricSample], int]:
+        return [
+            MetricSample("quintet:api_calls", (), [3.0]),
+            MetricSample("quintet:open_connections", (), [9.0]),
+        ] * 2, 0
 
-    service.metrics.others = others
+    service.metrics.gather_others = others
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(service)), base_url=HOST) as http:
         assert (await http.get("/load")).json() == {"server_load": 6}
 

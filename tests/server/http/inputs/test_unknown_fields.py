@@ -9,7 +9,7 @@ import openai
 import pytest
 from starlette.requests import Request
 
-from quintet.server.http.inputs.unknown_fields import HEADER, Notices, Strays
+from quintet.server.http.inputs.unknown_fields import HEADER, UnknownFieldLog, UnknownFields
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client, events, serving
 
@@ -120,12 +120,12 @@ async def test_the_log_tells_of_each_set_of_fields_once(caplog: pytest.LogCaptur
 
 
 def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    notices = Notices()
+    notices = UnknownFieldLog()
     with caplog.at_level(logging.WARNING):
         for each in range(5000):
-            strays = Strays(strict=False)
-            strays.meet("", [f"z{each}"], ["n"])
-            notices.tell("/v1/completions", strays)
+            strays = UnknownFields(strict=False)
+            strays.add("", [f"z{each}"], ["n"])
+            notices.log("/v1/completions", strays)
     assert len(caplog.records) <= 256
     assert "further ones are not logged" in caplog.records[-1].getMessage()
 
@@ -133,7 +133,7 @@ def test_a_caller_that_makes_up_names_fills_no_log(caplog: pytest.LogCaptureFixt
 def test_long_names_are_not_held_on_to() -> None:
     name = "é" * 10_000
     held = sys.getrefcount(name)
-    Strays(strict=False).meet("", [name], ["model"])
+    UnknownFields(strict=False).add("", [name], ["model"])
     assert sys.getrefcount(name) == held
 
 

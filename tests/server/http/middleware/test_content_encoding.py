@@ -79,7 +79,7 @@ async def test_a_bomb_is_too_large_and_takes_no_memory() -> None:
             tracemalloc.stop()
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
     assert peak < 4 * 2**20, f"{peak} bytes"
-    assert service.gate.held.body_bytes == 0
+    assert service.capacity.held.body_bytes == 0
 
 
 async def test_what_unpacks_to_nothing_has_a_bound_too() -> None:
@@ -103,12 +103,12 @@ async def test_the_gate_counts_what_was_unpacked() -> None:
     fake = FakeBackend(max_model_len=4096)
     service = AppState(fake, ServerConfig(max_queued_bytes=5000, max_body_bytes=4000))
     held = []
-    fake.submit = lambda *_, **__: held.append(service.gate.held.body_bytes) or fake.fail()  # type: ignore
+    fake.submit = lambda *_, **__: held.append(service.capacity.held.body_bytes) or fake.fail()  # type: ignore
     transport = httpx.ASGITransport(make_app(service), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url=HOST) as http:
         await http.post(PATH, content=content, headers=packed("gzip"))
     assert held and held[0] > 3000
-    assert service.gate.held.body_bytes == 0
+    assert service.capacity.held.body_bytes == 0
 
 
 @pytest.mark.parametrize(

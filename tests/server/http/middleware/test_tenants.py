@@ -100,7 +100,7 @@ async def test_one_key_changes_no_salt(keys: tuple[str, ...]) -> None:
 
 def lets_in(gate: CapacityLimiter, owner: str, num: int = 1) -> bool:
     try:
-        gate.enter(RequestCost(num, num), owner)
+        gate.acquire(RequestCost(num, num), owner)
     except ApiError as error:
         assert error.status == 429 and int(error.headers["Retry-After"]) >= 1
         return False
@@ -112,7 +112,7 @@ def test_a_key_that_waits_finds_its_share_free() -> None:
     assert all(lets_in(gate, "alice") for _ in range(8))  # nobody else wants any
     assert not lets_in(gate, "bob")
     for _ in range(3):
-        gate.leave(RequestCost(1, 1), "alice")
+        gate.release(RequestCost(1, 1), "alice")
         assert not lets_in(gate, "alice")  # bob is expected, and alice has more than half
         assert lets_in(gate, "bob")
         assert not lets_in(gate, "alice") and not lets_in(gate, "bob")  # full
@@ -123,7 +123,7 @@ def test_a_share_is_a_part_for_each_that_holds_or_waits() -> None:
     gate = CapacityLimiter(RequestCost(9, 1000))
     assert lets_in(gate, "alice", 5) and lets_in(gate, "bob", 4)
     assert not lets_in(gate, "carol", 2)
-    gate.leave(RequestCost(5, 5), "alice")
+    gate.release(RequestCost(5, 5), "alice")
     assert lets_in(gate, "alice", 3)  # who holds nothing is let in where there is room
     assert not lets_in(gate, "alice", 1) and not lets_in(gate, "bob", 1)
     assert lets_in(gate, "carol", 2)
@@ -134,7 +134,7 @@ def test_nobody_is_waited_for_longer_than_it_was_told_to_wait(monkeypatch: pytes
     monkeypatch.setattr("quintet.server.http.fair_share.monotonic", lambda: now[0])
     gate = CapacityLimiter(RequestCost(8, 1000))
     assert lets_in(gate, "alice", 8) and not lets_in(gate, "bob")
-    gate.leave(RequestCost(8, 8), "alice")
+    gate.release(RequestCost(8, 8), "alice")
     assert lets_in(gate, "alice", 5) and not lets_in(gate, "alice")
     now[0] = 200.0
     assert lets_in(gate, "alice", 3)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.config import StructuredOutputsConfig
-from quintet.server.processes.grammar_checks import Shapes
+from quintet.server.processes.grammar_checks import GrammarChecks
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
 
@@ -29,7 +29,7 @@ SHAPE = {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}
 def backend(reply: str = "Yes.", **structured: Any) -> FakeBackend:
     fake = FakeBackend()
     fake.reply = fake.encode(reply)
-    fake.shapes = Shapes(StructuredOutputsConfig(**structured))
+    fake.shapes = GrammarChecks(StructuredOutputsConfig(**structured))
     return fake
 
 

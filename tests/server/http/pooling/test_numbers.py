@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.server.http.pooling.encoding_format import DTYPES, Form, cohere_json
+from quintet.server.http.pooling.encoding_format import DTYPES, NumberFormat, cohere_json
 
 TORCH = dict(
     zip(
@@ -33,7 +33,7 @@ def _hard() -> torch.Tensor:
 def test_each_type_has_torchs_bits(dtype: str) -> None:
     x = _hard()
     theirs = x.to(TORCH[dtype]).view(torch.uint8).numpy().tobytes()
-    ours = Form("bytes", dtype, "little").raw(x.numpy())
+    ours = NumberFormat("bytes", dtype, "little").raw(x.numpy())
     if dtype.startswith("fp8"):
         pairs = [(float(v), a, b) for v, a, b in zip(x, ours, theirs, strict=True) if a != b]
         assert not pairs, pairs[:5]
@@ -42,14 +42,16 @@ def test_each_type_has_torchs_bits(dtype: str) -> None:
 
 def test_big_endian_turns_each_number() -> None:
     x = np.asarray([1.5, -2.25], np.float32)
-    assert Form("bytes", "float32", "big").raw(x) == x.astype(">f4").tobytes()
-    assert Form("bytes", "bfloat16", "big").raw(x)[::-1] == Form("bytes", "bfloat16", "little").raw(x[::-1])
+    assert NumberFormat("bytes", "float32", "big").raw(x) == x.astype(">f4").tobytes()
+    assert NumberFormat("bytes", "bfloat16", "big").raw(x)[::-1] == NumberFormat("bytes", "bfloat16", "little").raw(
+        x[::-1]
+    )
 
 
 def test_json_holds_each_float32_exactly() -> None:
     x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
-    assert (np.asarray(json.loads(bytes(Form().json(x))), np.float32) == x).all()
-    packed = json.loads(bytes(Form("base64").json(x)))
+    assert (np.asarray(json.loads(bytes(NumberFormat().json(x))), np.float32) == x).all()
+    packed = json.loads(bytes(NumberFormat("base64").json(x)))
     assert (np.frombuffer(base64.b64decode(packed), np.float32) == x.reshape(-1)).all()
 
 

@@ -60,7 +60,7 @@ def talk(rng: random.Random) -> list[Any]:
 async def test_nothing_that_is_sent_makes_the_server_fail(path: str) -> None:
     rng = random.Random(path)
     fields: type[Body] = FIELDS[path]
-    names = sorted({*fields.model_fields, *fields.lacking})
+    names = sorted({*fields.model_fields, *fields.unsupported_fields})
     right: dict[str, Any] = {"max_output_tokens": 5, "input": "Hi"}
     if fields is not CreateResponse:
         right = message(max_tokens=5)

@@ -10,7 +10,7 @@ import pytest
 from quintet.chat.output_parser import OutputFormat, OutputParser
 from quintet.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool
 from quintet.server.http.responses.messages import as_messages
-from quintet.server.http.responses.output import Output, Step
+from quintet.server.http.responses.output import OutputBuilder, ResponseEvent
 from tests.server.fakes import FakeBackend
 from tests.server.http.responses.responses_requests import PATH, backend, create, create_once, fail
 from tests.server.http.serving import client
@@ -98,9 +98,9 @@ def test_any_text_makes_the_same_items_however_it_is_cut(seed: int) -> None:
     cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randrange(20)))
     made = []
     for pieces in ([text], [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]):
-        speech, output, steps = OutputParser(listening), Output(), list[Step]()
+        speech, output, steps = OutputParser(listening), OutputBuilder(), list[ResponseEvent]()
         for place, piece in enumerate(pieces):
-            steps += output.take(speech.hear(piece, ended=place == len(pieces) - 1))
+            steps += output.add_events(speech.feed(piece, ended=place == len(pieces) - 1))
         steps += output.end("completed")
         events = [{"type": f"response.{kind}", **plain(fields)} for kind, fields in steps]
         items = [shown(each) for each in plain(output.items("completed"))]

@@ -6,21 +6,21 @@ import httpx
 import pytest
 
 from quintet.server.http.errors import ApiError
-from quintet.server.http.responses.store import Store, Stored
+from quintet.server.http.responses.store import ResponseStore, StoredResponse
 from tests.server.http.responses.responses_requests import PATH, backend, create, fail
 from tests.server.http.serving import client
 
 OWNER = "a"
 
 
-def fill(store: Store, num: int, size: int = 10) -> list[str]:
-    records = [Stored(store.new_id(), OWNER, b"x" * size) for _ in range(num)]
+def fill(store: ResponseStore, num: int, size: int = 10) -> list[str]:
+    records = [StoredResponse(store.new_id(), OWNER, b"x" * size) for _ in range(num)]
     for record in records:
         store.put(record)
     return [record.id for record in records]
 
 
-def kept(store: Store, ids: list[str]) -> list[bool]:
+def kept(store: ResponseStore, ids: list[str]) -> list[bool]:
     found = []
     for each in ids:
         try:
@@ -33,9 +33,9 @@ def kept(store: Store, ids: list[str]) -> list[bool]:
 
 
 def test_the_oldest_makes_room_by_number_and_by_bytes() -> None:
-    store = Store("w0", max_responses=3)
+    store = ResponseStore("w0", max_responses=3)
     assert kept(store, fill(store, 5)) == [False, False, True, True, True]
-    store = Store("w0", max_bytes=100)
+    store = ResponseStore("w0", max_bytes=100)
     assert kept(store, fill(store, 5, 30)) == [False, False, True, True, True] and store.size == 90
     fill(store, 1, 1000)  # more than all of it
     assert len(store) == 0 and store.size == 0
@@ -43,7 +43,7 @@ def test_the_oldest_makes_room_by_number_and_by_bytes() -> None:
 
 def test_age_ends_it() -> None:
     now = [0.0]
-    store = Store("w0", max_age=10, clock=lambda: now[0])
+    store = ResponseStore("w0", max_age=10, clock=lambda: now[0])
     [first] = fill(store, 1)
     now[0] = 6.0
     [second] = fill(store, 1)
@@ -53,7 +53,7 @@ def test_age_ends_it() -> None:
 
 
 def test_deleting_gives_the_bytes_back() -> None:
-    store = Store("w0")
+    store = ResponseStore("w0")
     first, second = fill(store, 2)
     store.delete(first, OWNER)
     assert kept(store, [first, second]) == [False, True] and store.size == 10
@@ -62,10 +62,10 @@ def test_deleting_gives_the_bytes_back() -> None:
 
 
 def test_an_id_cannot_be_guessed_and_names_its_process() -> None:
-    first, second = Store("w3").new_id(), Store("w3").new_id()
+    first, second = ResponseStore("w3").new_id(), ResponseStore("w3").new_id()
     assert first != second and first.startswith("resp_w3_") and len(first) == 40
     with pytest.raises(ApiError, match="was made by the API process w3, and this one is w0") as caught:
-        Store("w0").get(first, OWNER)
+        ResponseStore("w0").get(first, OWNER)
     assert caught.value.status == 404 and "--api-workers 1" in caught.value.message
 
 
