@@ -76,7 +76,7 @@ def host_parts(made: EnginePlan, host: HostBatch, wait: Callable[[], object]) ->
     for _ in range(20 if place_of(made).type != "cpu" else 2):
         wait()
         marks = [time.perf_counter()]
-        planned = worker._planned(host) if worker._plans else host
+        planned = worker._with_plans(host) if worker._plans else host
         marks.append(time.perf_counter())
         there = planned.on(worker.device.to_device(planned.leaves()))
         marks.append(time.perf_counter())

@@ -123,11 +123,11 @@ def batch(folder: Path, model: str) -> Batch:
         return sum(len(each.outputs[0].token_ids) for each in outputs) / (time.perf_counter() - start)
 
     def drawn() -> float:
-        most, answers.JUMP = answers.JUMP, 0
+        most, answers.MAX_JUMP = answers.MAX_JUMP, 0
         try:
             return run(structured_outputs=SHAPE)
         finally:
-            answers.JUMP = most
+            answers.MAX_JUMP = most
 
     run(), run(structured_outputs=SHAPE)
     rounds = [(run(structured_outputs=SHAPE), drawn(), run()) for _ in range(ROUNDS)]

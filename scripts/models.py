@@ -16,7 +16,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 
 from quintet.conformance.features import CLAIMS
-from quintet.engine.platform_support import FILE as TABLE
+from quintet.engine.platform_support import SUPPORT_FILE as TABLE
 from quintet.engine.platform_support import Support, read
 from quintet.interface.platform import SingleRank
 from quintet.interface.types import StateSpec
@@ -209,7 +209,7 @@ def _positions(parts: list[nn.Module], specs: list[Any]) -> list[str]:
     found = [
         "sinusoids" if isinstance(each, SinusoidalPositionEmbedding) else "learned positions" for each in tables[:1]
     ]
-    if any(rotary._neighbours for rotary in rotaries):
+    if any(rotary._interleaved for rotary in rotaries):
         found.append("neighbours turned")
     if any(rotary._dim < attend._head_dim for attend in attends if (rotary := attend.rotary) is not None):
         found.append("part of each head turned")

@@ -6,7 +6,7 @@ After `quintet conformance --device X --json conformance/reports/X.json`: python
 from pathlib import Path
 
 from quintet.conformance import features, report
-from quintet.engine.platform_support import FILE
+from quintet.engine.platform_support import SUPPORT_FILE
 from quintet.interface.platform import CONTRACT_VERSION
 from quintet.platforms import BUILT_IN
 
@@ -42,7 +42,7 @@ def files(folder: Path = REPORTS) -> dict[Path, str]:
     tables = {name: features.support(each).text() for name, each in known.items() if each}
     return {
         Path("docs/support.md"): features.page(known),
-        **{Path("quintet/platforms") / name / FILE: content for name, content in tables.items()},
+        **{Path("quintet/platforms") / name / SUPPORT_FILE: content for name, content in tables.items()},
     }
 
 

@@ -223,7 +223,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
         except BaseException as error:  # a logits processor may raise SystemExit: waiting callers must get it
             logger.exception("the engine's thread failed")
             why = f"the engine failed: {type(error).__name__}: {error}"
-        self._end_all(why)
+        self._fail_all(why)
 
     def _answer(self) -> bool:
         """Does what was called for, and waits for a call while there is nothing to step; False at shutdown."""
@@ -265,7 +265,7 @@ class AsyncLLM(AsyncLLMArguments, EngineHandle):
             if output.finished:
                 self._followers.pop(output.request_id, None)
 
-    def _end_all(self, why: str) -> None:
+    def _fail_all(self, why: str) -> None:
         with self._gate:
             self._closed = True
         while not self._calls.empty():

@@ -35,12 +35,12 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
     ValueError says what is wrong with the prompt or a parameter; RuntimeError, that a step failed.
     """
     client = shared.client
-    _check(client, params)
+    _check_params(client, params)
     if prompt.embeds:
         raise ValueError("beam_search goes on from token ids; give text or ids in the place of 'prompt_embeds'")
     start = len(prompt.token_ids)
     eos = frozenset() if params.ignore_eos else client.input_processor.eos_ids
-    fmt = None if params.structured_outputs is None else _Form(client, params, start)
+    fmt = None if params.structured_outputs is None else _GrammarLimit(client, params, start)
     beams, ended = [BeamSearchSequence(list(prompt.token_ids))], list[BeamSearchSequence]()
     if fmt is not None and not fmt.allowed_token_ids(beams[0]):  # nothing is what the output must be
         beams[0].finish_reason = "stop"
@@ -68,16 +68,16 @@ def search(shared: SharedClient, prompt: Prompt, params: BeamSearchParams) -> Be
         beam.finish_reason = "length"
     best = sorted((*ended, *beams), key=lambda beam: -score(beam, start, params.length_penalty))[: params.beam_width]
     for beam in best:
-        beam.text = _text(client, beam, params)
+        beam.text = _decode_beam(client, beam, params)
     return BeamSearchOutput(best)
 
 
-def _check(client: EngineClient, params: BeamSearchParams) -> None:
+def _check_params(client: EngineClient, params: BeamSearchParams) -> None:
     """Against the engine: the scores are its logprobs."""
     mode, most, number = (
         client.config.logprobs_mode,
         client.input_processor.limits.max_logprobs,
-        _number(client, params),
+        _num_candidates(client, params),
     )
     if not mode.endswith("logprobs"):
         raise ValueError(f"beam search adds log-probabilities, and logprobs_mode={mode!r} gives none; leave it out")
@@ -99,7 +99,7 @@ def _check(client: EngineClient, params: BeamSearchParams) -> None:
         )
 
 
-def _number(client: EngineClient, params: BeamSearchParams) -> int:
+def _num_candidates(client: EngineClient, params: BeamSearchParams) -> int:
     """Number of next tokens to look at: enough, even if beam_width of them are the end."""
     return min(2 * params.beam_width, client.vocab_size)
 
@@ -110,7 +110,7 @@ def score(beam: BeamSearchSequence, num_prompt: int, length_penalty: float) -> f
     return beam.cum_logprob / math.pow(max(length, 1), length_penalty)
 
 
-class _Form:
+class _GrammarLimit:
     """Grammar of the outputs (structured output)."""
 
     def __init__(self, client: EngineClient, params: BeamSearchParams, start: int) -> None:
@@ -118,20 +118,24 @@ class _Form:
         self._matcher = client.grammars.matcher(client.grammars.compile_and_wait(params.structured_outputs))
         if why := self._matcher.wait():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
-        self._start, self._never = start, client.input_processor.eos_ids if params.ignore_eos else frozenset()
+        self._start, self._forbidden = start, client.input_processor.eos_ids if params.ignore_eos else frozenset()
 
     def allowed_token_ids(self, beam: BeamSearchSequence) -> list[int]:
         """Returns the token ids that may follow; [] where the output is complete."""
         ids = self._matcher.allowed_after(beam.tokens[self._start :])
-        return [] if ids is None else [token_id for token_id in ids.tolist() if token_id not in self._never]
+        return [] if ids is None else [token_id for token_id in ids.tolist() if token_id not in self._forbidden]
 
 
 def _expand(
-    shared: SharedClient, beams: list[BeamSearchSequence], prompt: Prompt, params: BeamSearchParams, fmt: _Form | None
+    shared: SharedClient,
+    beams: list[BeamSearchSequence],
+    prompt: Prompt,
+    params: BeamSearchParams,
+    fmt: _GrammarLimit | None,
 ) -> list[LogprobsAt]:
     """The 2 * beam_width likeliest next tokens of each candidate, of those that its form allows."""
     client = shared.client
-    number = _number(client, params)
+    number = _num_candidates(client, params)
     one = SamplingParams(max_tokens=1, temperature=params.temperature, logprobs=number, detokenize=False)
     ids = [client.next_id() for _ in beams]
     outputs: dict[str, RequestOutput] = {}
@@ -158,7 +162,7 @@ def _expand(
     return found
 
 
-def _text(client: EngineClient, beam: BeamSearchSequence, params: BeamSearchParams) -> str | None:
+def _decode_beam(client: EngineClient, beam: BeamSearchSequence, params: BeamSearchParams) -> str | None:
     if client.tokenizer is None:
         return None
     ended = beam.stop_reason is not None and not params.include_stop_str_in_output

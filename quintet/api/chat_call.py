@@ -76,7 +76,7 @@ class ChatCall:
 
         ValueError says what is wrong with a message.
         """
-        checked = {at: _checked(each) for at, each in {id(each): each for each in params}.items()}
+        checked = {at: _check_structured_output(each) for at, each in {id(each): each for each in params}.items()}
         alike: dict[tuple[int, tuple[int, ...], str], SamplingParams] = {}
         chats = []
         for chat, each in zip(self._chats, params, strict=True):
@@ -86,7 +86,7 @@ class ChatCall:
         return chats
 
 
-def _checked(params: SamplingParams) -> SamplingParams:
+def _check_structured_output(params: SamplingParams) -> SamplingParams:
     """Returns params with a structured output that is checked: it may have been set after they were made."""
     if params.structured_outputs is not None:
         params = copy.copy(params)

@@ -134,12 +134,12 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     def _run(
         self, prompts: list[Prompt], params: Params, use_tqdm: bool, priority: Sequence[int] | None
     ) -> list[RequestOutput]:
-        final = _with_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY)
+        final = _with_output_kind(self._params(params, len(prompts)), RequestOutputKind.FINAL_ONLY)
         ids = [self._client.next_id() for _ in prompts]
         open_ids, finished = set(ids), dict[str, RequestOutput]()
         try:
             self._add(ids, prompts, final, priority)
-            with _Bar(len(ids), use_tqdm) as bar:
+            with _ProgressBar(len(ids), use_tqdm) as bar:
                 while open_ids:
                     for output in self._shared.receive(open_ids):  # FINAL_ONLY: each is a request's last
                         open_ids.remove(output.request_id)
@@ -152,7 +152,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
     def _stream(
         self, prompts: list[Prompt], params: Params, hearings: Sequence[AnswerParser] = ()
     ) -> Iterator[RequestOutput]:
-        deltas = _with_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA)
+        deltas = _with_output_kind(self._params(params, len(prompts)), RequestOutputKind.DELTA)
         ids = [self._client.next_id() for _ in prompts]
         open_ids, heard = set(ids), dict(zip(ids, hearings, strict=False))  # chats alone are taken apart
         try:
@@ -196,7 +196,7 @@ class LLM(LLMArguments, PoolingMethods, SteppedHandle):
         return list(params)
 
 
-def _with_kind(params: list[SamplingParams], kind: RequestOutputKind) -> list[SamplingParams]:
+def _with_output_kind(params: list[SamplingParams], kind: RequestOutputKind) -> list[SamplingParams]:
     """Copies, so that the caller's own objects stay as they are."""
     copies = {id(each): each.clone() for each in params}
     for copied in copies.values():
@@ -204,7 +204,7 @@ def _with_kind(params: list[SamplingParams], kind: RequestOutputKind) -> list[Sa
     return [copies[id(each)] for each in params]
 
 
-class _Bar:
+class _ProgressBar:
     """Progress over requests, with tokens per second."""
 
     def __init__(self, total: int, shown: bool) -> None:
@@ -217,7 +217,7 @@ class _Bar:
         self._bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
         self._bar.update()
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "_ProgressBar":
         return self
 
     def __exit__(self, *exception: object) -> None:

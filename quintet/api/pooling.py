@@ -68,7 +68,7 @@ class PoolingMethods:
         """A vector of each text. `prompt_name`: of the model's prompts (config_sentence_transformers.json), which is
         put before each; its default if none is named, "" for none."""
         params = self._pooling(prompts, pooling_params, "embed", truncate_prompt_tokens)
-        named = _prompted(prompts, self._bounds, prompt_name)
+        named = _with_prompt(prompts, self._bounds, prompt_name)
         return [answered(each, EmbeddingOutput) for each in self._encode(named, params, use_tqdm)]
 
     @refuses_unsupported
@@ -148,7 +148,7 @@ class PoolingMethods:
     ) -> list[ScoringRequestOutput]:
         """Each text is embedded once, however many it is compared with."""
         places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in texts for text in pair))}
-        prompts = self._client.parse(_prompted(list(places), self._bounds, None))
+        prompts = self._client.parse(_with_prompt(list(places), self._bounds, None))
         outputs = self._run_pooled(prompts, [params] * len(prompts), use_tqdm)
         vectors = [answered(each, PoolingOutput) for each in outputs]
         compare = cosine if params.task == "embed" else max_sim
@@ -170,7 +170,7 @@ class PoolingMethods:
 
     def _pooling(self, prompts: Prompts, params: Params, task: str | None, keep: int | None) -> list[PoolingParams]:
         """Settled, one for each prompt."""
-        bounds, count = self._bounds, _count(prompts)
+        bounds, count = self._bounds, _num_prompts(prompts)
         given = [params] * count if isinstance(params, PoolingParams) or params is None else list(params)
         if len(given) != count:
             raise ValueError(f"pooling_params has {len(given)} entries for {count} prompts; give one, or one for each")
@@ -222,12 +222,12 @@ class PoolingMethods:
         return [finished[request_id] for request_id in ids]
 
 
-def _count(prompts: Any) -> int:
+def _num_prompts(prompts: Any) -> int:
     several = isinstance(prompts, (list, tuple)) and not (prompts and isinstance(prompts[0], int))
     return len(prompts) if several else 1
 
 
-def _prompted(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
+def _with_prompt(prompts: Any, bounds: PoolingBounds, name: str | None) -> Any:
     """Texts with the model's prompt before them; token ids stay as they are."""
     name = bounds.default_prompt if name is None else name
     if not name and not bounds.lowercase:

@@ -38,7 +38,7 @@ class SharedClient:
 
     def __init__(self, client: EngineClient) -> None:
         self.client = client
-        self._books = threading.RLock()  # of what follows; again by one thread: a collected generator calls abort()
+        self._lock = threading.RLock()  # of what follows; again by one thread: a collected generator calls abort()
         self._turn: _Caller | None = None
         self._line: list[_Caller] = []  # callers that wait
         self._kept: dict[str, list[RequestOutput]] = {}  # of requests that no caller waits for just now
@@ -47,7 +47,7 @@ class SharedClient:
 
     def call(self, function: Callable[[], T]) -> T:
         """Does it between two steps."""
-        return self._during(_Caller(), function)
+        return self._run_call(_Caller(), function)
 
     def receive(self, request_ids: Set[str]) -> list[RequestOutput]:
         """Outputs of these requests, once there are any: from steps of this thread or of others'.
@@ -55,7 +55,7 @@ class SharedClient:
         Closed, if that is what happens instead; RuntimeError if the engine has none of them.
         """
         caller = _Caller(request_ids)
-        return self._during(caller, lambda: self._step(caller))
+        return self._run_call(caller, lambda: self._step(caller))
 
     def step(self, request_ids: Set[str]) -> list[RequestOutput]:
         """At most one step -> the outputs of these requests that there are then; maybe none."""
@@ -66,14 +66,14 @@ class SharedClient:
                 self._advance(caller)
             return caller.outputs
 
-        return self._during(caller, once)
+        return self._run_call(caller, once)
 
     def abort(self, request_ids: Collection[str]) -> None:
         """Ends requests, now or after the step that runs; ids that are not running are passed over. Never waits."""
         self._left.append(tuple(request_ids))
         caller = _Caller()
         with DeferredSigint():
-            with self._books:
+            with self._lock:
                 if self._turn is None:  # else the thread that has it will do it
                     self._turn = caller
             self._leave(caller)
@@ -83,7 +83,7 @@ class SharedClient:
         if not self._closed:
             self.call(self._close)
 
-    def _during(self, caller: _Caller, function: Callable[[], T]) -> T:
+    def _run_call(self, caller: _Caller, function: Callable[[], T]) -> T:
         """Twice to leave, for Ctrl-C may come when the first begins."""
         try:
             try:
@@ -97,7 +97,7 @@ class SharedClient:
 
     def _enter(self, caller: _Caller) -> None:
         """Returns when it has the turn, or outputs."""
-        with DeferredSigint(), self._books:
+        with DeferredSigint(), self._lock:
             self._check(caller)
             for each in [each for each in self._kept if caller.ids and each in caller.ids]:
                 caller.outputs += self._kept.pop(each)
@@ -122,7 +122,7 @@ class SharedClient:
     def _leave(self, caller: _Caller) -> None:
         """Removes a caller from the line; if it has the turn, the turn goes on. May be repeated."""
         with DeferredSigint():
-            with self._books:
+            with self._lock:
                 if caller in self._line:
                     self._line.remove(caller)
             if self._turn is caller:
@@ -141,17 +141,17 @@ class SharedClient:
         """Runs one step for the caller that has the turn; calls that run between steps get the turn after it."""
         self.client.engine.compute()
         with DeferredSigint():
-            self._hand_out(self.client.collect())
-            self._end_left()
+            self._deliver(self.client.collect())
+            self._abort_abandoned()
             lost = not caller.outputs and not self.client.busy
             if any(other.ids is None for other in self._line):
                 self._pass_on()
         if lost:
             raise RuntimeError(f"the engine has none of the requests {', '.join(sorted(caller.ids or ())[:9])}")
 
-    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Gives outputs to the callers that wait for them; the rest is kept until a caller asks for it."""
-        with self._books:
+        with self._lock:
             waiting = [each for each in (self._turn, *self._line) if each and each.ids]
             for output in outputs:
                 owner = next((each for each in waiting if each.ids and output.request_id in each.ids), None)
@@ -165,8 +165,8 @@ class SharedClient:
     def _pass_on(self) -> None:
         """The turn, to the next in line: calls that do something before those that wait for a step."""
         while True:
-            self._end_left()
-            with self._books:
+            self._abort_abandoned()
+            with self._lock:
                 if self._left:
                     continue
                 self._turn = next((each for each in self._line if each.ids is None), None)
@@ -177,7 +177,7 @@ class SharedClient:
                     self._turn.bell.release()
                 return
 
-    def _end_left(self) -> None:
+    def _abort_abandoned(self) -> None:
         """Ends the requests of callers that are gone."""
         while self._left:
             ids = self._left.popleft()
@@ -186,7 +186,7 @@ class SharedClient:
                 self._kept.pop(each, None)
 
     def _close(self) -> None:
-        with DeferredSigint(), self._books:
+        with DeferredSigint(), self._lock:
             self._closed = True
             line, self._line, self._kept = self._line, [], {}
             self.client.close()

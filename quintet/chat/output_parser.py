@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
-from quintet.chat.reasoning_tokens import OUTSIDE, ReasoningCounter, ReasoningMarkerIds, find_parser
+from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningCounter, ReasoningMarkerIds, find_parser
 from quintet.parsers import (
     TOOL_PARSERS,
     CallBegin,
@@ -67,7 +67,7 @@ class OutputFormat:
     earlier_calls: int = 0  # calls that the conversation has already
     include_reasoning: bool = True
     reasoning_markers: ReasoningMarkerIds | None = None  # of thoughts, where they can be counted
-    open_reasoning_tokens: int = OUTSIDE  # tokens of the thought that the prompt has begun
+    open_reasoning_tokens: int = NOT_REASONING  # tokens of the thought that the prompt has begun
 
     @property
     def plain(self) -> bool:
@@ -101,7 +101,7 @@ class OutputParser:
 
     output_format: OutputFormat
     calls: int = 0  # that it has made, and are whole
-    _splitter: StreamParser = field(init=False)
+    _stream_parser: StreamParser = field(init=False)
     _walk: ReasoningCounter | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class OutputParser:
         self._walk = (
             None if to.reasoning_markers is None else ReasoningCounter(to.reasoning_markers, to.open_reasoning_tokens)
         )
-        self._splitter = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning)
+        self._stream_parser = StreamParser(to.tool, to.reasoning, to.tools, to.begins_in_reasoning)
 
     def count(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens."""
@@ -125,7 +125,7 @@ class OutputParser:
 
     def feed(self, text: str, ended: bool) -> list[Event]:
         """Returns the events that the answer's next text, or its last, makes certain; every call has an id."""
-        found = self._splitter.feed(text) + (self._splitter.finish() if ended else [])
+        found = self._stream_parser.feed(text) + (self._stream_parser.finish() if ended else [])
         return [self._named(event) for event in found if self._told(event)]
 
     def finish_reason_of(self, finish_reason: str | None, called: str = "tool_calls") -> str | None:

@@ -27,7 +27,9 @@ from quintet.sampling_params import ParameterError, SamplingParams, StructuredOu
 from quintet.structured_output.grammar_source import GrammarWriter
 from quintet.tokenizers.tokenizer import Tokenizer
 
-INLINE = 2000  # characters, token ids or bytes of JSON; below that a worker thread costs more than the work
+MAX_INLINE_CHARACTERS = (
+    2000  # characters, token ids or bytes of JSON; below that a worker thread costs more than the work
+)
 INVALID = "invalid_value"  # code of errors
 
 
@@ -99,7 +101,7 @@ async def prepare(chat: ChatInput, model: ChatModel, prompt: Prompt | None = Non
         why = "asks for calls, and structured_outputs for another answer; leave one of them out"
         raise ParameterError("tool_choice", why, INVALID)
     grammar = await compiled_grammar(model.grammars, form, chat.names.format)
-    thinks = await _may_think(chat, model)
+    thinks = await _may_reason(chat, model)
     if prompt is None:
         prompt = await render(chat, model)
     output_format = _output_format(chat, model, prompt, thinks)
@@ -136,7 +138,9 @@ async def render(chat: ChatInput, model: ChatModel) -> Prompt:
         return parse_prompt(keyed, model.tokenizer, model.vocab_size)
 
     slow = chat.options.chat_template is not None or chat.options.tools
-    prompt: Prompt = await model.worker(max(chat.size, INLINE) if slow else chat.size, work, names.messages)
+    prompt: Prompt = await model.worker(
+        max(chat.size, MAX_INLINE_CHARACTERS) if slow else chat.size, work, names.messages
+    )
     return prompt
 
 
@@ -174,12 +178,12 @@ def _options(chat: ChatInput, model: ChatModel) -> ChatOptions:
     return replace(given, chat_template=given.chat_template or model.chat_template, chat_template_kwargs=told or None)
 
 
-async def _may_think(chat: ChatInput, model: ChatModel) -> bool:
+async def _may_reason(chat: ChatInput, model: ChatModel) -> bool:
     def work() -> bool:
         return may_reason(_template(chat, model), _options(chat, model).chat_template_kwargs)
 
     own = chat.options.chat_template is not None  # it is tried, and may take its time
-    return bool(await model.worker(max(chat.size, INLINE) if own else 0, work, "chat_template"))
+    return bool(await model.worker(max(chat.size, MAX_INLINE_CHARACTERS) if own else 0, work, "chat_template"))
 
 
 def _output_format(chat: ChatInput, model: ChatModel, prompt: Prompt, thinks: bool) -> OutputFormat:
@@ -227,22 +231,24 @@ async def _with_grammar(
     special = special_token_ids(model.tokenizer)
     if chat.tool_choice.forced:  # a structured output has no effect: the answer has only calls
         calls, parser = forced_grammar(chat.tool_choice, output_format, special)
-        return replace(output_format, tool=parser), await _of_calls(chat, model, calls)
+        return replace(output_format, tool=parser), await _tool_call_grammar(chat, model, calls)
     if grammar:
         output_format, first = structured_output_grammar(output_format, special)
-        return output_format, await _behind(chat, model, grammar, output_format, first) if first else grammar
+        return output_format, await _grammar_after(chat, model, grammar, output_format, first) if first else grammar
     calls = strict_grammar(chat.tool_choice, output_format, special)
-    return output_format, await _of_calls(chat, model, calls) if calls else ""
+    return output_format, await _tool_call_grammar(chat, model, calls) if calls else ""
 
 
-async def _of_calls(chat: ChatInput, model: ChatModel, calls: str) -> str:
+async def _tool_call_grammar(chat: ChatInput, model: ChatModel, calls: str) -> str:
     try:
         return await compiled_grammar(model.grammars, _grammar_params(calls), "tools")
     except ParameterError as error:
         raise await _tool_error(chat, model, error) from None
 
 
-async def _behind(chat: ChatInput, model: ChatModel, grammar: str, output_format: OutputFormat, first: str) -> str:
+async def _grammar_after(
+    chat: ChatInput, model: ChatModel, grammar: str, output_format: OutputFormat, first: str
+) -> str:
     """Combines the grammar of a structured output with calls. It alone compiles; if the combination does not, only the
     schemas of strict tools are enforced."""
     loose = tuple(each if each.strict else Tool(each.name) for each in output_format.tools)

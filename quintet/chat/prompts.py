@@ -105,7 +105,10 @@ def _texts(named: Sequence[tuple[str, str]], tokenizer: Tokenizer, vocab_size: i
     for text, name in named:
         refuse_surrogates(text, name)
     encoded = tokenizer.encode_all([text for text, _ in named])
-    return [Prompt(_known(ids, vocab_size, name), text) for ids, (text, name) in zip(encoded, named, strict=True)]
+    return [
+        Prompt(_check_tokenizer_ids(ids, vocab_size, name), text)
+        for ids, (text, name) in zip(encoded, named, strict=True)
+    ]
 
 
 def parse_prompt(
@@ -178,10 +181,10 @@ def _encode(text: str, tokenizer: Tokenizer | None, vocab_size: int, name: str) 
     if tokenizer is None:
         raise ValueError(f"{name} is text, but the engine has no tokenizer; give token ids")
     refuse_surrogates(text, name)
-    return _known(tokenizer.encode(text), vocab_size, name)
+    return _check_tokenizer_ids(tokenizer.encode(text), vocab_size, name)
 
 
-def _known(ids: list[int], vocab_size: int, name: str) -> list[int]:
+def _check_tokenizer_ids(ids: list[int], vocab_size: int, name: str) -> list[int]:
     """Returns a tokenizer's ids, if the model's vocabulary has them all."""
     if not ids:
         raise ValueError(f"{name} is empty: it has no tokens; give at least one")

@@ -61,11 +61,11 @@ def may_reason(template: str, template_kwargs: Mapping[str, Any] | None) -> bool
     """Returns whether a template with these variables lets the model think: it cannot forbid it, or does not."""
     switches = [name for name in SWITCHES if name in template_variables(template)]
     said = [bool(template_kwargs[name]) for name in switches if template_kwargs and name in template_kwargs]
-    return all(said) if said else all(_by_itself(template, name) for name in switches)
+    return all(said) if said else all(_reasons_by_default(template, name) for name in switches)
 
 
 @functools.lru_cache(maxsize=64)
-def _by_itself(template: str, switch: str) -> bool:
+def _reasons_by_default(template: str, switch: str) -> bool:
     """Returns whether the template lets the model think if the switch is not set: tried, not guessed."""
 
     def rendered(**told: Any) -> str:

@@ -14,7 +14,7 @@ Ids = tuple[int, ...]
 UNMARKED = "the reasoning markers of this model are unknown; name a reasoning parser (--reasoning-parser)"
 WRITTEN = "the model writes the markers of its thoughts, {}, as text and not as tokens of their own; leave it out"
 DEFAULTS = ReasoningConfig()
-OUTSIDE = -1  # of thought_of(): the prompt has begun no thought
+NOT_REASONING = -1  # of thought_of(): the prompt has begun no thought
 
 
 @dataclass(frozen=True)
@@ -85,25 +85,25 @@ def reasoning_marker_ids(
 def open_reasoning_tokens(
     tokenizer: "Tokenizer", parser: ReasoningParser, marks: ReasoningMarkerIds, prompt: Sequence[int]
 ) -> int:
-    """Counts the tokens of open reasoning at the prompt's end, which the output goes on with; OUTSIDE if it has none.
+    """Counts the tokens of open reasoning at the prompt's end, which the output goes on with; NOT_REASONING if it has none.
 
     Only the last turn is searched: a marker that an earlier turn mentions does not count.
     """
     for end in range(len(prompt), 0, -1):
         if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.closes):
-            return OUTSIDE
+            return NOT_REASONING
         if any(tuple(prompt[end - len(mark) : end]) == mark for mark in marks.opens):
             return len(prompt) - end
         if prompt[end - 1] in tokenizer.special_ids:
             break
     tail = tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
-    return 0 if parser.begins_inside(tail) else OUTSIDE
+    return 0 if parser.begins_inside(tail) else NOT_REASONING
 
 
 class ReasoningCounter:
     """Counts the reasoning tokens of an output as it grows, markers left out."""
 
-    def __init__(self, marks: ReasoningMarkerIds, begun: int = OUTSIDE) -> None:
+    def __init__(self, marks: ReasoningMarkerIds, begun: int = NOT_REASONING) -> None:
         """`begun`: see thought_of()."""
         self._marks, self.inside, self.used = marks, begun >= 0, max(begun, 0)
         self._begun = self.used

@@ -45,7 +45,7 @@ class _Generation(jinja2.ext.Extension):
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
-class _Count(NodeTransformer):
+class _CostCounter(NodeTransformer):
     """Rewrites a template so that what may run long counts a turn, and what makes a value pays for it."""
 
     def _counted(self, node: Any) -> nodes.Node:
@@ -149,7 +149,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Functions, macros, and the methods of text, which may multiply it."""
         subject = getattr(__obj, "__self__", None)
         if isinstance(subject, str):
-            args = _drawn(args)
+            args = _materialized(args)
             __self._spend(_worst_call(__obj.__name__, subject, args, kwargs))
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -170,7 +170,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         skip = 1 if hasattr(function, "jinja_pass_arg") else 0
 
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            subject, *rest = args[skip:] if name in ("length", "count") else _drawn(args[skip:])
+            subject, *rest = args[skip:] if name in ("length", "count") else _materialized(args[skip:])
             self._spend(_worst_call(name, subject, rest, kwargs))
             return function(*args[:skip], subject, *rest, **kwargs)
 
@@ -179,7 +179,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return bounded
 
 
-def _drawn(args: Iterable[Any]) -> tuple[Any, ...]:
+def _materialized(args: Iterable[Any]) -> tuple[Any, ...]:
     """Generators as lists, so that they can be measured."""
     return tuple(list(each) if hasattr(each, "__next__") else each for each in args)
 
@@ -316,7 +316,7 @@ def _compile(source: str) -> CodeType:
     if len(source) > MAX_TEMPLATE:
         raise ValueError(f"the chat template has {len(source)} characters; the limit is {MAX_TEMPLATE}")
     environment = _Environment()
-    return environment.compile(_Count().visit(environment.parse(source)))
+    return environment.compile(_CostCounter().visit(environment.parse(source)))
 
 
 def render_template(source: str, variables: Mapping[str, Any]) -> str:

@@ -114,7 +114,7 @@ def forced_grammar(
         tool_choice.named, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning
     )
     for parser in (output_format.tool, TOOL_PARSERS.get("json")):
-        written = None if parser is None else parser.grammar(_servable(tool_choice.tools), choice, special)
+        written = None if parser is None else parser.grammar(_supported_tools(tool_choice.tools), choice, special)
         if parser is not None and written is not None:
             return written, parser
     raise ParameterError(
@@ -122,7 +122,7 @@ def forced_grammar(
     )
 
 
-def _servable(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+def _supported_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     """Returns the tools with schemas for a grammar; one nested too deep stays, and the grammar's maker refuses it."""
 
     def made(tool: Tool) -> Tool:
@@ -139,7 +139,7 @@ def strict_grammar(tool_choice: ToolChoice, output_format: OutputFormat, special
     if tool_choice.mode != "auto" or output_format.tool is None or not any(each.strict for each in tool_choice.tools):
         return ""
     choice = RequiredCalls(None, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning)
-    return output_format.tool.optional_call_grammar(_servable(tool_choice.tools), choice, special) or ""
+    return output_format.tool.optional_call_grammar(_supported_tools(tool_choice.tools), choice, special) or ""
 
 
 @functools.lru_cache(maxsize=4)  # some have thousands of added tokens
@@ -156,7 +156,7 @@ def structured_output_grammar(output_format: OutputFormat, special: Mapping[str,
         choice = RequiredCalls(
             None, output_format.parallel, output_format.reasoning, output_format.begins_in_reasoning, "@answer"
         )
-        if (written := output_format.tool.grammar(_servable(output_format.tools), choice, special)) is not None:
+        if (written := output_format.tool.grammar(_supported_tools(output_format.tools), choice, special)) is not None:
             return output_format, written
     output_format = replace(output_format, tool=None)
     return output_format, "" if output_format.reasoning is None else output_format.reasoning.grammar_with_reasoning(

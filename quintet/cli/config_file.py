@@ -8,7 +8,7 @@ from quintet.config import EngineConfig, flatten_nested, setting_fields, unsuppo
 from quintet.config.schema.error_names import NameTranslation, Spelling
 from quintet.server.config import ServerConfig
 
-_MOST = 2**20  # bytes; such a file has a page
+_MAX_BYTES = 2**20  # bytes; such a file has a page
 
 
 class ConfigFile(NamedTuple):
@@ -24,8 +24,8 @@ def read_config_file(path: str) -> ConfigFile:
 
     try:
         text = Path(path).read_bytes()
-        if len(text) > _MOST:
-            raise ValueError(f"has {len(text)} bytes, and {_MOST} is the most")
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"has {len(text)} bytes, and {_MAX_BYTES} is the most")
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ValueError(f"--config {path}: the file cannot be read: {' '.join(str(error).split())}") from None

@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
-_LEAST = 30  # columns that the last cell gets, however narrow the screen
+_MIN_WIDTH = 30  # columns that the last cell gets, however narrow the screen
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -13,7 +13,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head) - 1)]
     indent = sum(widths) + 2 * len(widths)
-    room = max(_LEAST, shutil.get_terminal_size().columns - indent) if sys.stdout.isatty() else None
+    room = max(_MIN_WIDTH, shutil.get_terminal_size().columns - indent) if sys.stdout.isatty() else None
     out = []
     for line in lines:
         start = "".join(f"{cell:{width}}  " for cell, width in zip(line, widths, strict=False))

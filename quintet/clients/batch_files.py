@@ -22,10 +22,10 @@ PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/score", "/v1/rerank", "/score",
     "/rerank", "/v2/rerank",
 )  # fmt: skip
-_AGAIN = (429, 503)  # too much at once, or not quite there: the server asks to come again
+_RETRY_STATUSES = (429, 503)  # too much at once, or not quite there: the server asks to come again
 _IGNORED = "x-quintet-ignored-fields"
-_FEW = 3
-_AHEAD = 4  # times the concurrency: how far the file is read ahead of the oldest request without an answer
+_MAX_REPORTED = 3
+_LINES_AHEAD = 4  # times the concurrency: how far the file is read ahead of the oldest request without an answer
 
 
 class BadLine(ValueError):
@@ -159,7 +159,7 @@ class BatchCounts:
     def count_ignored(self, said: str) -> None:
         """Counts a line with fields that the server ignored; keeps a few of the server's reports."""
         self.ignored += 1
-        if len(self.ignored_fields) < _FEW:
+        if len(self.ignored_fields) < _MAX_REPORTED:
             self.ignored_fields[said] = None
 
     def count_kept(self, answer: dict[str, Any]) -> None:
@@ -195,7 +195,9 @@ class BatchSender:
         self, requests: Iterator[BatchRequest | BadLine | KeptAnswer]
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Output lines in the order of the input. What was begun ends with the caller's interest."""
-        waiting: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(_AHEAD * self._manner.concurrency)
+        waiting: asyncio.Queue[asyncio.Task[dict[str, Any]] | None] = asyncio.Queue(
+            _LINES_AHEAD * self._manner.concurrency
+        )
 
         async def begin() -> None:
             try:
@@ -277,7 +279,7 @@ class BatchSender:
     async def _send(self, request: BatchRequest) -> HttpResponse:
         for turn in range(self._manner.max_retries + 1):
             answer = await self._post(request)
-            if answer.status not in _AGAIN or turn == self._manner.max_retries:
+            if answer.status not in _RETRY_STATUSES or turn == self._manner.max_retries:
                 return answer
             await asyncio.sleep(min(retry_after(answer, 2.0**turn), self._manner.max_wait))
         raise AssertionError("the last turn returns")

@@ -27,11 +27,11 @@ class BatchRun:
 
     def requests(self) -> Iterator[BatchRequest | BadLine | KeptAnswer]:
         """In the order of the input, from the first that the part has no answer to."""
-        with contextlib.closing(_Answers(self.output if self.counts.num_kept else None)) as older:
+        with contextlib.closing(_PreviousAnswers(self.output if self.counts.num_kept else None)) as older:
             for at, request in enumerate(read(self.source, self.max_line_bytes)):
                 answer = older.answer_to(request)
                 if at >= self.num_done:
-                    yield KeptAnswer(answer) if answer and _stands(answer) else request
+                    yield KeptAnswer(answer) if answer and _is_final(answer) else request
 
     @contextlib.contextmanager
     def open_part(self) -> Iterator[IO[bytes]]:
@@ -63,13 +63,13 @@ def resume_batch(source: IO[bytes], output: Path, part: Path, max_line_bytes: in
         raise ValueError("--resume reads the input twice, and this one can be read but once; give a file")
     total = still_open = begun = size = 0
     tally = BatchCounts()
-    with contextlib.closing(_Answers(part)) as newer, contextlib.closing(_Answers(output)) as older:
+    with contextlib.closing(_PreviousAnswers(part)) as newer, contextlib.closing(_PreviousAnswers(output)) as older:
         for request in read(source, max_line_bytes):
             total += 1
             answer, old = newer.answer_to(request), older.answer_to(request)
             if answer:
                 begun, size = newer.number, newer.end
-            answer = answer or (old if old and _stands(old) else None)
+            answer = answer or (old if old and _is_final(old) else None)
             if answer:
                 tally.count_kept(answer)
             else:
@@ -80,13 +80,13 @@ def resume_batch(source: IO[bytes], output: Path, part: Path, max_line_bytes: in
     return BatchRun(source, output, part, max_line_bytes, total, still_open, begun, size, tally)
 
 
-def _stands(answer: dict[str, Any]) -> bool:
+def _is_final(answer: dict[str, Any]) -> bool:
     """True if the answer is kept. A request that failed is sent again: a server that was away may be back."""
     response = answer.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200
 
 
-class _Answers:
+class _PreviousAnswers:
     """The lines of an earlier run, in step with the input. A last line that is not whole is none."""
 
     def __init__(self, path: Path | None) -> None:

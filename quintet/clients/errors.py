@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.common.suggestions import unknown_name_error
 
-_LONGEST = 300  # characters of a server's own words
+_MAX_MESSAGE = 300  # characters of a server's own words
 
 
 class ServerError(ValueError):
@@ -59,7 +59,7 @@ def incompatible_server(where: str, what: str) -> ServerError:
 
 def stream_error(where: str, error: Any) -> ServerError:
     """An error that arrived as an event, after the answer had begun."""
-    return ServerError("error in stream", f"{where} ended the answer with an error: {_words(error)}")
+    return ServerError("error in stream", f"{where} ended the answer with an error: {_error_text(error)}")
 
 
 def status_error(where: str, path: str, status: int, body: bytes) -> ServerError:
@@ -86,21 +86,21 @@ def error_message(body: bytes) -> str:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        return _short(" ".join(body.decode(errors="replace").split())) or "without a word"
-    return _words(answer)
+        return _printable(" ".join(body.decode(errors="replace").split())) or "without a word"
+    return _error_text(answer)
 
 
-def _words(answer: Any) -> str:
+def _error_text(answer: Any) -> str:
     for key in ("error", "message", "detail"):
         if isinstance(answer, dict) and answer.get(key):
             answer = answer[key]
-    return _short(answer if isinstance(answer, str) else json.dumps(answer))
+    return _printable(answer if isinstance(answer, str) else json.dumps(answer))
 
 
-def _short(text: str) -> str:
+def _printable(text: str) -> str:
     """Returns a server's text in printable characters, for a terminal, and not too long."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
 
 
 def _is_openai(body: bytes) -> bool:

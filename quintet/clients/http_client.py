@@ -20,7 +20,7 @@ from quintet.clients.http_connection import (
 
 T = TypeVar("T")
 
-IDLE = 4.0  # seconds after which a connection is not used again: uvicorn's servers close them after five
+MAX_IDLE_SECONDS = 4.0  # seconds after which a connection is not used again: uvicorn's servers close them after five
 MAX_FREE = 512  # connections that are kept for the next requests
 MAX_BODY = 256 * 2**20  # bytes of an answer that is kept whole
 MAX_EVENT = 16 * 2**20  # bytes of one line of an event stream
@@ -171,7 +171,7 @@ class HttpClient:
         now = time.perf_counter()
         while self._free:
             connection = self._free.pop()
-            if not connection.closed and now - connection.last < IDLE:
+            if not connection.closed and now - connection.last < MAX_IDLE_SECONDS:
                 return connection
             connection.abort()
         return None

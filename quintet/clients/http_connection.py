@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 CONNECT_SECONDS = 30.0
 MAX_HEAD = 64 * 2**10  # bytes of an answer's status line and headers
-HELD = 256 * 2**10  # bytes of an answer that wait for a slow reader; then the server has to wait, too
+MAX_BUFFERED = 256 * 2**10  # bytes of an answer that wait for a slow reader; then the server has to wait, too
 Header = tuple[bytes, bytes]
 Sink = Callable[[bytes, float], None]  # a piece of the body, and time.perf_counter() when it was read
 
@@ -155,10 +155,10 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except self._errors as error:
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            self._break(f"its answer is no HTTP ({reason})")
+            self._disconnect(f"its answer is no HTTP ({reason})")
         if self.head is None and self._head_size > MAX_HEAD:
-            self._break(f"its headers are longer than {MAX_HEAD} bytes")
-        if self._size > HELD and not (self._paused or self.closed or self.complete):
+            self._disconnect(f"its headers are longer than {MAX_HEAD} bytes")
+        if self._size > MAX_BUFFERED and not (self._paused or self.closed or self.complete):
             self._paused = True
             self._transport.pause_reading()
         if self.pieces or self.complete:
@@ -170,7 +170,7 @@ class HttpConnection(asyncio.Protocol):
             self.complete = True
         self._fail(ConnectionLost(f"the connection ended ({error})" if error else "it ended the connection"))
 
-    def _break(self, why: str) -> None:
+    def _disconnect(self, why: str) -> None:
         self._fail(HttpProtocolError(why))
         self.abort()
 
@@ -193,7 +193,7 @@ class HttpConnection(asyncio.Protocol):
         if self.head is not None:
             return
         if sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD:
-            self._break(f"its headers are longer than {MAX_HEAD} bytes")
+            self._disconnect(f"its headers are longer than {MAX_HEAD} bytes")
             return
         names = {name for name, _ in self._headers}
         self._until_close = not ({b"content-length", b"transfer-encoding"} & names) and status not in (204, 304)

@@ -10,7 +10,7 @@ from typing import Any
 from quintet.clients import errors
 from quintet.clients.http_client import EventStreamParser
 
-SHARES = (50, 90, 95, 99)
+PERCENTILES = (50, 90, 95, 99)
 METRICS = {
     "ttft": "TTFT, to the first token",
     "tpot": "TPOT, per token after it",
@@ -157,16 +157,16 @@ class LoadResult:
             figures["goodput_slo_ms"] = {name: limit * 1e3 for name, limit in goodput.items()}
             figures["request_goodput"] = sum(each.meets_goals(goodput) for each in whole) / self.seconds
         for metric in METRICS:
-            figures |= _spread(metric, whole)
+            figures |= _metric_figures(metric, whole)
         return {**figures, "failures": dict(Counter(each.kind for each in failed))}
 
 
-def _spread(metric: str, whole: Sequence[RequestOutcome]) -> dict[str, float]:
+def _metric_figures(metric: str, whole: Sequence[RequestOutcome]) -> dict[str, float]:
     values = _gaps(whole) if metric == "itl" else [each.seconds(metric) for each in whole]
     known = [value * 1e3 for value in values if value is not None]
     if not known:
         return {}
-    found = percentiles(known, SHARES)
+    found = percentiles(known, PERCENTILES)
     return {f"{'median' if share == 'p50' else share}_{metric}_ms": value for share, value in found.items()}
 
 

@@ -18,7 +18,7 @@ from quintet.clients.server_address import ServerTarget
 from quintet.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quintet.parsers import Content
 
-_SILENCE = 600.0  # seconds without a byte: a long prompt on a slow machine may take minutes
+_IDLE_SECONDS = 600.0  # seconds without a byte: a long prompt on a slow machine may take minutes
 
 
 class RemoteEngine:
@@ -39,7 +39,7 @@ class RemoteEngine:
     def models(self) -> list[str]:
         """Returns the models that GET /v1/models lists; never empty."""
         with self._answer("GET", "/v1/models") as response:
-            body = _whole(response)
+            body = _read_body(response)
         try:
             names = [entry["id"] for entry in json.loads(body)["data"]]
         except (ValueError, RecursionError, TypeError, KeyError):
@@ -108,7 +108,7 @@ class RemoteEngine:
             connection.request(method, address.prefix + path, body, headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise self._refusal(path, response.status, _whole(response), body)
+                raise self._refusal(path, response.status, _read_body(response), body)
             yield response
         except (http.client.HTTPException, HttpProtocolError) as error:
             short = isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected)
@@ -134,11 +134,11 @@ class RemoteEngine:
         return error
 
 
-def connect(target: ServerTarget, seconds: float = _SILENCE) -> http.client.HTTPConnection:
+def connect(target: ServerTarget, seconds: float = _IDLE_SECONDS) -> http.client.HTTPConnection:
     """An open connection; a ServerError says what to do where there is none. `seconds` of silence end it later."""
     address = target.address
     if address.uds:
-        connection: http.client.HTTPConnection = _OverSocket(address.uds)
+        connection: http.client.HTTPConnection = _UnixHTTPConnection(address.uds)
     elif address.tls:
         context = ssl.create_default_context()
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=CONNECT_SECONDS, context=context)
@@ -152,7 +152,7 @@ def connect(target: ServerTarget, seconds: float = _SILENCE) -> http.client.HTTP
     return connection
 
 
-class _OverSocket(http.client.HTTPConnection):
+class _UnixHTTPConnection(http.client.HTTPConnection):
     """HTTP on a Unix socket."""
 
     def __init__(self, path: str) -> None:
@@ -164,7 +164,7 @@ class _OverSocket(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _whole(response: http.client.HTTPResponse) -> bytes:
+def _read_body(response: http.client.HTTPResponse) -> bytes:
     body = response.read(MAX_BODY + 1)
     if len(body) > MAX_BODY:
         raise HttpProtocolError(f"its answer is longer than {MAX_BODY} bytes")

@@ -42,16 +42,16 @@ class TraceEntry:
     def prompt(self, number: int, vocab_size: int) -> list[int]:
         """Its token ids. `number`: of the entry in its trace: what it shares with no other is drawn by that."""
         if self.hash_ids:
-            blocks = [_drawn(f"block {each}", BLOCK, vocab_size) for each in self.hash_ids]
+            blocks = [_random_tokens(f"block {each}", BLOCK, vocab_size) for each in self.hash_ids]
             return [token for block in blocks for token in block][: self.input_length]
-        own = _drawn.__wrapped__(f"request {number}", self.input_length - self.shared_length, vocab_size)
+        own = _random_tokens.__wrapped__(f"request {number}", self.input_length - self.shared_length, vocab_size)
         if self.group is None:
             return list(own)
-        return [*_drawn(f"group {self.group}", self.shared_length, vocab_size), *own]
+        return [*_random_tokens(f"group {self.group}", self.shared_length, vocab_size), *own]
 
 
 @lru_cache(maxsize=1 << 14)
-def _drawn(seed: str, count: int, vocab_size: int) -> tuple[int, ...]:
+def _random_tokens(seed: str, count: int, vocab_size: int) -> tuple[int, ...]:
     """Token ids from a seed."""
     numbers = np.frombuffer(random.Random(seed).randbytes(4 * count), "<u4")
     return tuple((numbers % vocab_size).tolist())
@@ -81,12 +81,12 @@ def _entry(found: Any) -> TraceEntry:
         raise ValueError("must hold either arrival (seconds) or timestamp (milliseconds)")
     entry = TraceEntry(
         _seconds(found["arrival"]) if "arrival" in found else _seconds(found["timestamp"], "timestamp") / 1e3,
-        _whole(found, "input_length", 1),
-        _whole(found, "output_length", 1),
-        _hashes(found.get("hash_ids", [])),
-        None if found.get("group") is None else _whole(found, "group", 0),
-        _whole(found, "shared_length", 0, 0),
-        _whole(found, "priority", -(2**31), 0),
+        _int_field(found, "input_length", 1),
+        _int_field(found, "output_length", 1),
+        _hash_ids(found.get("hash_ids", [])),
+        None if found.get("group") is None else _int_field(found, "group", 0),
+        _int_field(found, "shared_length", 0, 0),
+        _int_field(found, "priority", -(2**31), 0),
     )
     _check(entry)
     return entry
@@ -113,7 +113,7 @@ def _seconds(value: Any, name: str = "arrival") -> float:
     return float(value)
 
 
-def _whole(found: dict[str, Any], name: str, least: int, default: int | None = None) -> int:
+def _int_field(found: dict[str, Any], name: str, least: int, default: int | None = None) -> int:
     value = found.get(name, default)
     if value is None:
         raise ValueError(f"{name} is missing")
@@ -122,7 +122,7 @@ def _whole(found: dict[str, Any], name: str, least: int, default: int | None = N
     return value
 
 
-def _hashes(value: Any) -> tuple[int, ...]:
+def _hash_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
         raise ValueError(f"hash_ids must be a list of whole numbers, not {value!r}")
     return tuple(value)

@@ -18,16 +18,16 @@ from quintet.clients.batch_files import retry_after
 from quintet.clients.http_client import HttpResponse
 from quintet.clients.http_connection import CONNECT_SECONDS
 
-REDIRECTS = 5
-TRIES = 5  # to send a file
-SILENCE = 60.0  # seconds without a byte
-LONGEST = 3600.0  # seconds for a file
-MOST_WAIT = 60.0  # seconds before the next try, whatever the server says
-_MOVED = (301, 302, 303, 307, 308)
-_MOVED_AS_IT_IS = (307, 308)  # a PUT stays a PUT. Source: RFC 9110, 15.4
-_AGAIN = (408, 425, 429)  # and 5xx
-_PIECE = 2**20  # bytes
-_SAID = 2**16  # bytes of a refusal that are read
+MAX_REDIRECTS = 5
+MAX_TRIES = 5  # to send a file
+IDLE_SECONDS = 60.0  # seconds without a byte
+MAX_SECONDS = 3600.0  # seconds for a file
+MAX_WAIT = 60.0  # seconds before the next try, whatever the server says
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_SAME_METHOD_REDIRECTS = (307, 308)  # a PUT stays a PUT. Source: RFC 9110, 15.4
+_RETRY_STATUSES = (408, 425, 429)  # and 5xx
+_CHUNK = 2**20  # bytes
+_MAX_ERROR_BODY = 2**16  # bytes of a refusal that are read
 
 
 def is_url(name: str) -> bool:
@@ -47,49 +47,49 @@ def without_query(url: str) -> str:
 
 def fetch(url: str, sink: IO[bytes], most: int) -> int:
     """Writes what is there to the sink -> bytes. ServerError if it is more than `most`, or cannot be had whole."""
-    end = time.monotonic() + LONGEST
-    for _ in range(REDIRECTS + 1):
+    end = time.monotonic() + MAX_SECONDS
+    for _ in range(MAX_REDIRECTS + 1):
         with _answer("GET", url) as answer:
-            if answer.status in _MOVED:
-                url = _next(url, answer)
+            if answer.status in _REDIRECT_STATUSES:
+                url = _redirect_url(url, answer)
             elif answer.status == 200:
                 return _copy(url, answer, sink, most, end)
             else:
-                raise _refused("GET", url, answer.status, answer.read(_SAID))
-    raise _too_far(url)
+                raise _status_error("GET", url, answer.status, answer.read(_MAX_ERROR_BODY))
+    raise _too_many_redirects(url)
 
 
 def send(url: str, path: Path, pause: Callable[[float], None] = time.sleep) -> None:
     """Puts the file there; what may pass (no connection, 429, 5xx) is tried again. ServerError if that is in vain."""
-    for turn in range(TRIES):
+    for turn in range(MAX_TRIES):
         wait = 2.0**turn
         try:
             answer, said = _put(url, path)
         except errors.ServerError as error:
-            if error.kind in ("tls", "redirects", "redirect") or turn == TRIES - 1:
+            if error.kind in ("tls", "redirects", "redirect") or turn == MAX_TRIES - 1:
                 raise
         else:
             if 200 <= answer.status < 300:
                 return
-            if turn == TRIES - 1 or not (answer.status in _AGAIN or answer.status >= 500):
-                raise _refused("PUT", url, answer.status, said)
+            if turn == MAX_TRIES - 1 or not (answer.status in _RETRY_STATUSES or answer.status >= 500):
+                raise _status_error("PUT", url, answer.status, said)
             wait = retry_after(answer, wait)
-        pause(min(wait, MOST_WAIT))
+        pause(min(wait, MAX_WAIT))
 
 
 def _put(url: str, path: Path) -> tuple[HttpResponse, bytes]:
     """One try -> the last answer and the beginning of its body."""
-    for _ in range(REDIRECTS + 1):
+    for _ in range(MAX_REDIRECTS + 1):
         with path.open("rb") as body, _answer("PUT", url, body) as answer:
-            if answer.status not in _MOVED_AS_IT_IS:
+            if answer.status not in _SAME_METHOD_REDIRECTS:
                 headers = {name.lower(): value for name, value in answer.getheaders()}
-                return HttpResponse(answer.status, headers), answer.read(_SAID)
-            url = _next(url, answer)
-    raise _too_far(url)
+                return HttpResponse(answer.status, headers), answer.read(_MAX_ERROR_BODY)
+            url = _redirect_url(url, answer)
+    raise _too_many_redirects(url)
 
 
-def _too_far(url: str) -> errors.ServerError:
-    said = f"{without_query(url)} is where {REDIRECTS} redirects lead, and it leads on; give the last address"
+def _too_many_redirects(url: str) -> errors.ServerError:
+    said = f"{without_query(url)} is where {MAX_REDIRECTS} redirects lead, and it leads on; give the last address"
     return errors.ServerError("redirects", said)
 
 
@@ -127,7 +127,7 @@ def _answer(method: str, url: str, body: IO[bytes] | None = None) -> Iterator[ht
             connection.connect()
         except OSError as error:
             raise _unreachable(where, error) from None
-        connection.sock.settimeout(SILENCE)
+        connection.sock.settimeout(IDLE_SECONDS)
         connection.request(method, (parts.path or "/") + f"?{parts.query}" * bool(parts.query), body, headers)
         yield connection.getresponse()
     except http.client.HTTPException as error:
@@ -143,7 +143,7 @@ def _unreachable(where: str, error: OSError) -> errors.ServerError:
     return errors.ServerError(kind, f"cannot reach {where}: {error.strerror or error or type(error).__name__}")
 
 
-def _next(url: str, answer: http.client.HTTPResponse) -> str:
+def _redirect_url(url: str, answer: http.client.HTTPResponse) -> str:
     """Returns the address of a redirect: http or https, and never from https to http."""
     found = urljoin(url, answer.getheader("location") or "")
     try:
@@ -159,11 +159,11 @@ def _next(url: str, answer: http.client.HTTPResponse) -> str:
 
 def _copy(url: str, answer: http.client.HTTPResponse, sink: IO[bytes], most: int, end: float) -> int:
     size, length = 0, answer.length
-    while size <= most and (piece := answer.read1(_PIECE)):
+    while size <= most and (piece := answer.read1(_CHUNK)):
         size += len(piece)
         if time.monotonic() > end:
             raise errors.ServerError(
-                "timeout", f"{without_query(url)} took more than {LONGEST:g} s; fetch it beforehand"
+                "timeout", f"{without_query(url)} took more than {MAX_SECONDS:g} s; fetch it beforehand"
             )
         try:
             sink.write(piece)
@@ -179,7 +179,7 @@ def _copy(url: str, answer: http.client.HTTPResponse, sink: IO[bytes], most: int
     return size
 
 
-def _refused(method: str, url: str, status: int, said: bytes) -> errors.ServerError:
+def _status_error(method: str, url: str, status: int, said: bytes) -> errors.ServerError:
     hint = "; a presigned address holds for a while, and for one method alone" if status in (401, 403) else ""
     why = f"{without_query(url)} answered {status} to {method}: {errors.error_message(said)}{hint}"
     return errors.ServerError(f"HTTP {status}", why, status)

@@ -9,9 +9,9 @@ from typing import Any
 
 def entry_points(group: str) -> Sequence[metadata.EntryPoint]:
     """Returns the entry points of a group, from the packages on sys.path."""
-    return list(_found(tuple(sys.path)).select(group=group))
+    return list(_read_entry_points(tuple(sys.path)).select(group=group))
 
 
 @functools.lru_cache(maxsize=1)
-def _found(path: tuple[str, ...]) -> Any:  # what it is differs between Python 3.10 and 3.12
+def _read_entry_points(path: tuple[str, ...]) -> Any:  # what it is differs between Python 3.10 and 3.12
     return metadata.entry_points()

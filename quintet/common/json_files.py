@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-DEEPEST = 64  # lists and objects within one another: what walks a file by recursion must come to its end
+MAX_DEPTH = 64  # lists and objects within one another: what walks a file by recursion must come to its end
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -17,25 +17,25 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not JSON: {error}; was the download cut short?") from None
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a JSON object, not {type(content).__name__}; fetch it again")
-    if _nests(content, DEEPEST):
+    if _exceeds_depth(content, MAX_DEPTH):
         raise ValueError(_too_deep(file))
     return content
 
 
 def _too_deep(file: Path) -> str:
-    return f"{file} nests lists or objects more than {DEEPEST} deep, which no model's file does; fetch it again"
+    return f"{file} nests lists or objects more than {MAX_DEPTH} deep, which no model's file does; fetch it again"
 
 
-def _nests(content: Any, most: int) -> bool:
+def _exceeds_depth(content: Any, most: int) -> bool:
     """True if `content` is nested more than `most` levels deep."""
     level = [content]
     for _ in range(most):
-        level = [inner for each in level for inner in _inside(each)]
+        level = [inner for each in level for inner in _children(each)]
         if not level:
             return False
     return True
 
 
-def _inside(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [each for each in held if isinstance(each, dict | list)]

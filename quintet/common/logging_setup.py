@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 LOGGER, UVICORN = "quintet", "uvicorn"
-_TRACES = "mcp"  # its client logs a traceback for each lost connection; we log one line instead
+_MCP_LOGGER = "mcp"  # its client logs a traceback for each lost connection; we log one line instead
 TRACE = 5  # uvicorn's level below DEBUG
 
 
-class _Concise(logging.Handler):
+class _TerminalHandler(logging.Handler):
     """One line to standard error: the level where it is worth a word, and the message."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -25,20 +25,20 @@ def install_terminal_log(level: str) -> None:
     """Shows the package's log from this level on. A second call changes the level alone."""
     log = logging.getLogger(LOGGER)
     log.setLevel(level)
-    if not any(isinstance(each, _Concise) for each in log.handlers):
-        log.addHandler(_Concise())
+    if not any(isinstance(each, _TerminalHandler) for each in log.handlers):
+        log.addHandler(_TerminalHandler())
 
 
 def install_server_log(settings: Mapping[str, Any]) -> None:
     """Every line with its time and level, ours and uvicorn's alike; `settings` are ServerConfig's fields."""
-    form = _Json() if settings["log_format"] == "json" else _Dated()
+    form = _JsonFormatter() if settings["log_format"] == "json" else _TimestampFormatter()
     logging.addLevelName(TRACE, "TRACE")
     for name, level in ((LOGGER, settings["log_level"]), (UVICORN, settings["uvicorn_log_level"])):
         log, handler = logging.getLogger(name), logging.StreamHandler(sys.stderr)
         handler.setFormatter(form)
         log.handlers[:] = [handler]
         log.setLevel(level.upper())
-    logging.getLogger(_TRACES).setLevel(logging.CRITICAL)
+    logging.getLogger(_MCP_LOGGER).setLevel(logging.CRITICAL)
 
 
 def set_log_prefix(who: str) -> None:
@@ -52,23 +52,23 @@ def set_log_prefix(who: str) -> None:
         handler.addFilter(named)
 
 
-def _moment(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     """ISO 8601 with milliseconds and the zone."""
     local = time.localtime(record.created)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{record.msecs:03.0f}{time.strftime('%z', local)}"
 
 
-class _Dated(logging.Formatter):
+class _TimestampFormatter(logging.Formatter):
     """2026-01-31T12:00:00.000+0000 INFO the message"""
 
     def format(self, record: logging.LogRecord) -> str:
         where = f"{record.name}: " if logging.getLogger(LOGGER).level == logging.DEBUG else ""
-        return f"{_moment(record)} {record.levelname:7} {where}{super().format(record)}"
+        return f"{_timestamp(record)} {record.levelname:7} {where}{super().format(record)}"
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """One object a line; a trace is part of the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"time": _moment(record), "level": record.levelname, "logger": record.name}
+        said = {"time": _timestamp(record), "level": record.levelname, "logger": record.name}
         return json.dumps({**said, "message": super().format(record)}, ensure_ascii=False)

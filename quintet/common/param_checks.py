@@ -75,7 +75,7 @@ def list_of(parse: Parse, most: int) -> Parse:
             raise ValueError(f"must be a list, not {shorten(value)}")
         if len(value) > most:
             raise ValueError(f"may hold {most} entries, not {len(value)}")
-        return [_inside(f"entry {index}", parse, entry) for index, entry in enumerate(value)]
+        return [_parse_as(f"entry {index}", parse, entry) for index, entry in enumerate(value)]
 
     return parse_all
 
@@ -100,8 +100,8 @@ def biases(value: Any) -> dict[int, float]:
     found = {}
     for key, bias in value.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
-        token = _inside("a token id", token_id, int(key) if digits else key)
-        found[token] = _inside(f"the bias of token {token}", number(-100, 100), bias)
+        token = _parse_as("a token id", token_id, int(key) if digits else key)
+        found[token] = _parse_as(f"the bias of token {token}", number(-100, 100), bias)
     return found
 
 
@@ -176,7 +176,7 @@ def seed(value: Any) -> int | None:
     return None if number == -1 else number
 
 
-def _inside(what: str, parse: Parse, value: Any) -> Any:
+def _parse_as(what: str, parse: Parse, value: Any) -> Any:
     try:
         return parse(value)
     except ValueError as error:

@@ -4,13 +4,13 @@ import difflib
 import itertools
 from collections.abc import Iterable, Mapping
 
-_SHOWN = 3  # names in one refusal, and
-_LONGEST = 64  # characters of each: who sends more is not helped by it, and comparing takes time
+_MAX_SHOWN = 3  # names in one refusal, and
+_MAX_NAME = 64  # characters of each: who sends more is not helped by it, and comparing takes time
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that looks most like it, or None where none is close."""
-    if len(name) > _LONGEST:
+    if len(name) > _MAX_NAME:
         return None
     table = {candidate.lower().replace("-", "_"): candidate for candidate in known}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), table, n=1, cutoff=0.6)
@@ -21,7 +21,7 @@ def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> str:
     """Returns the error text for an unknown name; `kind` reads like "model type" or "sampling parameter"."""
     known = list(known)
     match = nearest_name(name, known)
-    name = name if len(name) <= _LONGEST else name[:_LONGEST] + "..."
+    name = name if len(name) <= _MAX_NAME else name[:_MAX_NAME] + "..."
     if match is not None:
         return f"unknown {kind} {name!r}; did you mean {match!r}?"
     return f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}"
@@ -35,5 +35,5 @@ def refuse_unknown(kind: str, names: Iterable[str], known: Iterable[str], lacks:
         if name in lacks and name not in known:
             raise ValueError(f"{kind} {name!r} is not there: {lacks[name]}")
     wrong = (unknown_name_error(kind, name, known) for name in names if name not in known)
-    if shown := list(itertools.islice(wrong, _SHOWN)):
+    if shown := list(itertools.islice(wrong, _MAX_SHOWN)):
         raise ValueError("; ".join(shown))

@@ -9,22 +9,22 @@ UnknownFieldHandler = Callable[
     [str, Collection[str], Collection[str]], None
 ]  # of (place, names, those that are known); may raise
 
-_gather: ContextVar[UnknownFieldHandler | None] = ContextVar("gather", default=None)
+_handler: ContextVar[UnknownFieldHandler | None] = ContextVar("gather", default=None)
 
 
 @contextmanager
 def collect_unknown(gather: UnknownFieldHandler) -> Iterator[None]:
     """Passes unknown names to `gather` within the block, and in threads that it starts by asyncio.to_thread."""
-    token = _gather.set(gather)
+    token = _handler.set(gather)
     try:
         yield
     finally:
-        _gather.reset(token)
+        _handler.reset(token)
 
 
 def report_unknown(where: str, names: Collection[str], known: Collection[str]) -> bool:
     """Passes unknown names of the object at `where` ("": the whole request) to gathering(); False outside it."""
-    gather = _gather.get()
+    gather = _handler.get()
     if gather is None:
         return False
     if names:

@@ -14,7 +14,7 @@ Parse = Callable[[Any], Any]  # raises ValueError that says what was wanted; the
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(iB|B)?")
-_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def integer(value: Any) -> int:
@@ -46,15 +46,15 @@ def count(minimum: int = 1, *also: Any) -> Parse:
         try:
             number = integer(value)
         except ValueError as error:
-            raise ValueError(f"{error}{_or(also)}") from None
+            raise ValueError(f"{error}{_or_choices(also)}") from None
         if number < minimum and number not in also:
-            raise ValueError(f"must be at least {minimum}{_or(also)}, not {value!r}")
+            raise ValueError(f"must be at least {minimum}{_or_choices(also)}, not {value!r}")
         return number
 
     return parse
 
 
-def _or(also: tuple[Any, ...]) -> str:
+def _or_choices(also: tuple[Any, ...]) -> str:
     return "".join(f" or {value!r}" for value in also)
 
 
@@ -73,8 +73,8 @@ def boolean(value: Any) -> bool:
     """A bool, or the words that mean one."""
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in _TRUTH:
-        return _TRUTH[value.strip().lower()]
+    if isinstance(value, str) and value.strip().lower() in _BOOLEANS:
+        return _BOOLEANS[value.strip().lower()]
     raise ValueError(f"must be true or false, not {value!r}")
 
 

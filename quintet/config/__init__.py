@@ -11,7 +11,7 @@ from quintet.config.pooler import PoolerConfig
 from quintet.config.reasoning import ReasoningConfig
 from quintet.config.schema.environment import Environment, all_variables, read_environment, unchanged_environment
 from quintet.config.schema.fields import flatten_nested, normalize_fields, option, setting_fields, unflatten_nested
-from quintet.config.schema.unsupported import LACKING, unsupported_reason
+from quintet.config.schema.unsupported import UNSUPPORTED, unsupported_reason
 from quintet.config.speculative import SpeculativeConfig
 from quintet.config.structured_outputs import StructuredOutputsConfig
 
@@ -21,7 +21,7 @@ __all__ = [
     "BUNDLED_EMBED",
     "GENERATION_DEFAULTS",
     "INSIDE",
-    "LACKING",
+    "UNSUPPORTED",
     "ONLINE",
     "SCHEMES",
     "WRITTEN",

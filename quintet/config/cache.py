@@ -90,7 +90,7 @@ class MemoryOptions:
     )  # fmt: skip
 
     def _check(self) -> None:
-        self._check_elsewhere()
+        self._check_kv_offloading()
         if self.calculate_kv_scales and self.kv_cache_dtype != "fp8":
             raise ValueError(
                 f"calculate_kv_scales is for kv_cache_dtype='fp8', and it is {self.kv_cache_dtype!r}, which has no "
@@ -104,7 +104,7 @@ class MemoryOptions:
         """True if KV pages that this engine computed are also kept outside its KV cache: KV offloading or LMCache."""
         return self.kv_offloading_size is not None or self.kv_offloading_backend == LMCACHE
 
-    def _check_elsewhere(self) -> None:
+    def _check_kv_offloading(self) -> None:
         if self.kv_offloading_backend == LMCACHE:
             if self.kv_offloading_folder is not None:
                 raise ValueError(

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 from quintet.common.value_parsers import boolean, count
 from quintet.config.schema.fields import Nested, choice_field, nested, option
 
-_SENDING = frozenset(  # vLLM's ways to bring tokens to the experts of other ranks
+_ALL2ALL_BACKENDS = frozenset(  # vLLM's ways to bring tokens to the experts of other ranks
     {"pplx", "deepep_high_throughput", "deepep_low_latency", "mori", "nixl_ep", "flashinfer_all2allv"}
     | {"flashinfer_nvlink_two_sided", "flashinfer_nvlink_one_sided"}
 )
 
 
 def _all2all(value: Any) -> str:
-    if value in _SENDING:
+    if value in _ALL2ALL_BACKENDS:
         raise ValueError(
             f"{value!r} is not there: it sends the tokens of a rank to the experts of another, by a library for GPUs; "
             "here every rank has all tokens, and none is sent; leave it out"

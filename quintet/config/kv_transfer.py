@@ -10,7 +10,7 @@ from quintet.config.schema.fields import Nested, option
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 PEER_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
-MOST_PEERS = 1024
+MAX_PEERS = 1024
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AllowedPeer:
 
 def parse_peers(value: Any) -> tuple[str, ...]:
     """kv_connector_extra_config.peers; ValueError says which entry is none."""
-    if not isinstance(value, list | tuple) or not 0 < len(value) <= MOST_PEERS:
+    if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_PEERS:
         raise ValueError(f'must be a list of hosts, such as ["10.0.0.5:14579", "10.0.1.0/24"], not {value!r}')
     for each in value:
         parse_peer(each)
@@ -59,31 +59,31 @@ SHARED_MEMORY = "SharedMemoryConnector"
 NIXL = "NixlConnector"
 MOONCAKE = "MooncakeConnector"
 CONNECTORS = TCP, SHARED_MEMORY, NIXL, MOONCAKE
-_HOST = "host cpu".split()  # ours and vLLM's word for its memory
+_HOST_DEVICES = "host cpu".split()  # ours and vLLM's word for its memory
 _NO_DEVICE = "pages wait for those who fetch them in host memory; leave it out, or give cpu"
-_FOLDER = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
-FOREIGN = {
+_FOLDER_REASON = "a folder of pages is kv_offloading_folder, with kv_offloading_size; it is one engine's at a time"
+VLLM_CONNECTORS = {
     "P2pNcclConnector": f"pages go from host memory to host memory here; use {TCP}",
     "LMCacheMPConnector": "its server and engines unpickle what they send each other; use LMCacheConnectorV1, whose "
     "tiers and remotes do not",
     "MooncakeStoreConnector": f"Mooncake's store is not spoken here; use kv_offloading_size, or {TCP}",
-    "SharedStorageConnector": _FOLDER,
-    "ExampleConnector": _FOLDER,
+    "SharedStorageConnector": _FOLDER_REASON,
+    "ExampleConnector": _FOLDER_REASON,
     "DecodeBenchConnector": "it fills the cache with numbers that no model computed; leave it out",
 }
 _PRODUCES, _CONSUMES, _BOTH = "kv_producer", "kv_consumer", "kv_both"
 
 
 def _connector(value: Any) -> str:
-    if isinstance(value, str) and value in FOREIGN:
-        raise ValueError(f"{value} cannot be used: {FOREIGN[value]}")
+    if isinstance(value, str) and value in VLLM_CONNECTORS:
+        raise ValueError(f"{value} cannot be used: {VLLM_CONNECTORS[value]}")
     return str(one_of(*CONNECTORS)(value))
 
 
 def _device(value: Any) -> str:
-    if value not in _HOST:
+    if value not in _HOST_DEVICES:
         raise ValueError(f"must be cpu, not {value!r}: {_NO_DEVICE}")
-    return _HOST[0]
+    return _HOST_DEVICES[0]
 
 
 def _port(value: Any) -> int:
@@ -174,7 +174,7 @@ class KVTransferConfig(Nested):
         1_000_000_000, _bytes, "bytes of host memory for pages that wait to be fetched", group="memory",
         metavar="BYTES",
     )  # fmt: skip
-    kv_buffer_device: str = option(_HOST[0], _device, "where they wait: cpu, the host's memory", group="memory")
+    kv_buffer_device: str = option(_HOST_DEVICES[0], _device, "where they wait: cpu, the host's memory", group="memory")
     kv_rank: int | None = option(None, optional(count(0)), "taken, and not used: peers are named by each request",
                                  group="memory")  # fmt: skip
     kv_parallel_size: int = option(1, count(), "the same", group="memory")

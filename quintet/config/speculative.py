@@ -9,7 +9,7 @@ from quintet.config.schema.fields import Nested, option
 _DRAFTERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram_gpu", "suffix")
 
 
-def _given(parse: Parse) -> Parse:
+def _not_none(parse: Parse) -> Parse:
     """Such a value, and never none at all."""
 
     def parse_given(value: Any) -> Any:
@@ -32,8 +32,8 @@ class SpeculativeConfig(Nested):
 
     name: ClassVar[str] = "speculative_config"
 
-    method: str = option(None, _given(_method), "who guesses: ngram", group="scheduling", choices=("ngram",))
-    num_speculative_tokens: int = option(None, _given(count()), "most tokens guessed at once", group="scheduling")
+    method: str = option(None, _not_none(_method), "who guesses: ngram", group="scheduling", choices=("ngram",))
+    num_speculative_tokens: int = option(None, _not_none(count()), "most tokens guessed at once", group="scheduling")
     prompt_lookup_max: int = option(
         None, optional(count()), "most of the last tokens to look for in the text so far; 5 if neither is given, or "
         "prompt_lookup_min", group="scheduling", metavar="TOKENS",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.conformance.cases.linear import away_from_ties
 
-INT8_MOST = 127  # steps of a row's scale; -128 is not used
+MAX_INT8 = 127  # steps of a row's scale; -128 is not used
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def through_cache(x: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype in FLOATS:
         return FLOATS[dtype].nearest(x)
     if dtype == torch.int8:
-        scale = x.float().abs().amax(-1, keepdim=True) / INT8_MOST
-        steps = (x.float() / torch.where(scale > 0, scale, 1.0)).round().clamp(-INT8_MOST, INT8_MOST)
+        scale = x.float().abs().amax(-1, keepdim=True) / MAX_INT8
+        steps = (x.float() / torch.where(scale > 0, scale, 1.0)).round().clamp(-MAX_INT8, MAX_INT8)
         return (steps * scale).double()
     return x.double()
 
@@ -84,7 +84,5 @@ def away_from_rounding_ties(x: Tensor, dtype: torch.dtype) -> Tensor:
         nearest = FLOATS[dtype].nearest
         return torch.where(nearest(x * (1 - 2**-7)) == nearest(x * (1 + 2**-7)), x, 0)
     return (
-        away_from_ties(x.flatten(0, -2), 0, float(INT8_MOST), torch.round).reshape(x.shape)
-        if dtype == torch.int8
-        else x
+        away_from_ties(x.flatten(0, -2), 0, float(MAX_INT8), torch.round).reshape(x.shape) if dtype == torch.int8 else x
     )

@@ -62,7 +62,7 @@ def run(
         sections.append(section)
         begin(section)
         for each in group:
-            for trial in _few(list_trials(each, subject)) if quick else list_trials(each, subject):
+            for trial in _quick_trials(list_trials(each, subject)) if quick else list_trials(each, subject):
                 start(each, trial)
                 results.append(run_trial(each, trial))
                 show(results[-1])
@@ -80,7 +80,7 @@ def first_failure(subject: Subject, clause: str, among: str = "") -> str | None:
     return None
 
 
-def _few(trials: Iterator[Trial]) -> list[Trial]:
+def _quick_trials(trials: Iterator[Trial]) -> list[Trial]:
     known = list(trials)
     return evenly_chosen(known, math.ceil(math.sqrt(len(known))))
 

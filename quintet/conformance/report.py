@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 OUR_NAME = "quintet"  # the distribution of what is built in
 FORMAT = 1  # of the JSON; another number is another form
-MOST_BYTES = 64 * 2**20  # of a report that is read
+MAX_BYTES = 64 * 2**20  # of a report that is read
 SHOWN = 8  # trials that are listed of those that came to the same
-MOST_DETAIL = 4000  # characters that are kept of a failure: a traceback of a compiler can be megabytes
+MAX_DETAIL = 4000  # characters that are kept of a failure: a traceback of a compiler can be megabytes
 
 Name = Annotated[str, Meta(max_length=200)]
-Text = Annotated[str, Meta(max_length=MOST_DETAIL + 10)]
+Text = Annotated[str, Meta(max_length=MAX_DETAIL + 10)]
 
 
 class TrialOutcome(str, enum.Enum):
@@ -63,7 +63,7 @@ def summarize_alike(alike: Sequence[TrialResult]) -> str:
     lines = [f"{first.outcome.value}  {first.clause}: {CLAUSES.get(first.clause, 'not a clause of this version')}"]
     lines += [f"  tried  {first.check}: {each.what}" for each in alike[:SHOWN]]
     lines += [f"         and {len(alike) - SHOWN} more"] if len(alike) > SHOWN else []
-    return "\n".join([*lines, *_under("  came   ", first.detail)])
+    return "\n".join([*lines, *_indented_section("  came   ", first.detail)])
 
 
 class SectionTally(Struct, frozen=True):
@@ -183,8 +183,8 @@ def read(path: str | Path) -> ConformanceReport:
     """A report that was written before. ValueError says what is wrong with it."""
     path = Path(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it is longer than {MAX_BYTES >> 20} MiB")
         data = path.read_bytes()
         found = msgspec.json.decode(data, type=_Format).format
         if found != FORMAT:
@@ -215,7 +215,7 @@ def _check(report: ConformanceReport) -> None:
 
 def shortened(text: str) -> str:
     """A reason at most as long as a report keeps."""
-    return text if len(text) <= MOST_DETAIL else text[:MOST_DETAIL] + " [...]"
+    return text if len(text) <= MAX_DETAIL else text[:MAX_DETAIL] + " [...]"
 
 
 def _row(result: TrialResult) -> str:
@@ -232,6 +232,6 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _under(head: str, text: str) -> list[str]:
+def _indented_section(head: str, text: str) -> list[str]:
     first, *rest = text.splitlines() or [""]
     return [head + first, *(" " * len(head) + line for line in rest)]

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 NONCE = TAG = 32  # bytes
 _HEAD = struct.Struct(">IB")  # bytes of the payload, kind
-_REFUSED = bytes(TAG)  # in the place of a proof
+_REFUSED_TAG = bytes(TAG)  # in the place of a proof
 _NUMBER = struct.Struct(">Q")  # of a frame, which its tag covers
-MOST_META = 1 << 20  # bytes of a frame while ranks meet
-MOST = 1 << 30  # bytes of a message: prompts as embeddings are large
-AT_ONCE = 1 << 26  # bytes of memory that an announced length reserves; more as they come
+MAX_META = 1 << 20  # bytes of a frame while ranks meet
+MAX_FRAME = 1 << 30  # bytes of a message: prompts as embeddings are large
+MAX_WRITE_BYTES = 1 << 26  # bytes of memory that an announced length reserves; more as they come
 
 
 class AuthenticationFailed(ConnectionError):
@@ -38,7 +38,7 @@ class Frame(NamedTuple):
     payload: bytes | bytearray
 
 
-def _always() -> bool:
+def _always_true() -> bool:
     return True
 
 
@@ -75,18 +75,18 @@ class Connection:
         """Returns the address of the interface by which the other end is reached."""
         return str(self._connection.getsockname()[0])
 
-    def send(self, kind: int, payload: bytes, until: float, goes_on: Callable[[], bool] = _always) -> None:
+    def send(self, kind: int, payload: bytes, until: float, goes_on: Callable[[], bool] = _always_true) -> None:
         """Sends a frame. Closed or TimeoutError (`until`, of time.monotonic()) if it is not sent whole: then nothing
         more can be."""
-        if len(payload) > MOST:
-            raise ValueError(f"a message of {len(payload)} bytes; {MOST} at most are sent")
+        if len(payload) > MAX_FRAME:
+            raise ValueError(f"a message of {len(payload)} bytes; {MAX_FRAME} at most are sent")
         with self._lock:
             head = _HEAD.pack(len(payload), kind)
             tag = _tag(self._send_key, self._sent, head, payload)
             self._sent += 1
             _send(self._connection, [head, payload, tag], until, goes_on)
 
-    def receive(self, until: float, most: int = MOST_META, goes_on: Callable[[], bool] = _always) -> Frame:
+    def receive(self, until: float, most: int = MAX_META, goes_on: Callable[[], bool] = _always_true) -> Frame:
         """Waits for the next frame. AuthenticationFailed if its tag is wrong or it is longer than `most` bytes."""
         head = bytes(_receive(self._connection, _HEAD.size, until, goes_on))
         length, kind = _HEAD.unpack(head)
@@ -134,7 +134,9 @@ def _wait(connection: socket.socket, what: int, until: float, goes_on: Callable[
     wait_ready(connection.fileno(), what, min(left, 0.1))
 
 
-def _send(connection: socket.socket, parts: list[bytes], until: float, goes_on: Callable[[], bool] = _always) -> None:
+def _send(
+    connection: socket.socket, parts: list[bytes], until: float, goes_on: Callable[[], bool] = _always_true
+) -> None:
     """Sends all parts, which are not copied."""
     left = [memoryview(part) for part in parts if part]
     while left:
@@ -151,8 +153,10 @@ def _send(connection: socket.socket, parts: list[bytes], until: float, goes_on: 
             left[0] = left[0][sent:]
 
 
-def _receive(connection: socket.socket, count: int, until: float, goes_on: Callable[[], bool] = _always) -> bytearray:
-    data, filled = bytearray(min(count, AT_ONCE)), 0
+def _receive(
+    connection: socket.socket, count: int, until: float, goes_on: Callable[[], bool] = _always_true
+) -> bytearray:
+    data, filled = bytearray(min(count, MAX_WRITE_BYTES)), 0
     while filled < count:
         if filled == len(data):
             data += bytes(min(count - filled, filled))
@@ -201,7 +205,7 @@ def authenticate_client(connection: socket.socket, key: bytes, protocol: bytes, 
         answer = bytes(_receive(connection, len(protocol) + NONCE + TAG, until))
         secrets = _secrets(key, protocol, nonce + answer[-NONCE - TAG : -TAG])
         if not answer.startswith(protocol) or not hmac.compare_digest(answer[-TAG:], secrets.client):
-            _send(connection, [_REFUSED], until)
+            _send(connection, [_REFUSED_TAG], until)
             raise AuthenticationFailed("it does not know the key")
         _send(connection, [secrets.server], until)
         return Connection(connection, secrets.to_client, secrets.to_server)

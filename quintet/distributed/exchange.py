@@ -11,10 +11,10 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from quintet.distributed.messages import LATE
+from quintet.distributed.messages import GRACE_SECONDS
 
-MOST_NOTE = 2048  # bytes
-LOOK = 0.1  # seconds between two looks at whether stop() was called
+MAX_MESSAGE = 2048  # bytes
+POLL_SECONDS = 0.1  # seconds between two looks at whether stop() was called
 _HEAD = struct.Struct(">H")  # bytes of the note
 
 
@@ -35,7 +35,7 @@ class MessageExchange:
 
     def exchange(self, note: bytes) -> list[bytes]:
         """Returns all ranks' notes, in rank order. RankLost: one did not come."""
-        assert len(note) <= MOST_NOTE, "a note is short"
+        assert len(note) <= MAX_MESSAGE, "a note is short"
         until = time.monotonic() + self._seconds
         for other, each in self._sockets.items():
             self._send(other, each, _HEAD.pack(len(note)) + note, until)
@@ -52,8 +52,8 @@ class MessageExchange:
         """Waits until the processes of all others have ended, at most so long; what they still send is discarded."""
         until, left = time.monotonic() + seconds, list(self._sockets.values())
         while left and time.monotonic() < until:
-            select.select(left, [], [], LOOK)
-            left = [each for each in left if not _ended(each)]
+            select.select(left, [], [], POLL_SECONDS)
+            left = [each for each in left if not _is_closed(each)]
 
     def _send(self, other: int, connection: socket.socket, data: bytes, until: float) -> None:
         while data:
@@ -66,8 +66,8 @@ class MessageExchange:
 
     def _receive(self, other: int, until: float) -> bytes:
         (length,) = _HEAD.unpack(self._exactly(other, _HEAD.size, until))
-        if length > MOST_NOTE:
-            self._lost(other, f"it brought a note of {length} bytes, where {MOST_NOTE} at most are taken")
+        if length > MAX_MESSAGE:
+            self._lost(other, f"it brought a note of {length} bytes, where {MAX_MESSAGE} at most are taken")
         return self._exactly(other, length, until)
 
     def _exactly(self, other: int, count: int, until: float) -> bytes:
@@ -94,21 +94,21 @@ class MessageExchange:
             raise RankLost(self._why)
         poll = select.poll()
         poll.register(self._sockets[other], what)
-        poll.poll(LOOK * 1000)
+        poll.poll(POLL_SECONDS * 1000)
 
     def _lost(self, other: int, how: str) -> NoReturn:
         """Raises RankLost: with the reason that another rank sends within a moment, or else with this one."""
-        until = time.monotonic() + LATE
+        until = time.monotonic() + GRACE_SECONDS
         while not self._why and time.monotonic() < until:
-            time.sleep(LATE / 10)
+            time.sleep(GRACE_SECONDS / 10)
         self.stop(f"rank {other} of {self._size} is lost: {how}")
         raise RankLost(self._why)
 
 
-def _ended(connection: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
     with contextlib.suppress(BlockingIOError, InterruptedError):
         try:
-            return not connection.recv(MOST_NOTE)
+            return not connection.recv(MAX_MESSAGE)
         except ConnectionError:
             return True
     return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quintet.config import KVTransferConfig, read_environment
 
-RANKS_LEAST, KV_TRANSFER_LEAST, MOST = 8, 16, 4096  # bytes of a key
+MIN_RANKS_KEY, MIN_KV_TRANSFER_KEY, MAX_KEY_BYTES = 8, 16, 4096  # bytes of a key
 
 
 def ranks_key() -> bytes:
@@ -15,22 +15,24 @@ def ranks_key() -> bytes:
     too short, or its file is not to be trusted."""
     environment = read_environment()
     if environment.ranks_key is not None:
-        return _checked(environment.ranks_key.encode(), "QUINTET_RANKS_KEY", RANKS_LEAST)
+        return _check_key(environment.ranks_key.encode(), "QUINTET_RANKS_KEY", MIN_RANKS_KEY)
     if environment.ranks_key_file is not None:
-        return _given(environment.ranks_key_file, "QUINTET_RANKS_KEY_FILE", RANKS_LEAST, private=False)
-    return _own(Path(environment.cache_home or "~/.cache").expanduser() / "quintet" / "ranks.key")
+        return _read_configured_key(environment.ranks_key_file, "QUINTET_RANKS_KEY_FILE", MIN_RANKS_KEY, private=False)
+    return _read_or_make_key(Path(environment.cache_home or "~/.cache").expanduser() / "quintet" / "ranks.key")
 
 
 def kv_transfer_key(settings: KVTransferConfig) -> bytes:
     """Returns the key that all engines share; empty: none. ValueError where others can read its file, or it is
     short."""
     if settings.extras.key_file is not None:
-        return _given(settings.extras.key_file, "kv_transfer_config: key_file", KV_TRANSFER_LEAST, private=True)
+        return _read_configured_key(
+            settings.extras.key_file, "kv_transfer_config: key_file", MIN_KV_TRANSFER_KEY, private=True
+        )
     key = (read_environment().kv_transfer_key or "").encode()
-    return key and _checked(key, "QUINTET_KV_TRANSFER_KEY", KV_TRANSFER_LEAST)
+    return key and _check_key(key, "QUINTET_KV_TRANSFER_KEY", MIN_KV_TRANSFER_KEY)
 
 
-def _given(path: str, setting: str, least: int, private: bool) -> bytes:
+def _read_configured_key(path: str, setting: str, least: int, private: bool) -> bytes:
     name = f"{setting}={path!r}"
     try:
         return _read(Path(path).expanduser(), name, least, private)
@@ -38,11 +40,11 @@ def _given(path: str, setting: str, least: int, private: bool) -> bytes:
         raise ValueError(f"{name} cannot be read ({error.strerror}); give another") from None
 
 
-def _own(path: Path) -> bytes:
+def _read_or_make_key(path: Path) -> bytes:
     """Returns the key in this file, made when it is first wanted, for this user alone; of several processes at once, by
     one."""
     with contextlib.suppress(FileNotFoundError):
-        return _read(path, str(path), RANKS_LEAST, True, os.getuid())
+        return _read(path, str(path), MIN_RANKS_KEY, True, os.getuid())
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -53,7 +55,7 @@ def _own(path: Path) -> bytes:
             os.link(beside, path)  # whole, or not there
     finally:
         os.unlink(beside)
-    return _read(path, str(path), RANKS_LEAST, True, os.getuid())
+    return _read(path, str(path), MIN_RANKS_KEY, True, os.getuid())
 
 
 def _read(path: Path, name: str, least: int, private: bool, owner: int | None = None) -> bytes:
@@ -62,10 +64,12 @@ def _read(path: Path, name: str, least: int, private: bool, owner: int | None = 
         state = os.fstat(file.fileno())
         if (private and state.st_mode & 0o077) or owner not in (None, state.st_uid):
             raise ValueError(f"{name} can be read by others, and is no secret; give a new key, in a file with mode 600")
-        return _checked(file.read(MOST + 1).strip(), name, least)
+        return _check_key(file.read(MAX_KEY_BYTES + 1).strip(), name, least)
 
 
-def _checked(key: bytes, name: str, least: int) -> bytes:
-    if not least <= len(key) <= MOST:
-        raise ValueError(f"{name} has {len(key)} bytes; a key has from {least} to {MOST} (openssl rand -hex 32)")
+def _check_key(key: bytes, name: str, least: int) -> bytes:
+    if not least <= len(key) <= MAX_KEY_BYTES:
+        raise ValueError(
+            f"{name} has {len(key)} bytes; a key has from {least} to {MAX_KEY_BYTES} (openssl rand -hex 32)"
+        )
     return key

@@ -11,18 +11,20 @@ import time
 import weakref
 from typing import Protocol
 
-from quintet.distributed.connection import MOST, AuthenticationFailed, Connection
+from quintet.distributed.connection import MAX_FRAME, AuthenticationFailed, Connection
 from quintet.interface.platform import Channel, DeviceLost
 from quintet.interface.types import RankInfo
 
 logger = logging.getLogger(__name__)
 
-LETTER, STOP = 4, 5  # kinds of frames
-SEAL = 16  # bytes by which each note is signed
-LOOK = 0.5  # seconds between two looks at whether this rank has stopped
-HASTE = 1.0  # seconds to send another rank the reason to stop
-LATE = 0.2  # seconds for what an ended rank has sent by other connections, and for a rank that knows why it ended
-MOST_REASON = 4096
+MESSAGE, ABORT = 4, 5  # kinds of frames
+MAC_BYTES = 16  # bytes by which each note is signed
+POLL_SECONDS = 0.5  # seconds between two looks at whether this rank has stopped
+ABORT_SECONDS = 1.0  # seconds to send another rank the reason to stop
+GRACE_SECONDS = (
+    0.2  # seconds for what an ended rank has sent by other connections, and for a rank that knows why it ended
+)
+MAX_REASON = 4096
 
 
 class MessageMesh(Protocol):
@@ -49,18 +51,18 @@ class RankMessages(Channel):
         lost: type[Exception],
     ) -> None:
         """`seal`: the key that signs notes; `lost`: what the mesh raises where a rank is gone."""
-        self._mesh, self._rank, self._size, self._wires = mesh, rank_info.rank, rank_info.size, wires
-        self._key, self._seconds, self._raised, self._exchanged = seal, seconds, lost, 0
+        self._mesh, self._rank, self._size, self._connections = mesh, rank_info.rank, rank_info.size, wires
+        self._key, self._seconds, self._abort_error, self._exchanged = seal, seconds, lost, 0
         self._heard: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the channel has stopped
-        self._passed_on = threading.Lock()  # held once the others were sent the reason to stop
-        threading.Thread(target=_listen, args=(weakref.ref(self),), name="quintet-ranks", daemon=True).start()
+        self._abort_sent = threading.Lock()  # held once the others were sent the reason to stop
+        threading.Thread(target=_listen_loop, args=(weakref.ref(self),), name="quintet-ranks", daemon=True).start()
 
     def broadcast(self, message: bytes) -> None:
         self._check()
         until = time.monotonic() + self._seconds
-        for rank, wire in self._wires.items():
+        for rank, wire in self._connections.items():
             try:
-                wire.send(LETTER, message, until, lambda: not self.aborted)
+                wire.send(MESSAGE, message, until, lambda: not self.aborted)
             except OSError as error:
                 self._lost(rank, error)
 
@@ -75,12 +77,12 @@ class RankMessages(Channel):
         self._exchanged += 1
         try:
             notes = self._mesh.exchange(message + self._seal(self._rank, message))
-        except self._raised as error:
+        except self._abort_error as error:
             self._pass_on()
             raise DeviceLost(str(error)) from None
         found = []
         for rank, each in enumerate(notes):
-            text, seal = each[:-SEAL], each[-SEAL:]
+            text, seal = each[:-MAC_BYTES], each[-MAC_BYTES:]
             if not hmac.compare_digest(seal, self._seal(rank, text)):
                 self._lost(rank, AuthenticationFailed("a note that it did not sign"))
             found.append(text)
@@ -96,7 +98,7 @@ class RankMessages(Channel):
 
     def _seal(self, rank: int, note: bytes) -> bytes:
         head = struct.pack(">HQ", rank, self._exchanged)
-        return hmac.new(self._key, head + note, "sha256").digest()[:SEAL]
+        return hmac.new(self._key, head + note, "sha256").digest()[:MAC_BYTES]
 
     def _check(self) -> None:
         if self.aborted:
@@ -105,7 +107,7 @@ class RankMessages(Channel):
     def _lost(self, rank: int, error: Exception) -> None:
         """Raises DeviceLost: with the reason that another rank has sent by now, or else with this one."""
         if not self.aborted:
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         self.abort(self._gone(rank, error))
         raise DeviceLost(self.aborted)
 
@@ -115,30 +117,30 @@ class RankMessages(Channel):
 
     def _pass_on(self) -> None:
         """Sends all connected ranks, once, the reason to stop."""
-        if not self._passed_on.acquire(blocking=False):
+        if not self._abort_sent.acquire(blocking=False):
             return
         self._heard.put(None)
-        said = self.aborted.encode()[:MOST_REASON]
-        for wire in self._wires.values():
+        said = self.aborted.encode()[:MAX_REASON]
+        for wire in self._connections.values():
             with contextlib.suppress(OSError):
-                wire.send(STOP, said, time.monotonic() + HASTE)
+                wire.send(ABORT, said, time.monotonic() + ABORT_SECONDS)
 
     def _listen_once(self) -> bool:
         """Listens once; returns whether to go on."""
-        by_number = {wire.fileno(): (rank, wire) for rank, wire in self._wires.items() if wire.fileno() >= 0}
+        by_number = {wire.fileno(): (rank, wire) for rank, wire in self._connections.items() if wire.fileno() >= 0}
         poll = select.poll()
         for number in by_number:
             poll.register(number, select.POLLIN)
-        for number, _ in poll.poll(LOOK * 1000):
+        for number, _ in poll.poll(POLL_SECONDS * 1000):
             rank, wire = by_number[number]
             try:
-                frame = wire.receive(time.monotonic() + self._seconds, MOST, lambda: not self.aborted)
+                frame = wire.receive(time.monotonic() + self._seconds, MAX_FRAME, lambda: not self.aborted)
             except OSError as error:
-                time.sleep(LATE)
+                time.sleep(GRACE_SECONDS)
                 self._mesh.stop(self._gone(rank, error))
                 break
-            if frame.kind == STOP:
-                self._mesh.stop(frame.payload[:MOST_REASON].decode(errors="replace"))
+            if frame.kind == ABORT:
+                self._mesh.stop(frame.payload[:MAX_REASON].decode(errors="replace"))
             elif self._rank:
                 self._heard.put(bytes(frame.payload))
         if self.aborted:
@@ -146,11 +148,11 @@ class RankMessages(Channel):
         return not self.aborted
 
     def close(self) -> None:
-        for wire in self._wires.values():
+        for wire in self._connections.values():
             wire.close()
 
 
-def _listen(letters: "weakref.ref[RankMessages]") -> None:
+def _listen_loop(letters: "weakref.ref[RankMessages]") -> None:
     """Listens as long as the channel exists."""
     while True:
         mine = letters()

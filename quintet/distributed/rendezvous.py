@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from quintet.distributed.connection import (
-    MOST_META,
+    MAX_META,
     AuthenticationFailed,
     Connection,
     authenticate_client,
@@ -35,13 +35,17 @@ logger = logging.getLogger(__name__)
 TCP = "tcp://"
 PROTOCOL = b"quintet ranks 2"  # its number is raised with any change of the messages
 GREETING = 10.0  # seconds for the whole of a challenge: a stranger holds nothing for longer
-START = 600.0  # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
-SOON, AGAIN = 10.0, 30.0  # seconds until the log names the missing ranks, and until it does so again
-AT_ONCE = 32  # connections that are authenticated at a time
+START_SECONDS = (
+    600.0  # seconds for all to come, as torch's launchers give them: a node may still be downloading the model
+)
+FIRST_LOG, NEXT_LOG = 10.0, 30.0  # seconds until the log names the missing ranks, and until it does so again
+MAX_HANDSHAKES = 32  # connections that are authenticated at a time
 RETRY = 0.2  # seconds between two attempts to reach a rank that does not listen yet
 HELLO, WELCOME, REFUSED = 1, 2, 3  # kinds of frames
-COME = "start all nodes, with the same settings, and see that they reach that address (join_timeout_seconds: how long)"
-REMEDY = "set QUINTET_RANKS_KEY, or QUINTET_RANKS_KEY_FILE, to the same on all machines"
+MISSING_HELP = (
+    "start all nodes, with the same settings, and see that they reach that address (join_timeout_seconds: how long)"
+)
+KEY_HELP = "set QUINTET_RANKS_KEY, or QUINTET_RANKS_KEY_FILE, to the same on all machines"
 
 
 class RankHello(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -67,7 +71,7 @@ class RendezvousTerms(NamedTuple):
     """Terms of a rendezvous."""
 
     seconds: float  # that ranks will wait for each other
-    start: float = START  # that all have to come
+    start: float = START_SECONDS  # that all have to come
     nodes: int = 1  # machines with as many ranks each; 1: ranks are named without machines
 
 
@@ -119,46 +123,46 @@ def join(rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: Rendezvo
     """Blocks until all ranks have come. `alike`: what must be the same on all. ValueError says which ranks did not
     come, or what differs."""
     if rank_info.rank == 0:
-        return _First(rank_info, key, alike, terms).accept_all()
-    return _joined(rank_info, key, alike, terms.seconds, time.monotonic() + terms.start)
+        return _RankZero(rank_info, key, alike, terms).accept_all()
+    return _join_rank_zero(rank_info, key, alike, terms.seconds, time.monotonic() + terms.start)
 
 
-class _Waiting:
+class _WaitLog:
     """Logs now and then which ranks are missing."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._next = self._began + SOON
+        self._next = self._began + FIRST_LOG
 
     def log_missing(self, what: str, until: float) -> None:
         """Logs `what`, if it is time to. `until`: when the wait ends."""
         now = time.monotonic()
         if now >= self._next:
-            self._next = now + AGAIN
+            self._next = now + NEXT_LOG
             logger.warning("%s after %.0f s; waiting for %.0f s more", what, now - self._began, max(0.0, until - now))
 
 
-class _Door:
+class _Acceptor:
     """Accepts connections that know the key; a few are authenticated at a time, in threads, so that none delays the
     others."""
 
     def __init__(self, listener: socket.socket, key: bytes, seconds: float) -> None:
         self._listener, self._key, self._seconds = listener, key, seconds
-        self._come: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
-        self._asked, self._waiting = threading.BoundedSemaphore(AT_ONCE), _Waiting()
+        self._accepted: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
+        self._asked, self._waiting = threading.BoundedSemaphore(MAX_HANDSHAKES), _WaitLog()
 
     def next(self, until: float, waits: Callable[[], str]) -> tuple[Connection, RankHello]:
         """Returns the next rank that comes; ValueError with `waits()` if none does in time."""
         while True:
             with contextlib.suppress(queue.Empty):
-                wire, hello = self._come.get_nowait()
+                wire, hello = self._accepted.get_nowait()
                 if hello.rank != CALLED_OFF:
                     return wire, hello
                 wire.close()
                 raise ValueError(hello.reason)
             why = waits()
             if time.monotonic() > until:
-                raise ValueError(f"{why} in time; {COME}")
+                raise ValueError(f"{why} in time; {MISSING_HELP}")
             self._waiting.log_missing(why, until)
             ready = wait_ready(self._listener.fileno(), select.POLLIN, 0.05)
             if ready and self._asked.acquire(blocking=False):
@@ -175,24 +179,24 @@ class _Door:
             configure_socket(connection, self._seconds)
             wire = authenticate_client(connection, self._key, PROTOCOL, time.monotonic() + GREETING)
             frame = wire.receive(time.monotonic() + GREETING)
-            self._come.put((wire, msgspec.msgpack.decode(frame.payload, type=RankHello)))
+            self._accepted.put((wire, msgspec.msgpack.decode(frame.payload, type=RankHello)))
         except (OSError, msgspec.MsgspecError) as error:
             if isinstance(error, AuthenticationFailed):
-                logger.warning("%s wanted to join the ranks: %s; %s", who, error, REMEDY)
+                logger.warning("%s wanted to join the ranks: %s; %s", who, error, KEY_HELP)
             connection.close()
         finally:
             self._asked.release()
 
 
-class _First:
+class _RankZero:
     """Rank 0's side of a rendezvous."""
 
     def __init__(self, rank_info: RankInfo, key: bytes, alike: dict[str, str], terms: RendezvousTerms) -> None:
         host, port, descriptor = parse_endpoint(rank_info.endpoint)
         self._listener = listen_on(host, port) if descriptor is None else socket.socket(fileno=descriptor)
         self._place, self._alike, self._at = rank_info, alike, f"{host}:{port}"
-        self._door, self._terms = _Door(self._listener, key, terms.seconds), terms
-        self._wires: dict[int, Connection] = {}
+        self._door, self._terms = _Acceptor(self._listener, key, terms.seconds), terms
+        self._connections: dict[int, Connection] = {}
         self._ports: dict[int, int] = {}
         self._session = os.urandom(16)
         self._sockets = [-1] * rank_info.size
@@ -200,23 +204,23 @@ class _First:
     def accept_all(self) -> JoinedRanks:
         until = time.monotonic() + self._terms.start
         try:
-            while len(self._wires) < self._place.size - 1:
+            while len(self._connections) < self._place.size - 1:
                 self._take(*self._door.next(until, self._missing))
-            places = [("", 0)] + [(self._wires[r].peer, self._ports[r]) for r in range(1, self._place.size)]
+            places = [("", 0)] + [(self._connections[r].peer, self._ports[r]) for r in range(1, self._place.size)]
             said = msgspec.msgpack.encode(RankWelcome(self._session, places))
-            for rank, wire in self._wires.items():
+            for rank, wire in self._connections.items():
                 try:
                     wire.send(WELCOME, said, until)
                 except OSError as error:
                     raise ValueError(f"rank {rank} of {self._place.size} has gone again: {error}") from None
             while any(self._sockets[rank] < 0 for rank in range(1, self._place.size)):
-                _take_for_tensors(*self._door.next(until, self._missing), self._session, 0, self._sockets)
+                _accept_tensor_connection(*self._door.next(until, self._missing), self._session, 0, self._sockets)
         except BaseException:
-            _closed(self._wires.values(), self._sockets)
+            _close_all(self._connections.values(), self._sockets)
             raise
         finally:
             self._listener.close()
-        return JoinedRanks(self._session, self._sockets, self._wires)
+        return JoinedRanks(self._session, self._sockets, self._connections)
 
     def _take(self, wire: Connection, hello: RankHello) -> None:
         why = self._wrong(hello)
@@ -227,24 +231,26 @@ class _First:
             wire.close()
             return
         logger.debug("rank %d of %d has come from %s", hello.rank, hello.size, wire.peer)
-        self._wires[hello.rank], self._ports[hello.rank] = wire, hello.port
+        self._connections[hello.rank], self._ports[hello.rank] = wire, hello.port
 
     def _wrong(self, hello: RankHello) -> str:
         size = self._place.size
         if hello.size != size or not 0 < hello.rank < size:
             return f"it is rank {hello.rank} of {hello.size}, where rank 0 is one of {size}"
-        if hello.rank in self._wires:
+        if hello.rank in self._connections:
             return f"there is a rank {hello.rank} of {size} already; each machine has a node_rank of its own"
         return differences(self._alike, hello.shared_settings)
 
     def _missing(self) -> str:
         """Names the ranks that are missing; one that has come and gone may come again."""
         for rank in [
-            rank for rank, wire in self._wires.items() if len(self._wires) < self._place.size - 1 and wire.is_closed
+            rank
+            for rank, wire in self._connections.items()
+            if len(self._connections) < self._place.size - 1 and wire.is_closed
         ]:
             logger.warning("rank %d of %d has gone again before all had come", rank, self._place.size)
-            self._wires.pop(rank).close()
-        missing = [rank for rank in range(1, self._place.size) if rank not in self._wires]
+            self._connections.pop(rank).close()
+        missing = [rank for rank in range(1, self._place.size) if rank not in self._connections]
         return f"{self._named(missing)} did not come to {self._at}"
 
     def _named(self, ranks: list[int]) -> str:
@@ -283,10 +289,12 @@ def differences(ours: dict[str, str], theirs: dict[str, str]) -> str:
     return ""
 
 
-def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: float, until: float) -> JoinedRanks:
+def _join_rank_zero(
+    rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: float, until: float
+) -> JoinedRanks:
     """Runs the rendezvous of any rank but rank 0."""
     host, port, _ = parse_endpoint(rank_info.endpoint)
-    first = _reached(host, port, key, seconds, until)
+    first = _connect(host, port, key, seconds, until)
     sockets = [-1] * rank_info.size
     try:
         listener = listen_on(first.local_address, 0)
@@ -299,30 +307,30 @@ def _joined(rank_info: RankInfo, key: bytes, alike: dict[str, str], seconds: flo
             msgspec.msgpack.encode(RankHello(rank_info.rank, rank_info.size, listener.getsockname()[1], alike)),
             until,
         )
-        welcome = _welcomed(first, until)
+        welcome = _receive_welcome(first, until)
         come = msgspec.msgpack.encode(RankHello(rank_info.rank, rank_info.size, 0, {}, welcome.session))
         for rank in range(rank_info.rank):
             there = (host, port) if rank == 0 else welcome.addresses[rank]
-            wire = _reached(*there, key, seconds, until)
+            wire = _connect(*there, key, seconds, until)
             wire.send(HELLO, come, until)
             sockets[rank] = wire.detach()
         door, late = (
-            _Door(listener, key, seconds),
+            _Acceptor(listener, key, seconds),
             f"others did not come to rank {rank_info.rank} of {rank_info.size}",
         )
         while any(sockets[rank] < 0 for rank in range(rank_info.rank + 1, rank_info.size)):
-            _take_for_tensors(*door.next(until, lambda: late), welcome.session, rank_info.rank, sockets)
+            _accept_tensor_connection(*door.next(until, lambda: late), welcome.session, rank_info.rank, sockets)
     except BaseException:
-        _closed([first], sockets)
+        _close_all([first], sockets)
         raise
     finally:
         listener.close()
     return JoinedRanks(welcome.session, sockets, {0: first})
 
 
-def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> Connection:
+def _connect(host: str, port: int, key: bytes, seconds: float, until: float) -> Connection:
     """Connects to a rank; tries until it listens there."""
-    why, waiting = "", _Waiting()
+    why, waiting = "", _WaitLog()
     while time.monotonic() < until:
         connection: socket.socket | None = None
         try:
@@ -332,7 +340,7 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
         except AuthenticationFailed as error:
             if connection is not None:
                 connection.close()
-            raise ValueError(f"rank 0 at {host}:{port} is not met: {error}; {REMEDY}") from None
+            raise ValueError(f"rank 0 at {host}:{port} is not met: {error}; {KEY_HELP}") from None
         except OSError as error:
             if connection is not None:
                 connection.close()
@@ -342,9 +350,9 @@ def _reached(host: str, port: int, key: bytes, seconds: float, until: float) -> 
     raise ValueError(f"{why} in time; start node 0, and see to the network")
 
 
-def _welcomed(first: Connection, until: float) -> RankWelcome:
+def _receive_welcome(first: Connection, until: float) -> RankWelcome:
     try:
-        frame = first.receive(until, MOST_META)
+        frame = first.receive(until, MAX_META)
     except TimeoutError:
         raise ValueError("the other ranks did not come in time; start all nodes") from None
     except OSError as error:
@@ -354,7 +362,9 @@ def _welcomed(first: Connection, until: float) -> RankWelcome:
     return msgspec.msgpack.decode(frame.payload, type=RankWelcome)
 
 
-def _take_for_tensors(wire: Connection, hello: RankHello, session: bytes, rank: int, sockets: list[int]) -> None:
+def _accept_tensor_connection(
+    wire: Connection, hello: RankHello, session: bytes, rank: int, sockets: list[int]
+) -> None:
     """Takes a connection for tensors; closes one of an earlier rendezvous, or of a rank that came twice."""
     fits = hello.port == 0 and hello.session == session and rank < hello.rank < len(sockets)
     if fits and sockets[hello.rank] < 0:
@@ -363,7 +373,7 @@ def _take_for_tensors(wire: Connection, hello: RankHello, session: bytes, rank: 
         wire.close()
 
 
-def _closed(wires: Any, sockets: list[int]) -> None:
+def _close_all(wires: Any, sockets: list[int]) -> None:
     for wire in wires:
         wire.close()
     for descriptor in sockets:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 # entries of a config.json that say how it was saved, not what is computed
-_OF_A_FILE = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
+_FILE_ONLY_KEYS = ("_name_or_path", "architectures", "dtype", "transformers_version", "use_cache")
 
 
 class EngineClient:
@@ -68,10 +68,10 @@ class EngineClient:
             prepared = self.engine_plan = self.engine.limit_plan(prepared)
         else:
             self.engine = launch(prepared, progress, self.grammars)
-        self.input_processor = _admission(prepared, self.tokenizer, self.grammars)
+        self.input_processor = _input_processor(prepared, self.tokenizer, self.grammars)
         self.output_processor = OutputProcessor(self.tokenizer, prepared.config.stream_interval)
         self.request_stats = RequestStats()
-        self._watches: dict[str, RequestTimer] = {}
+        self._timers: dict[str, RequestTimer] = {}
         self._ids = itertools.count()
 
     @property
@@ -118,7 +118,7 @@ class EngineClient:
         self.output_processor.add(
             request_id, params, requests[0].prompt_ids, prompt.text, placeholders=bool(prompt.embeds)
         )
-        self._watches[request_id] = RequestTimer(self.request_stats, params)
+        self._timers[request_id] = RequestTimer(self.request_stats, params)
         for request in requests:
             self.engine.add(request)
 
@@ -139,11 +139,11 @@ class EngineClient:
 
     def _counted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
         for output in outputs:
-            watch = self._watches.get(output.request_id)  # there is none if Ctrl-C came while it was added
+            watch = self._timers.get(output.request_id)  # there is none if Ctrl-C came while it was added
             if watch is not None:
                 watch.record(output)
                 if output.finished:
-                    del self._watches[output.request_id]
+                    del self._timers[output.request_id]
         return outputs
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
@@ -161,7 +161,7 @@ class EngineClient:
         if self.config.load_format in SHARDED:
             asked = f"with load_format={self.config.load_format!r}"
             raise ValueError(f"{asked} weights are not reloaded; start an engine on the others")
-        folder = self.engine_plan.folder if path is None else self._folder_of(path)
+        folder = self.engine_plan.folder if path is None else self._checked_folder(path)
         self.engine.reload_weights(None if self.config.load_format == "dummy" else weights_of(self.config, folder))
 
     def save_sharded_state(self, path: str) -> None:
@@ -188,12 +188,12 @@ class EngineClient:
             save()
         copy_config_files(original, folder)
 
-    def _folder_of(self, model: str) -> Path:
+    def _checked_folder(self, model: str) -> Path:
         """ValueError if it is another model than the one that runs, by its config.json."""
         folder = resolve_model(self.config.replace(model=model))
         ours, other = (
-            {name: value for name, value in each.get_text_config().to_dict().items() if name not in _OF_A_FILE}
-            for each in (self.engine_plan.hf_config, self._config_of(folder))
+            {name: value for name, value in each.get_text_config().to_dict().items() if name not in _FILE_ONLY_KEYS}
+            for each in (self.engine_plan.hf_config, self._weights_config(folder))
         )
         differs = sorted(name for name in {*ours, *other} if ours.get(name) != other.get(name))
         if differs:
@@ -203,7 +203,7 @@ class EngineClient:
             )
         return folder
 
-    def _config_of(self, folder: Path) -> Any:
+    def _weights_config(self, folder: Path) -> Any:
         place = resolve_config(self.config, folder)
         return read_model(self.config, place, self.engine_plan.platform.models)[0]
 
@@ -236,7 +236,7 @@ def _eos_ids(prepared: EnginePlan, tokenizer: Tokenizer | None) -> frozenset[int
     return frozenset(prepared.generation.get("eos_token_id", ())) | frozenset(tokenizer.eos_ids if tokenizer else ())
 
 
-def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: GrammarCompiler) -> InputProcessor:
+def _input_processor(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: GrammarCompiler) -> InputProcessor:
     config, generation = prepared.config, dict(prepared.generation)
     generation.pop("eos_token_id", None)
     bounds = ModelLimits(
@@ -252,13 +252,13 @@ def _admission(prepared: EnginePlan, tokenizer: Tokenizer | None, grammars: Gram
         generation["detokenize"] = False
     processors = load_processors(config.logits_processors)
     eos = _eos_ids(prepared, tokenizer)
-    thoughts = functools.cache(lambda: _thoughts(prepared, tokenizer))
+    thoughts = functools.cache(lambda: _reasoning_markers(prepared, tokenizer))
     return InputProcessor(
         bounds, tokenizer, eos, config.seed, processors, generation, grammars=grammars, reasoning_markers=thoughts
     )
 
 
-def _thoughts(prepared: EnginePlan, tokenizer: Tokenizer | None) -> ReasoningMarkers | str:
+def _reasoning_markers(prepared: EnginePlan, tokenizer: Tokenizer | None) -> ReasoningMarkers | str:
     structured, family = prepared.config.structured_outputs_config, str(prepared.hf_config.model_type)
     if structured.reasoning_parser_plugin is not None:
         load_plugin(structured.reasoning_parser_plugin)

@@ -54,9 +54,9 @@ class Engine:
         self.profiler: Final = parts.profiler
         self._runner, self._overlap, self._grammars = parts.runner, parts.overlap, parts.grammars
         self._hooks = parts.hooks
-        self._unready: list[Request] = []  # requests with grammars that may not be compiled yet
-        self._flights = InFlightSteps(parts.runner)
-        self._answers = StepOutputProcessor(parts.scheduler, self._flights, jumps=not parts.runner.has_processors)
+        self._compiling: list[Request] = []  # requests with grammars that may not be compiled yet
+        self._in_flight = InFlightSteps(parts.runner)
+        self._answers = StepOutputProcessor(parts.scheduler, self._in_flight, jumps=not parts.runner.has_processors)
         self._deltas: list[TokenDelta] = []  # that no call of step() has returned yet
         self.asleep = 0  # the level; 0: awake
         self._num_added = 0
@@ -71,7 +71,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True if step() has anything to do."""
-        return bool(self._answers.requests or self._deltas or self._flights)
+        return bool(self._answers.requests or self._deltas or self._in_flight)
 
     def add(self, admitted: CoreRequest) -> None:
         """Queues a request; ValueError says why it cannot be, and then nothing has changed."""
@@ -86,7 +86,7 @@ class Engine:
             if self._grammars is None:
                 raise ValueError("this engine serves no structured_outputs; leave them out")
             request.grammar = self._grammars.matcher(admitted.grammar)
-            self._unready.append(request)
+            self._compiling.append(request)
         self._num_added += 1
         self._answers.requests[admitted.request_id] = request
         self.scheduler.add(request)
@@ -120,16 +120,16 @@ class Engine:
         try:
             for hook in self._hooks:
                 if hook.waits_for_steps:
-                    self._land()
+                    self._collect()
                 hook.before_step(self._fail_request)
-            if self._unready:
-                self._heed_grammars()
-            if self._flights and not self._goes_ahead():
-                self._land()
+            if self._compiling:
+                self._check_grammars()
+            if self._in_flight and not self._can_start_next():
+                self._collect()
             started = self._launch()
-            self._land(keep=self._num_kept(started))
+            self._collect(keep=self._num_left_running(started))
             for hook in reversed(self._hooks):
-                hook.after_compute(self.scheduler, running=started or bool(self._flights))
+                hook.after_compute(self.scheduler, running=started or bool(self._in_flight))
         except BaseException:  # Ctrl-C, at any line: what was written is not known
             with DeferredSigint():
                 self._start_over()
@@ -137,28 +137,28 @@ class Engine:
 
     def wait_for_grammars(self) -> None:
         """Waits until the grammar of every request is compiled or has failed."""
-        for request in self._unready:
+        for request in self._compiling:
             if request.grammar is not None:
                 request.grammar.wait()
 
-    def _heed_grammars(self) -> None:
+    def _check_grammars(self) -> None:
         """Ends requests with grammars that cannot be compiled; while all wait for theirs, waits a moment."""
-        if len(self._unready) == len(self._answers.requests):
-            wait_for_any(request.grammar for request in self._unready)
+        if len(self._compiling) == len(self._answers.requests):
+            wait_for_any(request.grammar for request in self._compiling)
         with DeferredSigint():
-            waiting, self._unready = self._unready, []
+            waiting, self._compiling = self._compiling, []
             for request in waiting:
                 if self._answers.requests.get(request.request_id) is not request or request.grammar is None:
                     continue  # it has ended
                 if why := request.grammar.refused():
                     self._fail_request(request, f"structured_outputs cannot be served: {why}")
                 elif not request.ready:
-                    self._unready.append(request)
+                    self._compiling.append(request)
 
     def _fail_request(self, request: Request, why: str) -> None:
         self._deltas.append(self._answers.fail(request, why))
 
-    def _goes_ahead(self) -> bool:
+    def _can_start_next(self) -> bool:
         """True if the next step is planned and started before the host knows what the running one draws.
 
         Not if pages are so few that a request might be preempted: the running step may end another and free pages. Nor
@@ -169,14 +169,14 @@ class Engine:
             return self.scheduler.has_room()
         if not (self._overlap and self._runner.supports_overlap and self.scheduler.has_room()):
             return False
-        guessed = any(plan.num_drafts for plan in self._flights.plans)
+        guessed = any(plan.num_drafts for plan in self._in_flight.plans)
         return not (guessed or self.scheduler.has_drafts() or self._answers.will_append_forced())
 
-    def _num_kept(self, started: bool) -> int:
+    def _num_left_running(self, started: bool) -> int:
         """Steps that are left running at the end of compute(); if none was started, the oldest of several ends."""
         if started:
             return self._ahead
-        return max(0, len(self._flights) - 1) if self._ahead > 1 else 0
+        return max(0, len(self._in_flight) - 1) if self._ahead > 1 else 0
 
     @torch.inference_mode()  # for both halves: to enter it takes microseconds
     def _launch(self) -> bool:
@@ -185,28 +185,28 @@ class Engine:
         plan = self.scheduler.schedule()
         for hook in self._hooks:
             hook.before_launch(plan)
-        if not plan or not self._flights.start(plan):
+        if not plan or not self._in_flight.start(plan):
             return False
         self.scheduler.mark_started(plan)
-        if self._flights.needs_previous_tokens:
-            self._land(keep=1)
-        if not self._flights.sample():
+        if self._in_flight.needs_previous_tokens:
+            self._collect(keep=1)
+        if not self._in_flight.sample():
             return False
         if self._overlap and not plan.num_drafts:
-            self.scheduler.reserve_sampled(plan, self._flights.failed)
+            self.scheduler.reserve_sampled(plan, self._in_flight.failed)
         return True
 
-    def _land(self, keep: int = 0) -> None:
+    def _collect(self, keep: int = 0) -> None:
         """Collects the results of all steps but the last `keep`. An error of a step, not of one request, ends all
         requests in it, and no others."""
-        for plan, result in self._flights.collect(keep):
+        for plan, result in self._in_flight.collect(keep):
             if isinstance(result, Exception):
                 self._fail(plan, result)
             else:
                 with DeferredSigint():
                     self._losses = 0
                     self._deltas += self._answers.finish(plan, result)
-                    for each in (plan, *self._flights.plans):
+                    for each in (plan, *self._in_flight.plans):
                         if each.late_commits:
                             self.scheduler.commit_late(each)
                 for hook in self._hooks:
@@ -234,7 +234,7 @@ class Engine:
 
     def _start_over(self) -> None:
         """Every request begins again; the steps that run are not waited for."""
-        self._flights.clear()
+        self._in_flight.clear()
         self.scheduler.start_over(self._answers.requests.values())
         self._runner.start_over()
         for hook in self._hooks:
@@ -258,7 +258,7 @@ class Engine:
             raise ValueError(f"the engine has {len(self)} requests; let them finish, or abort them, before it sleeps")
         if self.asleep:
             return 0
-        self._land()
+        self._collect()
         self.reset_prefix_cache()
         freed = self._runner.sleep(level)
         self.asleep = level
@@ -283,7 +283,7 @@ class Engine:
         computed again. ValueError if the folder's weights do not fit, and then nothing has changed.
         """
         self.check_awake()
-        self._land()
+        self._collect()
         with DeferredSigint():
             self._runner.reload(folder)
             for hook in self._hooks:
@@ -307,7 +307,7 @@ class Engine:
         answers = self._answers
         stats = Stats(
             self.scheduler.stats(), answers.step_stats(), answers.spec_decode_stats(),
-            asleep=self.asleep, num_deferred=len(self._unready),
+            asleep=self.asleep, num_deferred=len(self._compiling),
         )  # fmt: skip
         for hook in self._hooks:
             stats = hook.add_stats(stats)
@@ -319,7 +319,9 @@ class Engine:
         queued = {r.request_id for r in (*self.scheduler.waiting, *self.scheduler.running)}
         assert queued == set(self._answers.requests), "the scheduler has other requests than the engine"
         for request in self._answers.requests.values():
-            assert self._flights or request.num_computed < request.num_known, f"{request} has no token left to compute"
-            running = sum(request in plan.tokens for plan in self._flights.plans)
+            assert self._in_flight or request.num_computed < request.num_known, (
+                f"{request} has no token left to compute"
+            )
+            running = sum(request in plan.tokens for plan in self._in_flight.plans)
             expected = request.num_unknown - request.num_drafts
             assert expected <= running, f"{request} expects tokens of steps that do not run"

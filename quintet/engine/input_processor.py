@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quintet.chat.prompts import Prompt
-from quintet.chat.reasoning_tokens import OUTSIDE, UNMARKED, ReasoningMarkers
+from quintet.chat.reasoning_tokens import NOT_REASONING, UNMARKED, ReasoningMarkers
 from quintet.engine.kv_transfer_params import check_transfer_params
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.request import CoreRequest, random_key
@@ -34,7 +34,7 @@ class ModelLimits:
     kv_role: str | None = None  # kv_role: whether pages go to other engines, or come from them
 
 
-class _Shared(NamedTuple):
+class _CallParams(NamedTuple):
     """Values that all prompts of a call have in common."""
 
     params: SamplingParams
@@ -103,11 +103,11 @@ class InputProcessor:
         for processor in self.processors:
             processor.validate(params)
         if params.structured_outputs is not None and not grammar:
-            grammar = self._grammar(params.structured_outputs)
+            grammar = self._compile_grammar(params.structured_outputs)
         stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else self.eos_ids)
         bad_words = self._bad_words(params)
-        _check_drawable(params, stop_ids, bad_words, self.limits.vocab_size)
-        shared = _Shared(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
+        _check_samplable(params, stop_ids, bad_words, self.limits.vocab_size)
+        shared = _CallParams(params, stop_ids, bad_words, priority, grammar, self._bounded(params, bad_words))
         return [self._admit(request_id, prompt, shared) for request_id, prompt in prompts]
 
     def _check_priority(self, priority: int) -> None:
@@ -134,7 +134,7 @@ class InputProcessor:
             )
         return self.limits.pooling
 
-    def _admit(self, request_id: str, prompt: Prompt, shared: "_Shared") -> list[CoreRequest]:
+    def _admit(self, request_id: str, prompt: Prompt, shared: "_CallParams") -> list[CoreRequest]:
         params = shared.params
         if prompt.embeds and params.prompt_logprobs is not None:
             raise ParameterError("prompt_logprobs", "are of tokens, and this prompt is embeddings; leave it out")
@@ -155,7 +155,7 @@ class InputProcessor:
         embeds = prompt.embeds[row * kept.start : row * kept.stop]
         arrival = time.monotonic()
         marks = None if shared.reasoning_markers is None else shared.reasoning_markers.marks
-        thought = OUTSIDE if shared.reasoning_markers is None else shared.reasoning_markers.open_tokens(ids)
+        thought = NOT_REASONING if shared.reasoning_markers is None else shared.reasoning_markers.open_tokens(ids)
         return [
             CoreRequest(
                 request_id=engine_id,
@@ -177,7 +177,7 @@ class InputProcessor:
             for index, engine_id in enumerate(child_ids(request_id, params.n))
         ]
 
-    def _grammar(self, wanted: StructuredOutputsParams) -> str:
+    def _compile_grammar(self, wanted: StructuredOutputsParams) -> str:
         """Compiles it, so that it is there when the request comes to the engine."""
         if self.grammars is None:
             raise ParameterError("structured_outputs", "were not tried before; that is for the caller to do")
@@ -204,7 +204,7 @@ class InputProcessor:
         return self.tokenizer.bad_word_ids(params.bad_words)
 
 
-def _check_drawable(
+def _check_samplable(
     params: SamplingParams, stop_ids: frozenset[int], bad_words: Sequence[tuple[int, ...]], vocab_size: int
 ) -> None:
     """Refuses parameters that leave no token for the first draw."""

@@ -43,14 +43,14 @@ def calibrate(engine: Engine, ranks: WorkerGroup, vocab: int, longest: int) -> N
 
     What it wrote to the cache is never read: `engine` has bookkeeping of its own, which is dropped.
     """
-    ranks.map_workers(_look)
+    ranks.map_workers(_start_observing)
     drawn = torch.randint(vocab, (min(TOKENS, longest - 1),), generator=torch.Generator().manual_seed(0))
     engine.add(CoreRequest("scales of K and V", drawn.tolist(), SamplingParams(detokenize=False), (0, 0), 1))
     while engine.busy:
         failed = [delta.error for delta in engine.step() if delta.error]
         if failed:
             raise ValueError(f"calculate_kv_scales: the first prompt failed ({failed[0]}); leave it out")
-    ranks.map_workers(_settle)
+    ranks.map_workers(_write_scales)
 
 
 def scales_of(worker: Worker) -> bytes:
@@ -63,13 +63,13 @@ def _layers(worker: Worker) -> list[KVScales]:
     return [module for module in worker.model.modules() if isinstance(module, KVScales)]
 
 
-def _look(worker: Worker) -> None:
+def _start_observing(worker: Worker) -> None:
     worker.allow_recorded(False)  # or only the first pieces of a prompt would be looked at, which comes in small ones
     for layer in _layers(worker):
         layer.peaks = {}
 
 
-def _settle(worker: Worker) -> None:
+def _write_scales(worker: Worker) -> None:
     """Written over the ones that are there: recorded steps hold their addresses."""
     for layer in _layers(worker):
         dtype = worker.layouts[0].dtype

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.engine.kv_transfer.p2p.protocol import MOST_RANKS
+from quintet.engine.kv_transfer.p2p.protocol import MAX_RANKS
 from quintet.sampling_params import ParameterError, SamplingParams
 
 NAME = "kv_transfer_params"
-LONGEST = 256  # characters of a name or an address
+MAX_NAME = 256  # characters of a name or an address
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def transfer_params_of(params: SamplingParams) -> TransferParams | None:
         return None
     if not isinstance(said, Mapping):
         raise ParameterError(NAME, "must be an object")
-    lends, takes = _truth(said, "do_remote_decode"), _truth(said, "do_remote_prefill")
+    lends, takes = _bool_field(said, "do_remote_decode"), _bool_field(said, "do_remote_prefill")
     if lends and takes:
         raise ParameterError(NAME, "asks for do_remote_decode and do_remote_prefill; one engine does one of them")
     if lends:
@@ -72,9 +72,15 @@ def transfer_params_of(params: SamplingParams) -> TransferParams | None:
     tokens = said.get("remote_num_tokens")
     if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0):
         raise ParameterError(NAME, f"has remote_num_tokens {str(tokens)[:80]!r}, which is no number of tokens")
-    host, port, loan = _text(said, "remote_host"), _port(said.get("remote_port")), _text(said, "remote_request_id")
-    ports, share, stages = _ranks(said)
-    return TransferParams(peer=LeasePeer(host, port, loan, tokens, ports, share, stages, _hosts(said, len(ports))))
+    host, port, loan = (
+        _name_field(said, "remote_host"),
+        _port(said.get("remote_port")),
+        _name_field(said, "remote_request_id"),
+    )
+    ports, share, stages = _rank_fields(said)
+    return TransferParams(
+        peer=LeasePeer(host, port, loan, tokens, ports, share, stages, _host_fields(said, len(ports)))
+    )
 
 
 def check_transfer_params(params: SamplingParams, role: str | None) -> None:
@@ -107,14 +113,14 @@ def response_params(engine: str, peer: LeasePeer) -> dict[str, Any]:
     }
 
 
-def _truth(said: Mapping[str, Any], name: str) -> bool:
+def _bool_field(said: Mapping[str, Any], name: str) -> bool:
     value = said.get(name)
     if value not in (None, True, False):
         raise ParameterError(NAME, f"has {name} {str(value)[:80]!r}, and it is true or false")
     return bool(value)
 
 
-def _text(said: Mapping[str, Any], name: str) -> str:
+def _name_field(said: Mapping[str, Any], name: str) -> str:
     value = said.get(name)
     if not _is_name(value):
         raise ParameterError(
@@ -124,18 +130,18 @@ def _text(said: Mapping[str, Any], name: str) -> str:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST and value.isprintable()
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
-def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
+def _rank_fields(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
     """Returns ports, ranks of a stage, and stages. Default: each process is a rank of one stage."""
-    ports = _ports(said)
+    ports = _port_fields(said)
     processes = max(1, len(ports))
     share, stages = said.get("tp_size"), said.get("pp_size")
     share, stages = processes if share is None else share, 1 if stages is None else stages
     for name, count in (("tp_size", share), ("pp_size", stages)):
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MOST_RANKS:
-            raise ParameterError(NAME, f"has {name} {str(count)[:80]!r}, which is no number from 1 to {MOST_RANKS}")
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_RANKS:
+            raise ParameterError(NAME, f"has {name} {str(count)[:80]!r}, which is no number from 1 to {MAX_RANKS}")
     if share * stages % processes:
         raise ParameterError(
             NAME, f"has tp_size {share} and pp_size {stages}, which {processes} remote_ports cannot share out; hand on "
@@ -144,7 +150,7 @@ def _ranks(said: Mapping[str, Any]) -> tuple[tuple[int, ...], int, int]:
     return ports, share, stages
 
 
-def _hosts(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
+def _host_fields(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
     """Returns the host of each process; () if all are on one machine."""
     hosts = said.get("remote_hosts")
     if hosts is None:
@@ -154,13 +160,13 @@ def _hosts(said: Mapping[str, Any], count: int) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _ports(said: Mapping[str, Any]) -> tuple[int, ...]:
+def _port_fields(said: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the port of each process; () if one process has whole pages."""
     ports = said.get("remote_ports")
     if ports is None:
         return ()
-    if not isinstance(ports, list) or not 0 < len(ports) <= MOST_RANKS:
-        raise ParameterError(NAME, f"has remote_ports that are no list of 1 to {MOST_RANKS} ports")
+    if not isinstance(ports, list) or not 0 < len(ports) <= MAX_RANKS:
+        raise ParameterError(NAME, f"has remote_ports that are no list of 1 to {MAX_RANKS} ports")
     return tuple(_port(each) for each in ports)
 
 

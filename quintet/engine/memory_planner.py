@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quintet.config import EngineConfig
 from quintet.engine.kv_cache.groups import KVCacheLayout
-from quintet.engine.kv_cache.state_slots import EACH
+from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.types import Estimate, Memory, ShapeBucket
 
 GIB = 2**30
@@ -58,7 +58,7 @@ class MemoryPlan:
     @property
     def max_requests(self) -> int | None:
         """The most that find slots at once; None: no layer keeps a state."""
-        return (self.num_slots - 1) // EACH if self.num_slots else None
+        return (self.num_slots - 1) // SLOTS_PER_REQUEST if self.num_slots else None
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -107,14 +107,14 @@ def plan_memory(config: EngineConfig, footprint: ModelMemory, memory: Memory) ->
         room = budget - takes.weights - takes.workspace - takes.captured
     wanted = footprint.max_model_len if config.max_model_len is None else config.max_model_len
     need = 0 if wanted == "auto" else (footprint.pages_for(int(wanted), config.page_size) + 1) * footprint.page_bytes
-    slots = _slots(config, footprint, room, need)
+    slots = _num_slots(config, footprint, room, need)
     pages = (config.num_pages or 0) if room is None else (room - slots * footprint.kv_cache_layout.slot_bytes) // page
     pages = pages if footprint.page_bytes else max(2, pages)  # of no bytes
     fits = footprint.max_tokens(max(0, pages - 1), config.page_size)
     length = fits if wanted == "auto" else int(wanted)
     each = footprint.pages_for(length, config.page_size)
     if length < 1 or pages < each + 1:
-        raise ValueError(_does_not_fit(config, footprint, budget, max(each + 1, 2), max(0, pages)))
+        raise ValueError(_does_not_fit_error(config, footprint, budget, max(each + 1, 2), max(0, pages)))
     useful = config.max_num_seqs * each + 1  # more would never be held at once
     if config.num_pages is None:
         need = each + 1
@@ -122,29 +122,31 @@ def plan_memory(config: EngineConfig, footprint: ModelMemory, memory: Memory) ->
     return MemoryPlan(max(2, int(pages)), length, footprint, budget, each, slots)
 
 
-def _slots(config: EngineConfig, footprint: ModelMemory, room: int | None, need: int) -> int:
+def _num_slots(config: EngineConfig, footprint: ModelMemory, room: int | None, need: int) -> int:
     """Slots for the states of max_num_seqs requests, and as many to be found again; where that is more than half of the
     room, all of it without pages, or more than is left beside the `need` bytes of one request's pages, as many as that
     holds. ValueError if one request's do not fit."""
     arrangement = footprint.kv_cache_layout
     if not arrangement.has_states:
         return 0
-    wanted = 1 + config.max_num_seqs * (EACH + config.enable_prefix_caching)
+    wanted = 1 + config.max_num_seqs * (SLOTS_PER_REQUEST + config.enable_prefix_caching)
     if room is None or not arrangement.slot_bytes:
         return wanted
-    share = min(room // (2 if arrangement.groups else 1), max(room - need, (1 + EACH) * arrangement.slot_bytes))
+    share = min(
+        room // (2 if arrangement.groups else 1), max(room - need, (1 + SLOTS_PER_REQUEST) * arrangement.slot_bytes)
+    )
     slots = min(wanted, share // arrangement.slot_bytes)
-    if slots < 1 + EACH:
+    if slots < 1 + SLOTS_PER_REQUEST:
         half = "half of " if arrangement.groups else ""
         raise ValueError(
-            f"the state of one request needs {1 + EACH} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
+            f"the state of one request needs {1 + SLOTS_PER_REQUEST} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
             f"{max(0, slots)} fit into {half}the {_gib(room)} for the cache; raise kv_cache_memory_bytes or "
             "gpu_memory_utilization"
         )
     return slots
 
 
-def _does_not_fit(config: EngineConfig, footprint: ModelMemory, budget: int, need: int, fit: int) -> str:
+def _does_not_fit_error(config: EngineConfig, footprint: ModelMemory, budget: int, need: int, fit: int) -> str:
     takes = footprint.estimate
     given = (
         f"num_pages={config.num_pages}"

@@ -190,7 +190,7 @@ class OutputProcessor:
             request.metrics.first_token_time = request.metrics.last_token_time = now  # as vLLM counts it
         completion.token_ids += ids
         completion.has_new |= bool(ids) or completion.finish_reason is not None
-        _count(request.metrics, completion, delta, len(ids), now)
+        _update_metrics(request.metrics, completion, delta, len(ids), now)
 
     def _detokenize(self, params: SamplingParams, completion: _Completion, ids: list[int]) -> list[int]:
         """Adds their text and looks for stop strings. Returns the ids that count: those up to a stop string."""
@@ -230,14 +230,14 @@ class OutputProcessor:
             return None
         delta = kind is RequestOutputKind.DELTA
         interval = max(self._interval, request.params.stream_interval or 1)
-        if interval > 1 and not _due(request, delta, interval):
+        if interval > 1 and not _is_due(request, delta, interval):
             return None
         output = RequestOutput(
             request.request_id,
             request.prompt,
             request.prompt_ids,
             request.prompt_logprobs,
-            [_show(each, delta) for each in request.completions if each.has_new or not delta],
+            [_completion_output(each, delta) for each in request.completions if each.has_new or not delta],
             finished,
             request.metrics.num_cached_tokens,
             request.metrics,
@@ -251,7 +251,7 @@ class OutputProcessor:
         return output
 
 
-def _due(request: _Request, delta: bool, interval: int) -> bool:
+def _is_due(request: _Request, delta: bool, interval: int) -> bool:
     """True if a completion has ended, has its first tokens, or `interval` new ones."""
     new = [len(each.token_ids) - (0 if delta else each.num_returned) for each in request.completions]
     due = request.finished or any(
@@ -264,7 +264,7 @@ def _due(request: _Request, delta: bool, interval: int) -> bool:
     return due
 
 
-def _show(completion: _Completion, delta: bool) -> CompletionOutput:
+def _completion_output(completion: _Completion, delta: bool) -> CompletionOutput:
     """A delta takes what has gathered; else the output gets copies, for the originals will grow."""
     logprobs, detokenizer = completion.logprobs, completion.detokenizer
     output = CompletionOutput(
@@ -283,7 +283,9 @@ def _show(completion: _Completion, delta: bool) -> CompletionOutput:
     return output
 
 
-def _count(metrics: RequestMetrics, completion: _Completion, delta: TokenDelta, num_tokens: int, now: float) -> None:
+def _update_metrics(
+    metrics: RequestMetrics, completion: _Completion, delta: TokenDelta, num_tokens: int, now: float
+) -> None:
     if delta.scheduled is not None:
         metrics.first_scheduled_time = min(delta.scheduled, metrics.first_scheduled_time or delta.scheduled)
     if num_tokens:

@@ -17,10 +17,10 @@ from quintet.config.cache_dir import cache_folder
 from quintet.interface.platform import CONTRACT_VERSION, Capabilities, Platform
 from quintet.platforms import PlatformCandidate, SelectedPlatform
 
-FILE = "support.json"  # beside the platform's module
+SUPPORT_FILE = "support.json"  # beside the platform's module
 FORMAT = 1
-MOST_BYTES = 2**20
-SHOWN = 160  # characters of a reason in the log
+MAX_BYTES = 2**20
+MAX_REASON = 160  # characters of a reason in the log
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ def read(path: Path) -> Support:
     """ValueError says what is wrong with the file."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it is longer than {MAX_BYTES >> 20} MiB")
         return _support(json.loads(data))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no table of support: {error}; write it anew with `quintet conformance`") from None
@@ -93,7 +93,7 @@ class Evidence:
         refuted = self.support.unsupported if self.support else {}
         features = [feature for feature in features if feature not in proven]
         unknown = [feature for feature in features if feature not in refuted]
-        said = [f"unsupported on {platform}: {each}: {_shown(refuted[each])}" for each in features if each in refuted]
+        said = [f"unsupported on {platform}: {each}: {_shorten(refuted[each])}" for each in features if each in refuted]
         said += [f"unverified on {platform}: {', '.join(unknown)}"] if unknown else []
         return "; ".join([*said, f"run `quintet conformance --device {platform}`"]) if said else ""
 
@@ -104,9 +104,9 @@ def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence
     facts = platform.capabilities if isinstance(platform, SelectedPlatform) else platform.result
     if kind is None or not isinstance(facts, Capabilities):
         return Evidence(None, f"not available here: {facts}")
-    own, shipped = _read_if_there(local_table_path(kind.name)), _shipped(kind)
+    own, shipped = _read_if_there(local_table_path(kind.name)), _packaged(kind)
     emulated = shipped is not None and shipped.emulated and facts.auto_select  # says nothing of a real device
-    if own and _holds_here(own, facts, platform):
+    if own and _is_current(own, facts, platform):
         if shipped is None or emulated or own.tested_at >= shipped.tested_at:
             return Evidence(own, f"of this machine, {own.date[:10]}")
     if emulated:
@@ -116,10 +116,10 @@ def support_evidence(platform: SelectedPlatform | PlatformCandidate) -> Evidence
     return Evidence(None, f"no report; run `quintet conformance --device {kind.name}`")
 
 
-def _shipped(kind: type[Platform]) -> Support | None:
+def _packaged(kind: type[Platform]) -> Support | None:
     """The table beside a platform's module, if it is of that platform, and of the contract that holds here."""
     module = sys.modules[kind.__module__].__file__
-    found = _read_if_there(Path(module).with_name(FILE)) if module else None
+    found = _read_if_there(Path(module).with_name(SUPPORT_FILE)) if module else None
     return found if found and found.platform == kind.name and found.contract == CONTRACT_VERSION else None
 
 
@@ -128,7 +128,7 @@ def local_table_path(platform: str) -> Path:
     return cache_folder("support") / f"{platform}.json"
 
 
-def _holds_here(own: Support, facts: Capabilities, platform: SelectedPlatform | PlatformCandidate) -> bool:
+def _is_current(own: Support, facts: Capabilities, platform: SelectedPlatform | PlatformCandidate) -> bool:
     """True if the table is of the package that is installed now, and of the device that is here now."""
     same = own.detail == facts.detail and own.contract == CONTRACT_VERSION
     return same and (not platform.version or (own.distribution, own.version) == (platform.source, platform.version))
@@ -145,6 +145,6 @@ def _read_if_there(path: Path) -> Support | None:
         return None
 
 
-def _shown(reason: str) -> str:
+def _shorten(reason: str) -> str:
     line = reason.splitlines()[0] if reason else "no reason given"
-    return line if len(line) <= SHOWN else line[:SHOWN] + "..."
+    return line if len(line) <= MAX_REASON else line[:MAX_REASON] + "..."

@@ -10,7 +10,7 @@ import torch
 from quintet.common.json_files import read_object
 from quintet.config import ONLINE, WRITTEN, EngineConfig
 from quintet.engine.executor.worker import Worker
-from quintet.hub.hf_overrides import BY_OPTIONS, SAID, requested_quantization
+from quintet.hub.hf_overrides import METHODS_WITH_OPTIONS, QUANTIZATION_ENTRIES, requested_quantization
 from quintet.interface.platform import Capabilities
 from quintet.interface.weights import Weight
 from quintet.layers.quantization import QuantizationPlan
@@ -29,8 +29,8 @@ from quintet.layers.quantization.online import (
 from quintet.model_loader.loader import declared_weights
 from quintet.ops.registry import of_kind
 
-ORDERED = "experts in orders of their own (act-order) are dequantized while they are loaded"
-NEAREST = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
+ACT_ORDER_NOTE = "experts in orders of their own (act-order) are dequantized while they are loaded"
+FALLBACK_FORMATS = {"table4": "int4", "fp8": "int8", "fp8a8": "w8a8", "w4a8": "int4", "w8a8": "int8", "int4": "int8"}
 
 
 class TargetPlatform(NamedTuple):
@@ -46,12 +46,12 @@ def resolve_quantization(
     """ValueError if what was asked for, or what the checkpoint says, cannot be read or made here. `beside` counts where
     config.json says nothing."""
     name = requested_quantization(config)
-    places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in SAID]
+    places = [(each, key) for each in (hf_config, hf_config.get_text_config()) for key in QUANTIZATION_ENTRIES]
     said = next((said for each, key in places if (said := getattr(each, key, None))), None)
     said = said if any(hasattr(each, key) for each, key in places) else beside
     found = read_quantization_config(said, there)
     if found is not None:
-        _check(name, found, said)
+        _check_name(name, found, said)
         return QuantizationPlan(None, found, where.facts.weight_formats, config.activation_bits or found.activations)
     if name is None:
         if config.activation_bits is not None:
@@ -65,11 +65,13 @@ def resolve_quantization(
             f"quantization={name!r} is of checkpoints that are quantized, and config.json says nothing of it; leave it "
             f"out, or let floats be quantized while they are loaded by one of {', '.join(ONLINE)}"
         )
-    wanted = online_quantization(name, config.quantization_group_size, _options(config) if name in BY_OPTIONS else None)
-    return QuantizationPlan(_served(wanted, where), None, where.facts.weight_formats, config.activation_bits)
+    wanted = online_quantization(
+        name, config.quantization_group_size, _options(config) if name in METHODS_WITH_OPTIONS else None
+    )
+    return QuantizationPlan(_supported_format(wanted, where), None, where.facts.weight_formats, config.activation_bits)
 
 
-def _check(name: str | None, found: CheckpointQuantization, said: Any) -> None:
+def _check_name(name: str | None, found: CheckpointQuantization, said: Any) -> None:
     """ValueError where a name was given that is not the checkpoint's."""
     held = {found.method, str(said.get("quant_method") or found.method).lower()}
     if name is None or held & {*WRITTEN.get(name, ()), name}:
@@ -90,12 +92,12 @@ def _options(config: EngineConfig) -> Mapping[str, Any] | None:
     return {"quant_type": {"default": read_object(Path(file))}}
 
 
-def _served(wanted: OnlineQuantization, where: TargetPlatform) -> OnlineQuantization:
+def _supported_format(wanted: OnlineQuantization, where: TargetPlatform) -> OnlineQuantization:
     """Returns the format as this device multiplies it; ValueError if a platform has no quantized format at all."""
     facts = where.facts
     if facts.fp8 not in (torch.float8_e4m3fn, torch.float8_e4m3fnuz):  # the latter's platform converts weights to it
         wanted = wanted.without_activation_quantization()
-    if not facts.weight_formats & set(NEAREST | {"int8": ""}):
+    if not facts.weight_formats & set(FALLBACK_FORMATS | {"int8": ""}):
         raise ValueError(
             f"quantization={wanted.name!r} is not there on platform {where.name}, which packs no scheme; leave it out"
         )
@@ -125,29 +127,31 @@ def describe_quantization(forms: QuantizationPlan, worker: Worker) -> list[str]:
         if provider == "reference"
     ]
     if isinstance(forms.online, OnlineQuantization):
-        said.insert(0, f"quantization {forms.online.name}: {', '.join([*held, *_rest(forms.online, weights)])}")
+        said.insert(
+            0, f"quantization {forms.online.name}: {', '.join([*held, *_describe_others(forms.online, weights)])}"
+        )
     if forms.checkpoint is not None:
         undone = sum(weight.format.plain and weight.reader is not None for weight in weights)
         held += [f"{undone} weights dequantized while they are loaded"] if undone else []
         said.insert(0, f"checkpoint quantized by {forms.checkpoint.method}: {', '.join(held) or 'nothing of it here'}")
-        said += [ORDERED] if any(map(_in_orders, weights)) else []
+        said += [ACT_ORDER_NOTE] if any(map(_is_act_order_experts, weights)) else []
         said += forms.checkpoint.notes
     return said
 
 
-def _in_orders(weight: Weight) -> bool:
+def _is_act_order_experts(weight: Weight) -> bool:
     """True if it is a stack of experts that is dequantized because each orders its groups of inputs (act-order)."""
     if weight.use != "experts" or not weight.format.plain or weight.reader is None:
         return False
     return weight.reader.format(weight.shard(weight.slices[0])).act_order
 
 
-def _rest(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
+def _describe_others(wanted: OnlineQuantization, weights: list[Weight]) -> list[str]:
     """Describes weights that do not have the requested format."""
     products, said = [weight for weight in weights if weight.use == "linear"], []
     rounded = Counter(weight.reader.weight_format for weight in weights if isinstance(weight.reader, RoundedWeights))
     for fmt, count in rounded.items():
-        near = NEAREST.get(fmt.kind, "int8")
+        near = FALLBACK_FORMATS.get(fmt.kind, "int8")
         said.append(
             f"{count} rounded to {fmt.kind} and held in floats, for this platform keeps no {fmt.kind}: {near} is the "
             "nearest that takes less memory"

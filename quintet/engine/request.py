@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quintet.chat.reasoning_tokens import OUTSIDE, ReasoningMarkerIds
+from quintet.chat.reasoning_tokens import NOT_REASONING, ReasoningMarkerIds
 from quintet.engine.kv_transfer_params import TransferParams, transfer_params_of
 from quintet.pooling_params import PoolingParams
 from quintet.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a process that only admits requests needs no torch
     from quintet.structured_output.grammar import Matcher
 
 
-FIRST, LAST, EACH = "first", "last", "each"  # of the tokens of a text
+FIRST_TOKEN, LAST_TOKEN, EACH_TOKEN = "first", "last", "each"  # of the tokens of a text
 PLACEHOLDER = -1  # in the place of a token that a running step samples
 
 
@@ -53,7 +53,7 @@ class CoreRequest:
     embeds: bytes = b""  # float32, a row for each of prompt_ids, which then only hold their places
     grammar: str = ""  # what its output must look like, as grammar_text.py writes it; "": anything
     reasoning_marker_ids: ReasoningMarkerIds | None = None  # of its thoughts, where thinking_token_budget bounds them
-    open_reasoning_tokens: int = OUTSIDE  # tokens of one that the prompt has begun
+    open_reasoning_tokens: int = NOT_REASONING  # tokens of one that the prompt has begun
     pooling: PoolingParams | None = None  # what numbers are wanted of it; None: text
     pooled_rows: str = ""  # tokens that are pooled: FIRST, LAST or EACH (all)
     token_types: bytes = b""  # int32, the segment of each of prompt_ids; none: all are of segment 0
@@ -66,7 +66,7 @@ class CoreRequest:
     def pooled_positions(self, start: int, count: int) -> range:
         """Positions of the tokens that are pooled, among `count` tokens from `start` on."""
         last = len(self.prompt_ids) - 1
-        wanted = {FIRST: 0, LAST: last}.get(self.pooled_rows)
+        wanted = {FIRST_TOKEN: 0, LAST_TOKEN: last}.get(self.pooled_rows)
         if wanted is None:
             return range(start, start + count)
         return range(wanted, wanted + 1) if start <= wanted < start + count else range(start, start)

@@ -104,7 +104,7 @@ class Scheduler:
         self.kv_cache_manager: Final = tables
         self.pool: Final = tables.pool
         self.kv_transfer: Final = kv_transfer
-        self._drafts = drafts
+        self._proposer = drafts
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self._num_queries = self._num_hits = 0  # tokens looked up in the prefix cache, and found there
@@ -112,7 +112,7 @@ class Scheduler:
         self._num_preemptions = 0
         self.max_num_drafts = 0 if drafts is None else drafts.num_drafts  # of a request in a step
         self._longest = limits.long_prefill_threshold or sys.maxsize  # chunk of a prompt
-        self._counts_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
+        self._limits_partial = limits.max_partial_prefills is not None or limits.max_long_prefills is not None
         self._key: Callable[[Request], SortKey] = _by_priority if limits.by_priority else _by_order
 
     def stats(self) -> SchedulerStats:
@@ -152,8 +152,8 @@ class Scheduler:
         decodes = [r for r in self.running if len(r.token_ids) - r.num_computed == 1]
         prefills = [r for r in self.running if len(r.token_ids) - r.num_computed != 1]
         decodes = decodes[: -(-len(self.running) // self.limits.num_stages)]  # the others' step follows this one
-        if self._drafts is not None and self._drafts.is_enabled_for(len(decodes)):
-            self._propose_drafts(decodes, self._drafts)
+        if self._proposer is not None and self._proposer.is_enabled_for(len(decodes)):
+            self._propose_drafts(decodes, self._proposer)
         for requests, size in ((decodes, self._token_budget), (prefills, self._chunk_size)):
             for request in requests:
                 if plan.preempted and request not in self.running:
@@ -183,7 +183,7 @@ class Scheduler:
 
     def has_drafts(self) -> bool:
         """True if a running request has drafts, once the running step has landed. The proposer keeps what it finds."""
-        drafts = self._drafts
+        drafts = self._proposer
         if drafts is None or not drafts.is_enabled_for(len(self.running)):
             return False
         return any(r.num_computed >= r.num_known and r.tokens_left > 1 and drafts.propose(r) for r in self.running)
@@ -258,12 +258,12 @@ class Scheduler:
     def _start(self, place: int, plan: StepPlan) -> LoadState:
         """Moves a waiting request to the running ones, if it need not wait -> what it waits for."""
         request = self.waiting[place]
-        wait = self._waits_for(request)
+        wait = self._load_state(request)
         if wait is not LoadState.READY:
             return wait
         match = self.kv_cache_manager.find_prefix(request)
         count = self._chunk_size(request, plan, match.tokens)
-        wait = self._lacks(request, plan, match, count)
+        wait = self._blocked_by(request, plan, match, count)
         if wait is LoadState.READY:
             self.kv_cache_manager.start_from(request, match)
             del self.waiting[place]
@@ -273,14 +273,14 @@ class Scheduler:
             self._schedule_tokens(request, plan, count)
         return wait
 
-    def _lacks(self, request: Request, plan: StepPlan, match: PrefixMatch, count: int) -> LoadState:
+    def _blocked_by(self, request: Request, plan: StepPlan, match: PrefixMatch, count: int) -> LoadState:
         """Returns what a request must wait for before it computes `count` tokens after its match."""
         end, length = match.tokens + count, len(request.token_ids)
         if count <= 0 and request.wants_prompt_logprobs and plan.num_tokens < self.limits.max_num_batched_tokens:
             return LoadState.LOADING  # rows of logits are out: those behind it need fewer
-        if count <= 0 or (end < length and not self._may_cut(request)):
+        if count <= 0 or (end < length and not self._can_chunk(request)):
             return LoadState.NEEDS_PAGES
-        if self._counts_partial and length - end > 1 and not self._may_begin(request, plan):
+        if self._limits_partial and length - end > 1 and not self._can_start_prefill(request, plan):
             return LoadState.LOADING  # shorter ones go before it
         # with none behind it to take pages from, all of it must fit: it would stop half way and start again
         last = not self.running or self._key(request) > self._key(self.running[-1])
@@ -290,7 +290,7 @@ class Scheduler:
             else LoadState.NEEDS_PAGES
         )
 
-    def _waits_for(self, request: Request) -> LoadState:
+    def _load_state(self, request: Request) -> LoadState:
         """Returns what it must wait for before it can begin: its grammar, KV pages from the connector, or room."""
         if not request.ready:
             return LoadState.LOADING
@@ -300,11 +300,11 @@ class Scheduler:
             else self.kv_transfer.start_load(request, alone=not self.running)
         )
 
-    def _may_cut(self, request: Request) -> bool:
+    def _can_chunk(self, request: Request) -> bool:
         """True if its prompt may take several steps. One that is scored always may: its rows might never fit one."""
         return self.limits.chunked_prefill or request.wants_prompt_logprobs
 
-    def _may_begin(self, request: Request, plan: StepPlan) -> bool:
+    def _can_start_prefill(self, request: Request, plan: StepPlan) -> bool:
         """True if one more prompt may be partly computed after this step. With one token left, a request decodes."""
         begun = [r for r in self.running if len(r.token_ids) - r.num_computed - plan.tokens.get(r, 0) > 1]
         most, most_long = self.limits.max_partial_prefills, self.limits.max_long_prefills
@@ -335,9 +335,9 @@ class Scheduler:
         if known < full:
             plan.late_commits.append(request)  # a hash of tokens needs the tokens
         if known > request.num_committed:
-            self._commit(request, plan, known)
+            self._commit_pages(request, plan, known)
 
-    def _commit(self, request: Request, plan: StepPlan, full: int) -> None:
+    def _commit_pages(self, request: Request, plan: StepPlan, full: int) -> None:
         """Adds its first `full` pages to the prefix cache."""
         entered = self.kv_cache_manager.commit(request, full)
         if entered:
@@ -368,9 +368,9 @@ class Scheduler:
     def commit_late(self, plan: StepPlan) -> None:
         """Tokens of this step have landed: pages that it fills with them can be found, too."""
         for request in plan.late_commits:
-            if request in plan.tokens and _begun(request):  # it has not ended
+            if request in plan.tokens and _has_started(request):  # it has not ended
                 full = min(request.num_computed, request.num_known) // self.kv_cache_manager.page_size
-                self._commit(request, plan, full)
+                self._commit_pages(request, plan, full)
                 self.kv_cache_manager.cache_state(request)
         plan.late_commits = [
             request for request in plan.late_commits if request.num_drafts
@@ -383,8 +383,8 @@ class Scheduler:
         self.running.clear()
         self.waiting = sorted(requests, key=self._key)
         for request in self.waiting:
-            request.num_preemptions += _begun(request)
-            self._num_preemptions += _begun(request)
+            request.num_preemptions += _has_started(request)
+            self._num_preemptions += _has_started(request)
             request.drop_unknown()
             if request.grammar is not None:
                 request.grammar.reset()
@@ -415,6 +415,6 @@ def _by_priority(request: Request) -> SortKey:
     return request.core_request.priority, request.order
 
 
-def _begun(request: Request) -> bool:
+def _has_started(request: Request) -> bool:
     """True if it holds pages, or a state."""
     return bool(request.pages) or request.state_slots.state != 0

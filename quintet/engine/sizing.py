@@ -10,9 +10,11 @@ from quintet.engine.parallel.setup import smallest_plan
 from quintet.engine.scheduler import SchedulerLimits
 from quintet.interface.types import MaxShape, ShapeBucket
 
-LONG = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
-STAGED = 128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
-LEAST_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
+LONG_PREFILL_SHARE = 0.04  # of max_model_len: a prompt with more tokens is long, if no threshold is set
+MIN_STAGE_TOKENS = (
+    128  # tokens of a step, where stages take turns: a prompt's chunks follow one another, and all have work
+)
+MIN_LOGIT_ROWS = 256  # of a step, if it has as many tokens: the scores of a prompt come so many at a time
 
 
 def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
@@ -20,10 +22,12 @@ def scheduler_limits(config: EngineConfig, plan: MemoryPlan) -> SchedulerLimits:
     length, most = plan.max_model_len, plan.max_requests
     staged = config.pipeline_parallel_size > 1 and config.enable_chunked_prefill
     several = (config.max_num_partial_prefills or 1) > 1
-    long = config.long_prefill_token_threshold or (max(1, int(length * LONG)) if several else 0)
+    long = config.long_prefill_token_threshold or (max(1, int(length * LONG_PREFILL_SHARE)) if several else 0)
     return SchedulerLimits(
         max_num_seqs=config.max_num_seqs if most is None else min(config.max_num_seqs, most),
-        max_num_batched_tokens=min(config.max_num_batched_tokens, STAGED) if staged else config.max_num_batched_tokens,
+        max_num_batched_tokens=min(config.max_num_batched_tokens, MIN_STAGE_TOKENS)
+        if staged
+        else config.max_num_batched_tokens,
         max_logit_rows=_logit_rows(config),
         chunked_prefill=config.enable_chunked_prefill,
         by_priority=config.scheduling_policy == "priority",
@@ -64,4 +68,4 @@ def _logit_rows(config: EngineConfig) -> int:
     become numbers, one for each token."""
     if config.runner == "pooling":
         return config.max_num_batched_tokens
-    return min(config.max_num_batched_tokens, max(LEAST_LOGIT_ROWS, config.max_num_seqs + LEAST_LOGIT_ROWS // 4))
+    return min(config.max_num_batched_tokens, max(MIN_LOGIT_ROWS, config.max_num_seqs + MIN_LOGIT_ROWS // 4))

@@ -35,7 +35,7 @@ from quintet.engine.parallel.pipeline import PipelineRunner
 from quintet.engine.parallel.step_agreement import StepAgreement
 from quintet.engine.platform_support import support_evidence
 from quintet.engine.pooling.factory import bounds_of, make_pooler, pooling_of, resolve_pooling
-from quintet.engine.pooling.heads import TENSORS
+from quintet.engine.pooling.heads import HEAD_TENSORS
 from quintet.engine.pooling.input_processor import PoolingBounds
 from quintet.engine.pooling.runner import PoolingRunner
 from quintet.engine.quantization import TargetPlatform, describe_quantization, resolve_quantization, scheme_of
@@ -65,7 +65,7 @@ from quintet.structured_output.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 
-USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
+NUM_USUAL_WIDTHS = 2  # of page tables, the narrowest: on GPUs 64 and 256 pages, requests of up to 4,096 tokens
 
 
 class ModelFiles(NamedTuple):
@@ -194,10 +194,10 @@ def _decide(
             sizes,
             requested_outputs=RequestedOutputs(logits=False, hidden_states=True),
             causal=pooling.causal,
-            ignored_tensors=TENSORS,
+            ignored_tensors=HEAD_TENSORS,
         )
     profiler = Profiler(config.profiler_config, platform)
-    with _named(config.model):
+    with _name_model_in_errors(config.model):
         ranks = ranking.make_workers(
             config, facts, meeting, lambda place: Worker(platform, hf_config, sizes, place, profiler.wrap_op)
         )
@@ -207,7 +207,7 @@ def _decide(
     if plan.max_model_len != sizes.max_model_len:
         sizes = replace(sizes, max_model_len=plan.max_model_len)
         ranks.map_workers(lambda worker: worker.build(hf_config, sizes))
-    config = _fitted(config, plan, platform, facts, reasons)
+    config = _fit_config(config, plan, platform, facts, reasons)
     reasons += [*describe_quantization(forms, ranks.workers[0]), *ranking.describe_ranks(config, facts, ranks)]
     reasons += experts.describe_experts(config, ranks.workers[0].model)
     doubts = support_evidence(chosen).unproven_features(platform.name, _features(config, hf_config, sizes))
@@ -217,7 +217,7 @@ def _decide(
     )  # fmt: skip
 
 
-def _fitted(
+def _fit_config(
     config: EngineConfig, plan: MemoryPlan, platform: Platform, facts: Capabilities, reasons: list[str]
 ) -> EngineConfig:
     """The settings as the plan leaves them; ValueError where they contradict it."""
@@ -238,7 +238,7 @@ def _fitted(
 
 
 @contextlib.contextmanager
-def _named(model: str) -> Iterator[None]:
+def _name_model_in_errors(model: str) -> Iterator[None]:
     """Adds the model's name to the error of an unknown activation; a layer does not know it."""
     try:
         yield
@@ -249,10 +249,10 @@ def _named(model: str) -> Iterator[None]:
 def launch(prepared: EnginePlan, progress: bool = True, grammars: GrammarCompiler | None = None) -> Engine:
     """Reads the weights, makes the cache, compiles the step. Without `grammars`, no request may ask for one."""
     with ranking.closing_on_error(prepared.ranks.remote_ranks):
-        return _launched(prepared, progress, grammars)
+        return _launch(prepared, progress, grammars)
 
 
-def _launched(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | None) -> Engine:
+def _launch(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | None) -> Engine:
     config, plan = prepared.config, prepared.memory_plan
     for reason in prepared.reasons:
         logger.info("%s", reason)
@@ -264,8 +264,8 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | 
     if fixed:
         logger.info("sizes: %s", describe(fixed))
     folder = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
-    ahead, room = _ahead(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
-    with _named(config.model):  # a device that compiles sees what a layer asks for only now
+    ahead, room = _steps_to_capture(config, plan), MemoryRoom(plan.num_pages, plan.num_slots)
+    with _name_model_in_errors(config.model):  # a device that compiles sees what a layer asks for only now
         prepared.ranks.map_workers(lambda w: w.load(folder, room, buckets, progress and w.rank_info.rank == 0, ahead))
     if prepared.ranks.channel is not None:
         prepared.ranks.channel.exchange(b"")  # all have loaded: from now on no rank has a reason to be late
@@ -274,11 +274,11 @@ def _launched(prepared: EnginePlan, progress: bool, grammars: GrammarCompiler | 
     batches = BatchBuilder(config.page_size, fixed, len(groups), plan.num_slots > 0, () if fixed else buckets, types)
     runner = _runner(prepared, batches)
     runner.warm_up(progress)
-    _try_out(prepared, batches, runner)
-    return ranking.make_engine(_parts(prepared, runner, grammars, folder), prepared.ranks)
+    _run_first_requests(prepared, batches, runner)
+    return ranking.make_engine(_engine_parts(prepared, runner, grammars, folder), prepared.ranks)
 
 
-def _parts(
+def _engine_parts(
     prepared: EnginePlan, runner: StepRunner, grammars: GrammarCompiler | None, folder: WeightFiles | None
 ) -> EngineParts:
     """Makes the parts of the engine that serves."""
@@ -286,7 +286,7 @@ def _parts(
     journal = None
     if config.kv_events_config.is_enabled and ranking.is_leader(ranks):
         journal = make_event_log(config.kv_events_config, config.page_size, config.data_parallel_rank or 0)
-    tables = _tables(prepared, config.enable_prefix_caching, journal)
+    tables = _kv_cache_manager(prepared, config.enable_prefix_caching, journal)
     kv_transfer = make_kv_transfer(prepared, tables, folder)
     drafts = None if config.speculative_config is None else NgramProposer(config.speculative_config)
     scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), tables, drafts, kv_transfer)
@@ -296,7 +296,7 @@ def _parts(
     return EngineParts(scheduler, runner, prepared.capabilities.overlap, grammars, profiler, hooks)
 
 
-def _tables(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
+def _kv_cache_manager(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = None) -> KVCacheManager:
     """Makes the bookkeeping of all pages and states."""
     config, plan, groups = prepared.config, prepared.memory_plan, prepared.ranks.workers[0].kv_cache_layout.groups
     slots = StateSlotPool(plan.num_slots, caching) if plan.num_slots else None
@@ -304,16 +304,16 @@ def _tables(prepared: EnginePlan, caching: bool, journal: KVEventLog | None = No
     return KVCacheManager(pool, config.page_size, groups, config.max_num_batched_tokens, slots)
 
 
-def _ahead(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
+def _steps_to_capture(config: EngineConfig, plan: MemoryPlan) -> tuple[ShapeBucket, ...]:
     """The steps that are captured before a request comes: all, or decode steps of requests up to a usual length."""
     if config.capture_ahead:
         return plan.captured_ahead
     decodes = [each for each in plan.buckets if each.decode] if config.capture_decode_ahead else []
-    usual = sorted({each.pages for each in decodes})[:USUAL_WIDTHS]
+    usual = sorted({each.pages for each in decodes})[:NUM_USUAL_WIDTHS]
     return tuple(each for each in decodes if each.pages in usual)
 
 
-def _try_out(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
+def _run_first_requests(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) -> None:
     """Runs the first requests: for scales of K and V, and to compile kernels that are compiled when they are called.
 
     Their engine has bookkeeping and a sampler of its own: what it counts, caches and draws is dropped."""
@@ -322,8 +322,8 @@ def _try_out(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) ->
     if not (warms_up or config.calculate_kv_scales):
         return
     if prepared.pooling is None:  # code of the user's sees requests of users alone
-        runner = _generating(prepared, batches, _sampler(prepared, processors=()))
-    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), _tables(prepared, caching=False))
+        runner = _generation_runner(prepared, batches, _sampler(prepared, processors=()))
+    scheduler = Scheduler(scheduler_limits(config, prepared.memory_plan), _kv_cache_manager(prepared, caching=False))
     engine = Engine(EngineParts(scheduler, runner, prepared.capabilities.overlap))
     if config.calculate_kv_scales:
         calibrate(engine, prepared.ranks, prepared.vocab_size, longest)
@@ -334,27 +334,29 @@ def _try_out(prepared: EnginePlan, batches: BatchBuilder, runner: StepRunner) ->
 def _runner(prepared: EnginePlan, batches: BatchBuilder) -> StepRunner:
     """Returns the runner: it samples tokens, or pools hidden states."""
     if prepared.pooling is None:
-        return _generating(prepared, batches, _sampler(prepared), prepared.profiler.spans)
+        return _generation_runner(prepared, batches, _sampler(prepared), prepared.profiler.spans)
     config, ranks = prepared.config, prepared.ranks
     files = None if config.load_format == "dummy" else _weights(config, prepared.folder, prepared.capabilities)
     pooler = make_pooler(prepared.pooling, files, prepared.hf_config, prepared.folder)
-    return _staged(prepared, PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _agreement(ranks)))
+    return _pipeline_runner(
+        prepared, PoolingRunner(ranks, batches, pooler, prepared.profiler.spans, _step_agreement(ranks))
+    )
 
 
-def _generating(
+def _generation_runner(
     prepared: EnginePlan, batches: BatchBuilder, sampler: Sampler, spans: Spans | None = None
 ) -> StepRunner:
     ranks, overlap = prepared.ranks, prepared.capabilities.overlap
-    return _staged(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, _agreement(ranks)))
+    return _pipeline_runner(prepared, ModelRunner(ranks, sampler, batches, overlap, spans, _step_agreement(ranks)))
 
 
-def _staged(prepared: EnginePlan, runner: StepRunner) -> StepRunner:
+def _pipeline_runner(prepared: EnginePlan, runner: StepRunner) -> StepRunner:
     """Returns the runner of this rank's pipeline stage, where there are several."""
     pipe = prepared.ranks.workers[0].comm.stage_channel
     return runner if pipe is None else PipelineRunner(runner, prepared.ranks, pipe)
 
 
-def _agreement(ranks: WorkerGroup) -> StepAgreement | None:
+def _step_agreement(ranks: WorkerGroup) -> StepAgreement | None:
     return None if ranks.channel is None else StepAgreement(ranks.channel)
 
 

@@ -15,10 +15,10 @@ from quintet.outputs import TokenDelta, TokenLogprobs
 if TYPE_CHECKING:
     from quintet.engine.pooling.heads import FloatRows
 
-JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
+MAX_JUMP = 256  # tokens that a grammar alone may decide at once: the engine has others to serve
 NOT_FINITE = "the model gave no finite logits for this request; its weights or dtype may be at fault"
 REPETITION_DETECTED = "repetition_detected"  # vLLM's stop_reason
-NOTHING_LEFT = (
+NO_TOKEN_LEFT = (
     "no token is left to draw: structured_outputs allow none that bad_words, allowed_token_ids or the like leave"
 )
 ALL_BANNED = (
@@ -32,7 +32,7 @@ class StepOutputProcessor:
 
     def __init__(self, scheduler: Scheduler, flights: InFlightSteps, jumps: bool = True) -> None:
         """jumps: whether tokens may be added without a draw, where a grammar leaves no other."""
-        self._scheduler, self._flights, self._jumps = scheduler, flights, jumps
+        self._scheduler, self._in_flight, self._can_jump = scheduler, flights, jumps
         self.requests: dict[str, Request] = {}
         self._num_steps = self._step_tokens = 0  # the latter of the last step
         self._num_computed = self._num_generated = 0  # tokens of prompts, and of outputs
@@ -70,9 +70,9 @@ class StepOutputProcessor:
             if request.num_drafts:
                 deltas += self._verify(request, (row, *after.get(request, ())), result)
             else:
-                deltas.append(self._append(request, row, result))
+                deltas.append(self._append_row(request, row, result))
                 if request.grammar is not None:
-                    deltas += self._jump(request)
+                    deltas += self._append_forced(request)
         if result.prompt_logprobs:
             drawn = {*result.failed, *result.rows.sample}
             for request, found in result.prompt_logprobs.items():
@@ -93,11 +93,11 @@ class StepOutputProcessor:
         not the draft in its place."""
         drafts, deltas = request.pop_drafts(), []
         for place, (row, draft) in enumerate(zip(rows, [*drafts, None], strict=False)):
-            deltas.append(self._append(request, row, result))
+            deltas.append(self._append_row(request, row, result))
             accepted = deltas[-1].token_ids == [draft]
             if accepted:
                 self._accepted_at[place] += 1
-            if self._has_said_all(request):
+            if self._is_grammar_done(request):
                 deltas.append(self.end(request, FinishReason.STOP))
             if deltas[-1].finish_reason is not None or not accepted:
                 break
@@ -106,27 +106,27 @@ class StepOutputProcessor:
             request.drop_rejected()
             if self._scheduler.kv_cache_manager.state_slots is not None:
                 self._scheduler.kv_cache_manager.state_slots.drop_rejected(request)
-            deltas += self._jump(request)
+            deltas += self._append_forced(request)
         return deltas
 
-    def _jump(self, request: Request) -> list[TokenDelta]:
+    def _append_forced(self, request: Request) -> list[TokenDelta]:
         """Appends the tokens that its grammar alone decides, to compute them in one step; ends it where nothing may
         follow. If a step that is running has the request, that step draws its next token."""
         deltas: list[TokenDelta] = []
-        most = 0 if any(request in plan.tokens for plan in self._flights.plans) else JUMP
+        most = 0 if any(request in plan.tokens for plan in self._in_flight.plans) else MAX_JUMP
         grammar = request.grammar
-        while grammar is not None and len(deltas) < most and self._num_decided(request):
+        while grammar is not None and len(deltas) < most and self._num_forced(request):
             deltas.append(self._say(request, grammar.forced_token()))
             self._num_jumped += 1
-        if self._has_said_all(request):
+        if self._is_grammar_done(request):
             deltas.append(self.end(request, FinishReason.STOP))
         return deltas
 
-    def _num_decided(self, request: Request) -> int:
+    def _num_forced(self, request: Request) -> int:
         """Number of next tokens that its grammar leaves no choice about, if the request goes on. 0 where tokens have
         log-probabilities, which the model alone knows, or where something else may forbid them."""
         params = request.params
-        if request.grammar is None or params.num_logprobs is not None or not self._jumps:
+        if request.grammar is None or params.num_logprobs is not None or not self._can_jump:
             return 0
         if params.allowed_token_ids or request.core_request.bad_words_ids:
             return 0
@@ -134,19 +134,19 @@ class StepOutputProcessor:
 
     def will_append_forced(self) -> bool:
         """True if a request will get tokens without a draw, by its grammar, after the one that is being drawn."""
-        return any(r.num_unknown and self._num_decided(r) > 1 for r in self._scheduler.running if r.grammar)
+        return any(r.num_unknown and self._num_forced(r) > 1 for r in self._scheduler.running if r.grammar)
 
-    def _has_said_all(self, request: Request) -> bool:
+    def _is_grammar_done(self, request: Request) -> bool:
         """True if its grammar lets nothing more follow, and it has not ended by itself."""
         grammar = request.grammar
         return grammar is not None and grammar.complete and self.requests.get(request.request_id) is request
 
-    def _append(self, request: Request, row: int, result: StepResult) -> TokenDelta:
+    def _append_row(self, request: Request, row: int, result: StepResult) -> TokenDelta:
         """The token that a row drew, and what was asked for beside it."""
         token_id = result.token_ids[row]
-        delta = self._say(request, token_id) if token_id >= 0 else self.fail(request, _why_none(request))
+        delta = self._say(request, token_id) if token_id >= 0 else self.fail(request, _no_token_reason(request))
         if result.logprobs is not None and (wanted := request.params.num_logprobs) is not None and not delta.error:
-            delta.logprobs = [_trim(result.logprobs[row], wanted)]
+            delta.logprobs = [_trim_logprobs(result.logprobs[row], wanted)]
         if result.prompt_logprobs and not delta.error:
             delta.prompt_logprobs = result.prompt_logprobs.get(request)
         return delta
@@ -172,7 +172,7 @@ class StepOutputProcessor:
         lends = request.transfer_params is not None and reason not in (FinishReason.ABORT, FinishReason.ERROR)
         lent = self._scheduler.offer_pages(request) if lends else None
         self._scheduler.remove(request)
-        self._flights.drop(request)
+        self._in_flight.drop(request)
         request.drop_unknown()
         del self.requests[request.request_id]
         delta = _delta(request, list(token_ids))
@@ -186,10 +186,10 @@ class StepOutputProcessor:
         return delta
 
 
-def _why_none(request: Request) -> str:
+def _no_token_reason(request: Request) -> str:
     """Why no token could be drawn."""
     if request.grammar is not None:
-        return NOTHING_LEFT
+        return NO_TOKEN_LEFT
     allowed = request.params.allowed_token_ids
     return ALL_BANNED if allowed and banned_tokens(request).issuperset(allowed) else NOT_FINITE
 
@@ -201,7 +201,7 @@ def _delta(request: Request, token_ids: list[int]) -> TokenDelta:
     )
 
 
-def _trim(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:
+def _trim_logprobs(logprobs: TokenLogprobs, wanted: int) -> TokenLogprobs:
     """The batch computes the largest number that a request asks for; each request gets its own number."""
     if wanted == -1:
         return logprobs

@@ -9,7 +9,7 @@ from typing import Any
 from quintet.gguf import defaults
 from quintet.gguf.cursor import Array, format_name
 from quintet.gguf.file import GGUFFile, GGUFTensor
-from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PHI3, TURNED, ArchitectureNames, without_expert_number
+from quintet.gguf.names import GEMMA, GPT2, MIXTURE, OLMO2, PERMUTED, PHI3, ArchitectureNames, without_expert_number
 
 Entries = dict[str, Any]
 
@@ -59,13 +59,13 @@ class GGUFModel:
         """A number that the model cannot do without."""
         value = self.get(key, default)
         if type(value) is not int or value < 1:
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a whole number from 1")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_format_value(value)}, not a whole number from 1")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_as_said(value)}, not a number")
+            raise ValueError(f"{self.path}: {self.prefix}.{key} is {_format_value(value)}, not a number")
         return float(value)
 
     def has(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class GGUFModel:
         return self.required_number("rope.dimension_count", self.head_dim)
 
 
-def _as_said(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A text in quotes, without line ends; others as they are."""
     return format_name(value) if isinstance(value, str) else str(value)[:40]
 
@@ -257,17 +257,17 @@ def _llama(model: GGUFModel) -> Entries:
     said: Entries = {"rope_parameters": _rope(model), "attention_bias": model.has_query_bias}
     said["mlp_bias"] = model.has("blk.0.ffn_up.bias")
     said["sliding_window"] = model.window
-    return said | (_experts(model, "num_local_experts") if _mixed(model) else {})
+    return said | (_experts(model, "num_local_experts") if _mixtral(model) else {})
 
 
 def _llama_kind(model: GGUFModel) -> str:
     """llama.cpp has all of them in one architecture; windows are ours, which it passes over."""
-    if _mixed(model):
+    if _mixtral(model):
         return "mixtral"
     return "mistral" if model.window else "llama"
 
 
-def _mixed(model: GGUFModel) -> bool:
+def _mixtral(model: GGUFModel) -> bool:
     return bool(model.get("expert_count", 0))
 
 
@@ -308,7 +308,7 @@ def _qwen_experts(model: GGUFModel, renormalized: bool) -> Entries:
 def _gemma2(model: GGUFModel) -> Entries:
     return {
         "rope_parameters": _rope(model),
-        "query_pre_attn_scalar": _scored(model, 46),
+        "query_pre_attn_scalar": _query_scale(model, 46),
         "sliding_window": model.required_number("attention.sliding_window", 4096),
         "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": model.number("final_logit_softcapping", 30.0),
@@ -324,7 +324,7 @@ def _gemma3(model: GGUFModel) -> Entries:
             "full_attention": _rope(model, base=1e6),
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         },
-        "query_pre_attn_scalar": _scored(model, 62),
+        "query_pre_attn_scalar": _query_scale(model, 62),
         "layer_types": kinds,
         "sliding_window": window or 4096,
         "final_logit_softcapping": None if capped is None else model.number("final_logit_softcapping"),
@@ -335,7 +335,7 @@ def _layers(model: GGUFModel) -> int:
     return min(model.required_number("block_count"), len(model.tensors))
 
 
-def _scored(model: GGUFModel, deepest: int) -> float:
+def _query_scale(model: GGUFModel, deepest: int) -> float:
     """Returns the number that scores are divided by the root of: no entry has it, and the deepest Gemma has its own."""
     return (
         model.required_number("embedding_length") // model.heads
@@ -390,8 +390,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture(lambda _: "gemma2", GEMMA, _gemma2, dtype="bfloat16"),
     "gemma3": Architecture(lambda _: "gemma3_text", GEMMA, _gemma3, dtype="bfloat16"),
     "gpt2": Architecture(lambda _: "gpt2", GPT2, _gpt2, _GPT2),
-    "granite": Architecture(lambda _: "granite", TURNED, _granite),
-    "llama": Architecture(_llama_kind, TURNED, _llama),
+    "granite": Architecture(lambda _: "granite", PERMUTED, _granite),
+    "llama": Architecture(_llama_kind, PERMUTED, _llama),
     "olmo2": Architecture(lambda _: "olmo2", OLMO2, _olmo2),
     "olmoe": Architecture(lambda _: "olmoe", MIXTURE, _olmoe),
     "phi3": Architecture(lambda _: "phi3", PHI3, _phi3),
@@ -399,5 +399,5 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture(lambda _: "qwen2_moe", MIXTURE, _qwen2_moe),
     "qwen3": Architecture(lambda _: "qwen3", MIXTURE, _qwen3),
     "qwen3moe": Architecture(lambda _: "qwen3_moe", MIXTURE, _qwen3_moe),
-    "smollm3": Architecture(lambda _: "smollm3", TURNED, _smollm3),
+    "smollm3": Architecture(lambda _: "smollm3", PERMUTED, _smollm3),
 }

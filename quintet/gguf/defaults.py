@@ -8,7 +8,7 @@ from quintet.gguf.cursor import format_name
 from quintet.gguf.vocabulary import read_ends
 
 TEMPLATE = "tokenizer.chat_template"
-MOST_TEMPLATES = 64
+MAX_TEMPLATES = 64
 # Of "general.sampling.<...>" -> what generation_config.json calls it, and the type of its value.
 SAMPLING: Mapping[str, tuple[str, type]] = {
     "temp": ("temperature", float),
@@ -23,8 +23,8 @@ def templates(metadata: Mapping[str, Any]) -> str | dict[str, str] | None:
     """The chat template, or several by their names; None if there is none."""
     found = {key: value for key, value in metadata.items() if key == TEMPLATE or key.startswith(f"{TEMPLATE}.")}
     wrong = next((key for key, value in found.items() if not isinstance(value, str)), None)
-    if wrong is not None or len(found) > MOST_TEMPLATES:
-        what = f"{wrong} is no text" if wrong else f"it has {len(found)} chat templates, more than {MOST_TEMPLATES}"
+    if wrong is not None or len(found) > MAX_TEMPLATES:
+        what = f"{wrong} is no text" if wrong else f"it has {len(found)} chat templates, more than {MAX_TEMPLATES}"
         raise ValueError(f"{format_name(what)}; give another conversion of the model")
     if set(found) <= {TEMPLATE}:
         return found.get(TEMPLATE)

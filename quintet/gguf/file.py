@@ -14,12 +14,12 @@ from quintet.gguf.tensor_types import KINDS, TensorType
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # bytes, where the file says nothing else
-MOST_ALIGNMENT = 2**20
-MOST_ENTRIES, MOST_TENSORS = 2**16, 2**17  # far beyond any model
-MOST_KEY, MOST_NAME = 2**16 - 1, 255  # bytes; llama.cpp writes names of up to 63
-MOST_AXES = 4
-LEAST_ENTRY, LEAST_TENSOR = 13, 8 + 4 + 8 + 4 + 8  # bytes that one takes
-MOST_SPLIT = 9999  # files of one model
+MAX_ALIGNMENT = 2**20
+MAX_ENTRIES, MAX_TENSORS = 2**16, 2**17  # far beyond any model
+MAX_KEY, MAX_NAME = 2**16 - 1, 255  # bytes; llama.cpp writes names of up to 63
+MAX_AXES = 4
+MIN_ENTRY, MIN_TENSOR = 13, 8 + 4 + 8 + 4 + 8  # bytes that one takes
+MAX_SPLIT = 9999  # files of one model
 SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 Value = int | float | bool | str | Array
@@ -94,7 +94,7 @@ def files(path: Path) -> list[GGUFFile]:
 def split_names(path: Path, count: Any) -> list[Path]:
     """The files of a model that was split into so many, one of which this is; ValueError if it is not called so."""
     named = SPLIT.fullmatch(path.name)
-    if named is None or type(count) is not int or not 1 <= count <= MOST_SPLIT or int(named[3]) != count:
+    if named is None or type(count) is not int or not 1 <= count <= MAX_SPLIT or int(named[3]) != count:
         raise ValueError(
             f"{path} is one of {count} files of a model, and its name does not say so, as in name-00001-of-00002.gguf; "
             "give the files the names that they were published with"
@@ -144,8 +144,8 @@ def _beginning(cursor: Cursor) -> tuple[int, int]:
     tensors, entries = cursor.number("Q", "the number of tensors"), cursor.number("Q", "the number of entries")
     room = cursor.end - cursor.at
     for count, most, least, what in (
-        (tensors, MOST_TENSORS, LEAST_TENSOR, "tensors"),
-        (entries, MOST_ENTRIES, LEAST_ENTRY, "metadata entries"),
+        (tensors, MAX_TENSORS, MIN_TENSOR, "tensors"),
+        (entries, MAX_ENTRIES, MIN_ENTRY, "metadata entries"),
     ):
         if count > min(most, room // least):
             raise CorruptFile(f"it says that it holds {count} {what}, more than it has room for or a model has")
@@ -155,7 +155,7 @@ def _beginning(cursor: Cursor) -> tuple[int, int]:
 def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for index in range(count):
-        key = cursor.text(f"the name of metadata entry {index}", MOST_KEY)
+        key = cursor.text(f"the name of metadata entry {index}", MAX_KEY)
         if key in found:
             raise CorruptFile(f"metadata entry {format_name(key)} stands there twice")
         kind = cursor.number("I", f"the type of {format_name(key)}")
@@ -165,12 +165,12 @@ def _metadata(cursor: Cursor, count: int) -> dict[str, Value]:
 
 def _alignment(metadata: Mapping[str, Value]) -> int:
     said = metadata.get("general.alignment", ALIGNMENT)
-    if type(said) is not int or not 1 <= said <= MOST_ALIGNMENT or said & (said - 1):
-        raise CorruptFile(f"general.alignment is {format_name(str(said))}, not a power of two up to {MOST_ALIGNMENT}")
+    if type(said) is not int or not 1 <= said <= MAX_ALIGNMENT or said & (said - 1):
+        raise CorruptFile(f"general.alignment is {format_name(str(said))}, not a power of two up to {MAX_ALIGNMENT}")
     return said
 
 
-class _Listed(NamedTuple):
+class _TensorRecord(NamedTuple):
     """A tensor as the table has it."""
 
     kind: TensorType
@@ -180,24 +180,24 @@ class _Listed(NamedTuple):
 
 
 def _tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, GGUFTensor]:
-    listed: dict[str, _Listed] = {}
+    listed: dict[str, _TensorRecord] = {}
     for index in range(count):
-        name = cursor.text(f"the name of tensor {index}", MOST_NAME)
+        name = cursor.text(f"the name of tensor {index}", MAX_NAME)
         if not name.isprintable():
             raise CorruptFile(f"tensor {format_name(name)} has a name that cannot be printed")
         if name in listed:
             raise CorruptFile(f"tensor {format_name(name)} stands there twice")
-        listed[name] = _listed(cursor, name, alignment)
+        listed[name] = _read_record(cursor, name, alignment)
     start = cursor.at + -cursor.at % alignment
     _check_places(listed, cursor.end - start)
     return {name: GGUFTensor(each.kind, each.shape, start + each.offset, each.size) for name, each in listed.items()}
 
 
-def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
+def _read_record(cursor: Cursor, name: str, alignment: int) -> _TensorRecord:
     what = f"tensor {format_name(name)}"
     axes = cursor.number("I", what)
-    if not 1 <= axes <= MOST_AXES:
-        raise CorruptFile(f"{what} has {axes} axes, not 1 to {MOST_AXES}")
+    if not 1 <= axes <= MAX_AXES:
+        raise CorruptFile(f"{what} has {axes} axes, not 1 to {MAX_AXES}")
     shape = tuple(cursor.number("Q", what) for _ in range(axes))[::-1]
     number, offset = cursor.number("I", what), cursor.number("Q", what)
     kind = KINDS.get(number)
@@ -210,10 +210,10 @@ def _listed(cursor: Cursor, name: str, alignment: int) -> _Listed:
     blocks = shape[-1] // kind.block_size
     for length in shape[:-1]:
         blocks *= length
-    return _Listed(kind, shape, offset, blocks * kind.type_size)
+    return _TensorRecord(kind, shape, offset, blocks * kind.type_size)
 
 
-def _check_places(listed: Mapping[str, _Listed], room: int) -> None:
+def _check_places(listed: Mapping[str, _TensorRecord], room: int) -> None:
     """Checks that all tensors are within the file, and no two overlap."""
     last, before = 0, ""
     for name, each in sorted(listed.items(), key=lambda entry: entry[1].offset):

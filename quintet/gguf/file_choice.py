@@ -11,7 +11,7 @@ PREFERRED = ("Q4_K_M", "Q8_0")  # where nothing is asked for; then the first
 BESIDE = re.compile(r"mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-")
 SHOWN = 40  # quantizations, or files, that an error lists
 _LABEL = re.compile(r"[-._]((?:UD-)?(?:I?Q\d\w*|[BF]*F\d+|TQ\d\w*|MXFP4\w*|NVFP4\w*))$", re.IGNORECASE)
-_ASKED = re.compile(r"[\w.-]{1,64}")
+_QUERY = re.compile(r"[\w.-]{1,64}")
 
 
 class GGUFQuery(NamedTuple):
@@ -28,7 +28,7 @@ def parse_query(name: str) -> GGUFQuery:
         owner, repository, file = name.split("/", 2)
         return GGUFQuery(f"{owner}/{repository}", file=file)
     repository, colon, quantization = name.rpartition(":")
-    if colon and _ASKED.fullmatch(quantization):
+    if colon and _QUERY.fullmatch(quantization):
         return GGUFQuery(repository, quantization)
     return GGUFQuery(name)
 
@@ -42,7 +42,9 @@ def choose(files: Iterable[str], wanted: GGUFQuery) -> list[str]:
     if wanted.file is not None:
         found = next((each for each in there if each == wanted.file), None)
         if found is None:
-            raise FileNotFoundError(f"{wanted.repository!r} has no file {wanted.file!r}; it holds {_shown(there)}")
+            raise FileNotFoundError(
+                f"{wanted.repository!r} has no file {wanted.file!r}; it holds {_format_names(there)}"
+            )
         return _parts(found, there, wanted.repository)
     tags = PREFERRED if wanted.quantization is None else (wanted.quantization,)
     found = next((each for tag in tags for each in _of(tag, models)), None)
@@ -51,7 +53,7 @@ def choose(files: Iterable[str], wanted: GGUFQuery) -> list[str]:
     if found is None:
         labels = list(dict.fromkeys(_label(each) or each for each in models)) or there
         asked_for = f"GGUF model of {wanted.quantization!r}" if wanted.quantization else "GGUF model"
-        raise FileNotFoundError(f"{wanted.repository!r} has no {asked_for}; it holds {_shown(labels)}")
+        raise FileNotFoundError(f"{wanted.repository!r} has no {asked_for}; it holds {_format_names(labels)}")
     return _parts(found, there, wanted.repository)
 
 
@@ -89,10 +91,10 @@ def _parts(file: str, there: Sequence[str], repository: str) -> list[str]:
     names = [f"{split[1]}-{number:05}-of-{split[3]}.gguf" for number in range(1, int(split[3]) + 1)]
     absent = [each for each in names if each not in there]
     if absent or not names:
-        raise FileNotFoundError(f"{repository!r} lacks {_shown(absent)} of the {split[3]} files of the model")
+        raise FileNotFoundError(f"{repository!r} lacks {_format_names(absent)} of the {split[3]} files of the model")
     return names
 
 
-def _shown(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(each[:120] for each in names[:SHOWN]) + more

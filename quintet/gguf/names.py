@@ -92,7 +92,7 @@ PHI3 = ArchitectureNames({**LLAMA, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "
 GEMMA = ArchitectureNames({**LLAMA, **SANDWICH}, offset=1.0)
 OLMO2 = ArchitectureNames({**LLAMA, **SANDWICH})
 MIXTURE = ArchitectureNames({**LLAMA, **EXPERTS})
-TURNED = ArchitectureNames({**LLAMA, **EXPERTS}, permutes_qk=True)
+PERMUTED = ArchitectureNames({**LLAMA, **EXPERTS}, permutes_qk=True)
 
 
 def without_expert_number(module: str) -> str:

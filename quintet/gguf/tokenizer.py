@@ -9,7 +9,7 @@ from quintet.gguf.vocabulary import NAMED, TokenKind, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_LETTERS = 1024  # letters of a token that is cut in all its places; those of real vocabularies have 256 at most
+MAX_LETTERS = 1024  # letters of a token that is cut in all its places; those of real vocabularies have 256 at most
 SPACE = "\u2581"
 # Letters of bytes that no UTF-8 has (C0, C1, F5 to FF) -> themselves in letters of bytes.
 _AS_LETTER = {"À": "Ã\u0122", "Á": "Ã\u0123", **{each: f"Ã{chr(ord(each) - 0x40)}" for each in "õö÷øùúûüýþÿ"}}
@@ -48,7 +48,7 @@ def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
     if words.spelled:
         made = Tokenizer(BPE(ids, merges, ignore_merges=words.ignore_merges))
         splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        made.decoder = _spelled(vocabulary)
+        made.decoder = _byte_decoder(vocabulary)
     else:
         made = Tokenizer(BPE(ids, merges + _lines(ids, merges), ignore_merges=words.ignore_merges, byte_fallback=True))
         made.normalizer = normalizers.Replace(" ", SPACE)
@@ -57,7 +57,7 @@ def _bpe(vocabulary: Vocabulary) -> "Tokenizer":
     return made
 
 
-def _spelled(vocabulary: Vocabulary) -> Any:
+def _byte_decoder(vocabulary: Vocabulary) -> Any:
     """Decoder of letters for bytes. A letter of a byte that UTF-8 never has, if a token by itself, means the letter."""
     from tokenizers import decoders
 
@@ -83,7 +83,7 @@ def _spm(vocabulary: Vocabulary) -> "Tokenizer":
     made = Tokenizer(
         BPE(
             _ids(vocabulary.tokens),
-            list(_scored(vocabulary)),
+            list(_merges_by_score(vocabulary)),
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -95,7 +95,7 @@ def _spm(vocabulary: Vocabulary) -> "Tokenizer":
     return made
 
 
-def _scored(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+def _merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     """Pairs of tokens that make a third, the highest score first: what SPM merges, in its order."""
     ids, scores, kinds = _ids(vocabulary.tokens), vocabulary.scores, vocabulary.kinds
     usual = (
@@ -103,9 +103,9 @@ def _scored(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     )
     for number in sorted(usual, key=lambda each: -scores[each]):
         token = vocabulary.tokens[number]
-        if len(token) > MOST_LETTERS:
+        if len(token) > MAX_LETTERS:
             raise ValueError(
-                f"token {number} of the file has {len(token)} letters, and {MOST_LETTERS} are read; use another"
+                f"token {number} of the file has {len(token)} letters, and {MAX_LETTERS} are read; use another"
             )
         for cut in range(1, len(token)):
             if token[:cut] in ids and token[cut:] in ids:
@@ -124,7 +124,7 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import WordPiece
 
-    ids = {_usual(token, kind): number for number, (token, kind) in enumerate(vocabulary.pairs)}
+    ids = {_vocab_txt_token(token, kind): number for number, (token, kind) in enumerate(vocabulary.pairs)}
     if len(ids) < len(vocabulary.tokens):
         raise ValueError("its WordPiece vocabulary has tokens that differ by their marks alone; convert the model anew")
     unknown = vocabulary.tokens[vocabulary.special_ids["unknown"]] if "unknown" in vocabulary.special_ids else "[UNK]"
@@ -135,7 +135,7 @@ def _wordpiece(vocabulary: Vocabulary) -> "Tokenizer":
     return made
 
 
-def _usual(token: str, kind: int) -> str:
+def _vocab_txt_token(token: str, kind: int) -> str:
     """Returns the token as vocab.txt has it."""
     if kind not in (TokenKind.NORMAL, TokenKind.UNUSED) or (
         token.startswith("[") and token.endswith("]") and len(token) > 2

@@ -10,7 +10,7 @@ from quintet.common.suggestions import nearest_name
 from quintet.gguf.cursor import format_name
 from quintet.gguf.pretokenizers import WORDS
 
-MOST = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
+MAX_TOKENS = 2**21  # tokens, and merges: eight times those of the largest vocabulary known
 READ = ("llama", "gpt2", "gemma4", "bert")
 REFUSED = {
     "t5": "a unigram model (T5's)",
@@ -54,7 +54,7 @@ HOLES = frozenset(
 )  # fmt: skip
 ALSO_END = ("eot", "eom", "fim_pad", "fim_rep", "fim_sep")  # of "tokenizer.ggml.<...>_token_id"
 # Part of a model's text, whatever kind the file gives them: the output parser splits an answer's channels by them.
-SAID = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
+CHANNEL_MARKERS = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
 
 
 class TokenKind(IntEnum):
@@ -96,7 +96,7 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Reads the vocabulary of a file's metadata, as quintet.gguf.file returns it. ValueError names what is wrong."""
-    said = _Said(metadata)
+    said = _TokenizerMetadata(metadata)
     model = _model(said)
     pre = _pre(said, model)
     tokens = _tokens(said)
@@ -112,7 +112,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         bos, eos = True, True
     for flag, name in ((bos, "bos"), (eos, "seperator" if wordpiece else "eos")):
         if flag and name not in named:
-            raise ValueError(f"it says that a text has {name.upper()} and names no {name}_token_id; {_MEND}")
+            raise ValueError(f"it says that a text has {name.upper()} and names no {name}_token_id; {_REMEDY}")
     return Vocabulary(
         model=model,
         pre=pre,
@@ -133,16 +133,16 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def read_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end an answer, in their order; none where there is no vocabulary. ValueError as above."""
-    said = _Said(metadata)
+    said = _TokenizerMetadata(metadata)
     tokens = said.texts("tokens") or []
     model = said.get("model")
     return _ends(said, tokens, _ids(said, model if model in READ else "gemma4", len(tokens)))
 
 
-_MEND = "give the tokenizer of the model's original with tokenizer=..., or another conversion of the file"
+_REMEDY = "give the tokenizer of the model's original with tokenizer=..., or another conversion of the file"
 
 
-class _Said:
+class _TokenizerMetadata:
     """Entries under "tokenizer.ggml.", each of the type that it must have."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -155,24 +155,24 @@ class _Said:
         said = self.get(name)
         if said is None or isinstance(said, bool):
             return default if said is None else said
-        raise ValueError(f"tokenizer.ggml.{name} is {format_name(str(said))}, not true or false; {_MEND}")
+        raise ValueError(f"tokenizer.ggml.{name} is {format_name(str(said))}, not true or false; {_REMEDY}")
 
     def number(self, name: str) -> int | None:
         said = self.get(f"{name}_token_id")
         if said is None or type(said) is int:
             return said
-        raise ValueError(f"tokenizer.ggml.{name}_token_id is {format_name(str(said))}, not a token's number; {_MEND}")
+        raise ValueError(f"tokenizer.ggml.{name}_token_id is {format_name(str(said))}, not a token's number; {_REMEDY}")
 
     def items(self, name: str, count: int | None = None) -> list[Any] | None:
         """A list, of so many or more entries, of which as many are taken; None if there is none."""
         said = self.get(name)
         if said is None:
             return None
-        if isinstance(said, str | bytes) or not isinstance(said, Sequence) or len(said) > MOST:
+        if isinstance(said, str | bytes) or not isinstance(said, Sequence) or len(said) > MAX_TOKENS:
             what = f"{len(said)} entries" if isinstance(said, Sequence) else type(said).__name__
-            raise ValueError(f"tokenizer.ggml.{name} is no list of up to {MOST} entries but {what}; {_MEND}")
+            raise ValueError(f"tokenizer.ggml.{name} is no list of up to {MAX_TOKENS} entries but {what}; {_REMEDY}")
         if count is not None and len(said) < count:
-            raise ValueError(f"tokenizer.ggml.{name} has {len(said)} entries for {count} tokens; {_MEND}")
+            raise ValueError(f"tokenizer.ggml.{name} has {len(said)} entries for {count} tokens; {_REMEDY}")
         return list(said)[:count]
 
     def numbers(self, name: str, kind: type, count: int) -> list[Any] | None:
@@ -180,29 +180,29 @@ class _Said:
         if found is None:
             return None
         if not all(type(each) in (int, kind) and math.isfinite(each) for each in found):
-            raise ValueError(f"tokenizer.ggml.{name} holds what is no finite {kind.__name__}; {_MEND}")
+            raise ValueError(f"tokenizer.ggml.{name} holds what is no finite {kind.__name__}; {_REMEDY}")
         return found
 
     def texts(self, name: str) -> list[str] | None:
         found = self.items(name)
         if found is not None and not all(isinstance(each, str) for each in found):
-            raise ValueError(f"tokenizer.ggml.{name} holds what is no text; {_MEND}")
+            raise ValueError(f"tokenizer.ggml.{name} holds what is no text; {_REMEDY}")
         return found
 
 
-def _model(said: _Said) -> str:
+def _model(said: _TokenizerMetadata) -> str:
     model = said.get("model")
     if model in READ:
         return str(model)
     if model is None:
-        raise ValueError(f"it has no tokenizer (tokenizer.ggml.model); {_MEND}")
+        raise ValueError(f"it has no tokenizer (tokenizer.ggml.model); {_REMEDY}")
     what = REFUSED.get(model, "unknown") if isinstance(model, str) else "unknown"
     raise ValueError(
-        f"its tokenizer is of the kind {format_name(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_MEND}"
+        f"its tokenizer is of the kind {format_name(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_REMEDY}"
     )
 
 
-def _pre(said: _Said, model: str) -> str:
+def _pre(said: _TokenizerMetadata, model: str) -> str:
     if model in ("llama", "bert"):
         return "default"
     pre = "gemma4" if model == "gemma4" else said.get("pre") or "default"
@@ -210,22 +210,22 @@ def _pre(said: _Said, model: str) -> str:
         match = nearest_name(pre, WORDS) if isinstance(pre, str) else None
         hint = f" (the nearest is {match!r})" if match else ""
         raise ValueError(
-            f"its tokenizer.ggml.pre, {format_name(str(pre))}, is not a known pre-tokenizer{hint}; {_MEND}"
+            f"its tokenizer.ggml.pre, {format_name(str(pre))}, is not a known pre-tokenizer{hint}; {_REMEDY}"
         )
     return str(pre)
 
 
-def _tokens(said: _Said) -> list[str]:
+def _tokens(said: _TokenizerMetadata) -> list[str]:
     """Returns distinct tokens: one that is empty, or no text, gets a name that no text has."""
     found = said.texts("tokens")
     if not found:
-        raise ValueError(f"it has no tokens (tokenizer.ggml.tokens); {_MEND}")
+        raise ValueError(f"it has no tokens (tokenizer.ggml.tokens); {_REMEDY}")
     tokens = [_text(each, index) for index, each in enumerate(found)]
     if len(set(tokens)) < len(tokens):
         first: dict[str, int] = {}
         twice = next(index for index, each in enumerate(tokens) if first.setdefault(each, index) != index)
         raise ValueError(
-            f"its tokens {first[tokens[twice]]} and {twice} are both {format_name(tokens[twice])}; {_MEND}"
+            f"its tokens {first[tokens[twice]]} and {twice} are both {format_name(tokens[twice])}; {_REMEDY}"
         )
     return tokens
 
@@ -240,20 +240,20 @@ def _text(token: str, index: int) -> str:
     return token
 
 
-def _merges(said: _Said) -> list[tuple[str, str]]:
+def _merges(said: _TokenizerMetadata) -> list[tuple[str, str]]:
     found = said.texts("merges")
     if found is None:
-        raise ValueError(f"it has no merges (tokenizer.ggml.merges), which a byte-level tokenizer needs; {_MEND}")
+        raise ValueError(f"it has no merges (tokenizer.ggml.merges), which a byte-level tokenizer needs; {_REMEDY}")
     pairs: dict[tuple[str, str], None] = {}
     for index, each in enumerate(found):
         cut = each.find(" ", 1)  # the first part may begin with one
         if cut < 0 or cut + 1 == len(each):
-            raise ValueError(f"its merge {index} is {format_name(each)}, not two parts and a space between; {_MEND}")
+            raise ValueError(f"its merge {index} is {format_name(each)}, not two parts and a space between; {_REMEDY}")
         pairs[each[:cut], each[cut + 1 :]] = None
     return list(pairs)
 
 
-def _ids(said: _Said, model: str, count: int) -> dict[str, int]:
+def _ids(said: _TokenizerMetadata, model: str, count: int) -> dict[str, int]:
     """Returns the ids in the metadata, else the defaults; an id past the vocabulary's end counts as missing."""
     found = {}
     for name in NAMED:
@@ -266,7 +266,7 @@ def _ids(said: _Said, model: str, count: int) -> dict[str, int]:
     return found
 
 
-def _ends(said: _Said, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
+def _ends(said: _TokenizerMetadata, tokens: Sequence[str], named: Mapping[str, int]) -> tuple[int, ...]:
     stated = (said.number(name) for name in ALSO_END)
     ends = {number for number in (named.get("eos"), *stated) if number is not None and 0 <= number < len(tokens)}
     ends |= {number for number, token in enumerate(tokens) if token in ENDS or token in HOLES}
@@ -285,6 +285,6 @@ def _corrected(tokens: Sequence[str], kinds: Sequence[int], ends: Sequence[int])
     for number in ends:
         found[number] = TokenKind.CONTROL
     for number, token in enumerate(tokens):
-        if token in SAID or (token == "<|end|>" and number not in ends):
+        if token in CHANNEL_MARKERS or (token == "<|end|>" and number not in ends):
             found[number] = TokenKind.USER_DEFINED
     return found

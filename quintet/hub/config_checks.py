@@ -6,15 +6,15 @@ from typing import Any
 
 from quintet.models import added_for, built_in
 
-MOST = 2**31 - 1  # tokens and positions are int32
+MAX_INT32 = 2**31 - 1  # tokens and positions are int32
 LAYERS, PARTS, FEATURES, STREAMS = 4096, 2**16, 2**24, 8  # far beyond any model
 
 # Names of whole numbers in the families' files -> the least and the most.
-WHOLE: Mapping[str, tuple[int, int]] = {
+INTEGER_ENTRIES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, LAYERS)),
     **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval"), (1, LAYERS)),
     "decoder_sparse_step": (1, LAYERS),
-    "max_window_layers": (0, MOST),
+    "max_window_layers": (0, MAX_INT32),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads"), (1, PARTS)),
     "num_kv_heads": (1, PARTS),
     **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), (0, PARTS)),
@@ -23,12 +23,12 @@ WHOLE: Mapping[str, tuple[int, int]] = {
         ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_model", "n_embed"), (1, FEATURES)
     ),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, FEATURES)),
-    **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MOST)),
-    **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MOST)),
-    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MOST)),
+    **dict.fromkeys(("vocab_size", "type_vocab_size", "max_position_embeddings", "n_positions"), (1, MAX_INT32)),
+    **dict.fromkeys(("original_max_position_embeddings", "sliding_window", "window_size"), (1, MAX_INT32)),
+    **dict.fromkeys(("max_seq_len", "seq_length", "padded_vocab_size"), (1, MAX_INT32)),
     **dict.fromkeys(("multi_query_group_num", "kv_channels"), (1, PARTS)),
     **dict.fromkeys(("num_shared_experts", "rotary_dim"), (0, PARTS)),
-    **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MOST)),
+    **dict.fromkeys(("attention_chunk_size", "floor_scale", "vocab_size_per_layer_input"), (1, MAX_INT32)),
     **dict.fromkeys(("intermediate_size_mlp", "hidden_size_per_layer_input", "laurel_rank"), (1, FEATURES)),
     "interleave_moe_layer_step": (1, LAYERS),
     **dict.fromkeys(("num_kv_shared_layers", "altup_active_idx"), (0, LAYERS)),
@@ -37,15 +37,15 @@ WHOLE: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("n_groups", "mamba_ngroups", "n_mamba_heads", "mamba_headdim"), (1, PARTS)),
     **dict.fromkeys(("mamba_step", "mamba_d_conv"), (1, LAYERS)),
     "attention_hidden_size": (1, FEATURES),
-    **dict.fromkeys(("attention_window_size", "model_max_length"), (1, MOST)),
+    **dict.fromkeys(("attention_window_size", "model_max_length"), (1, MAX_INT32)),
     "num_nextn_predict_layers": (0, LAYERS),
     "moe_shared_expert_intermediate_size": (0, FEATURES),
     **dict.fromkeys((f"{name}_low_rank_dim" for name in ("decay", "a", "v", "gate")), (1, FEATURES)),
 }
 BY_LAYER = ("intermediate_size", "moe_intermediate_size")  # which of these may be a list, with a number for each layer
-SPELT = {"sliding_window_pattern": "LG"}  # which may be text, of a letter for each layer in turn (EXAONE)
+PATTERN_ENTRIES = {"sliding_window_pattern": "LG"}  # which may be text, of a letter for each layer in turn (EXAONE)
 # Of numbers that need not be whole, likewise.
-REAL: Mapping[str, tuple[float, float]] = {
+FLOAT_ENTRIES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-3, 1e18)),
     "factor": (1e-6, 1e6),
     "partial_rotary_factor": (1e-3, 1.0),
@@ -67,11 +67,11 @@ LISTS: Mapping[str, type] = {
     "hybrid_layer_ids": int,
     **dict.fromkeys(("bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4"), int),
 }
-TEXTS = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
+STRING_ENTRIES = ("rope_type", "hidden_act", "hidden_activation", "activation_function")
 OBJECTS = ("rope_parameters", "rope_scaling", "text_config", "quantization_config", "compression_config")
 # classes that have a head, whatever they are called -> their family
-HEADED = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe"}
-GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
+CLASS_FAMILIES = {"ChatGLMModel": "chatglm", "BailingMoeV2ForCausalLM": "bailing_moe"}
+GENERATIVE_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # how classes with a head are called
 REMEDY = "correct it, or fetch the model anew"
 
 
@@ -95,15 +95,15 @@ def _objects(entries: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapp
 
 def _wanted(name: str, value: Any) -> str | None:
     """Returns what the entry should be; None if it is valid."""
-    if name in WHOLE:
-        low, high = WHOLE[name]
-        if isinstance(value, str) and value and {*value} <= {*SPELT.get(name, "")}:
+    if name in INTEGER_ENTRIES:
+        low, high = INTEGER_ENTRIES[name]
+        if isinstance(value, str) and value and {*value} <= {*PATTERN_ENTRIES.get(name, "")}:
             return None
         each = value if name in BY_LAYER and isinstance(value, list) and 0 < len(value) <= LAYERS else [value]
         fits = all(type(number) is int and low <= number <= high for number in each)
         return None if fits else f"a whole number from {low} to {high}"
-    if name in REAL:
-        least, most = REAL[name]
+    if name in FLOAT_ENTRIES:
+        least, most = FLOAT_ENTRIES[name]
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return None if number and least <= value <= most else f"a number from {least:g} to {most:g}"
     if name in LISTS:
@@ -112,7 +112,7 @@ def _wanted(name: str, value: Any) -> str | None:
         return None if fits else f"a list of {'names' if kind is str else 'whole numbers'}"
     if name in OBJECTS:
         return None if isinstance(value, Mapping) else "an object"
-    return "text" if name in TEXTS and not isinstance(value, str) else None
+    return "text" if name in STRING_ENTRIES and not isinstance(value, str) else None
 
 
 def check_shape(config: Any, source: str) -> None:
@@ -150,10 +150,12 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
     if not architectures or family is None or added_for(kind, architectures):  # what is added has names of its own
         return
     names = ", ".join(map(repr, architectures[:3]))
-    heads = [name for name in architectures if name.endswith(GENERATES) or HEADED.get(name) == family]
+    heads = [name for name in architectures if name.endswith(GENERATIVE_SUFFIXES) or CLASS_FAMILIES.get(name) == family]
     if not heads:
         why = "which is no class that generates text: its head, or the lack of one, is not computed here"
-    elif all(_family_of(name) not in map(_plain, (kind, kind.removesuffix("_text"), family)) for name in heads):
+    elif all(
+        _family_of(name) not in map(_comparable_name, (kind, kind.removesuffix("_text"), family)) for name in heads
+    ):
         why = f"which is another model than its model_type, {kind!r}"
     else:
         return
@@ -165,13 +167,13 @@ def check_architectures(kind: str, architectures: list[str] | None, source: str)
 
 def _family_of(name: str) -> str:
     """LlamaForCausalLM -> llama."""
-    if name in HEADED:
-        return _plain(HEADED[name])
-    for end in GENERATES:
+    if name in CLASS_FAMILIES:
+        return _comparable_name(CLASS_FAMILIES[name])
+    for end in GENERATIVE_SUFFIXES:
         name = name.removesuffix(end)
-    return _plain(name)
+    return _comparable_name(name)
 
 
-def _plain(name: str) -> str:
+def _comparable_name(name: str) -> str:
     """v1 stands in the middle of Hunyuan's model types, and at the end of its classes."""
     return name.lower().replace("_", "").replace("v1", "")

@@ -24,7 +24,7 @@ def download(
         )
     from huggingface_hub import snapshot_download
 
-    with _told(name, revision, config, environment):
+    with _list_hub_files(name, revision, config, environment):
         return Path(
             snapshot_download(
                 name,
@@ -52,12 +52,12 @@ def list_files(name: str, revision: str | None, config: EngineConfig, environmen
     if environment.hf_hub_offline:
         folder = download(name, revision, config, ("*",), environment)
         return sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
-    with _told(name, revision, config, environment):
+    with _list_hub_files(name, revision, config, environment):
         return sorted(HfApi(token=config.hf_token).list_repo_files(name, revision=revision))
 
 
 @contextlib.contextmanager
-def _told(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Iterator[None]:
+def _list_hub_files(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Iterator[None]:
     from huggingface_hub import errors
 
     at = f" at revision {revision!r}" if revision else ""
@@ -80,16 +80,16 @@ def _told(name: str, revision: str | None, config: EngineConfig, environment: En
     except errors.HfHubHTTPError as error:
         raise ConnectionError(f"the hub refused {name!r}{at}: {error}") from error
     except (OSError, RuntimeError) as error:  # no route, no disk space, a broken transfer
-        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_or_else(config)}") from error
+        raise ConnectionError(f"cannot download {name!r}{at}: {error}; {_remedy(config)}") from error
 
 
 def _not_cached(what: str, config: EngineConfig, environment: Environment) -> str:
     where = config.download_dir or environment.hf_home or "the hub's cache"
     if environment.hf_hub_offline:
-        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_or_else(config)}"
-    return f"{what} is not in {where} and the hub cannot be reached; {_or_else(config)}"
+        return f"{what} is not in {where} and HF_HUB_OFFLINE is set; unset it to download, or {_remedy(config)}"
+    return f"{what} is not in {where} and the hub cannot be reached; {_remedy(config)}"
 
 
-def _or_else(config: EngineConfig) -> str:
+def _remedy(config: EngineConfig) -> str:
     inside = BUNDLED_EMBED if config.runner == "pooling" else BUNDLED
     return "give a local folder" + ("" if config.model in INSIDE else f" or use the model {inside!r}")

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.hub import transformers_cache as readings
-from quintet.hub.legacy_configs import FOREIGN, adapted_config, resolved_model_type, version
+from quintet.hub.legacy_configs import LEGACY_ADAPTERS, adapted_config, resolved_model_type, version
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Entries = dict[str, Any]
 # types that repositories give with code of their own, where the entries are those of a type that transformers has
-KIN = {"kimi_k2": "deepseek_v3"}
+EQUIVALENT_TYPES = {"kimi_k2": "deepseek_v3"}
 # that checkpoints say as a number, which an earlier class took, and transformers 5 refuses (4, of Llama 4)
-SWITCHES = ("attn_temperature_tuning",)
+NUMERIC_SWITCHES = ("attn_temperature_tuning",)
 Overrides = Mapping[str, Any] | Callable[[Any], Any] | None  # of a config.json, entry by entry or by a function
 LONGEST = 400  # characters of transformers' reason, which may repeat what the file says
 
@@ -47,7 +47,7 @@ def read_config(kind: str, raw: Mapping[str, Any], file: Path) -> HFConfig:
     config = transformers_config(kind, raw, file)
     reading = json.loads(json.dumps(freeze(config)))
     # another package's class may change without transformers
-    if kind in FOREIGN or type(config).__module__.startswith("transformers."):
+    if kind in LEGACY_ADAPTERS or type(config).__module__.startswith("transformers."):
         readings.store(name, reading)
     return thaw(reading)
 
@@ -67,7 +67,7 @@ def changed_config(raw: Mapping[str, Any], file: Path, change: Callable[[Any], A
 
 def digest(kind: str, raw: Mapping[str, Any]) -> str:
     parts = [kind.encode(), json.dumps(raw, sort_keys=True).encode()]
-    return readings.digest("config", [*parts, version()] if kind in FOREIGN else parts)
+    return readings.digest("config", [*parts, version()] if kind in LEGACY_ADAPTERS else parts)
 
 
 def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "PretrainedConfig":
@@ -75,8 +75,8 @@ def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "Pretr
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
-    kind = resolved_model_type(KIN.get(kind, kind), raw)
-    if kind not in CONFIG_MAPPING and kind not in FOREIGN:
+    kind = resolved_model_type(EQUIVALENT_TYPES.get(kind, kind), raw)
+    if kind not in CONFIG_MAPPING and kind not in LEGACY_ADAPTERS:
         raise ValueError(
             f"transformers has no config for model type {kind!r}; the package that adds the family "
             "must also call transformers.AutoConfig.register()"
@@ -84,7 +84,9 @@ def transformers_config(kind: str, raw: Mapping[str, Any], file: Path) -> "Pretr
     try:
         # A deep copy: transformers moves entries about in what it is given.
         copied = json.loads(json.dumps({**raw, "model_type": kind}), object_hook=_read)
-        config: PretrainedConfig = adapted_config(kind, copied) if kind in FOREIGN else CONFIG_MAPPING[kind](**copied)
+        config: PretrainedConfig = (
+            adapted_config(kind, copied) if kind in LEGACY_ADAPTERS else CONFIG_MAPPING[kind](**copied)
+        )
         if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
             raise ValueError(f"{config.dtype} is no dtype of torch")
     except (StrictDataclassError, TypeError, LookupError, ArithmeticError, AttributeError, ValueError) as error:
@@ -97,7 +99,7 @@ def _read(entry: Entries) -> Any:
     """Decodes floats that JSON lacks, as transformers writes them, {"__float__": "Infinity"}, and numeric switches."""
     if entry.keys() == {"__float__"}:
         return float(entry["__float__"])
-    switches = {name: bool(entry[name]) for name in SWITCHES if isinstance(entry.get(name), int)}
+    switches = {name: bool(entry[name]) for name in NUMERIC_SWITCHES if isinstance(entry.get(name), int)}
     return {**entry, **switches} if switches else entry
 
 
@@ -105,7 +107,7 @@ def freeze(config: "PretrainedConfig") -> Entries:
     """Returns the reading: entries as JSON, names of those with number keys, and the parts of a wrapper."""
     from transformers import PretrainedConfig
 
-    entries = _with_aliases(config, {**_derived(config), **config.to_dict()})
+    entries = _with_aliases(config, {**_property_values(config), **config.to_dict()})
     del entries["transformers_version"], entries["_name_or_path"]  # of this installation, not of the file
     held = _with_aliases(config, vars(config))
     parts = {name: value for name, value in held.items() if isinstance(value, PretrainedConfig)}
@@ -113,7 +115,7 @@ def freeze(config: "PretrainedConfig") -> Entries:
         parts["text_config"] = text  # its name in most wrappers
     return {
         "entries": {name: value for name, value in entries.items() if name not in parts},
-        "numbered": [name for name, value in entries.items() if _numbered(value)],
+        "numbered": [name for name, value in entries.items() if _with_number_keys(value)],
         "parts": {name: freeze(part) for name, part in parts.items()},
     }
 
@@ -123,7 +125,7 @@ def _with_aliases(config: "PretrainedConfig", entries: Entries) -> Entries:
     return entries | {name: entries[own] for name, own in config.attribute_map.items() if own in entries}
 
 
-def _derived(config: "PretrainedConfig") -> Entries:
+def _property_values(config: "PretrainedConfig") -> Entries:
     """Returns what the class computes from the entries (its properties): numbers, names and lists of them."""
     from transformers import PretrainedConfig
 
@@ -141,7 +143,7 @@ def _computed(config: "PretrainedConfig", name: str) -> Any:
         return None
 
 
-def _numbered(value: Any) -> bool:
+def _with_number_keys(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(key, int) for key in value)
 
 

@@ -7,10 +7,13 @@ from quintet.common.suggestions import refuse_unknown
 from quintet.config import EngineConfig
 from quintet.hub.hf_config import HFConfig, Overrides
 
-SAID = ("quantization_config", "compression_config")  # where a config.json says how its weights are kept
+QUANTIZATION_ENTRIES = (
+    "quantization_config",
+    "compression_config",
+)  # where a config.json says how its weights are kept
 # Entries of hf_overrides that are no model's: vLLM's way to say how weights are quantized while they are loaded
-OPTIONS = ("quantization_config_dict_json", "quantization_config_file")
-BY_OPTIONS = ("bitsandbytes", "torchao")
+QUANTIZATION_OPTIONS = ("quantization_config_dict_json", "quantization_config_file")
+METHODS_WITH_OPTIONS = ("bitsandbytes", "torchao")
 # What a rotary embedding's parameters may hold, over all the kinds there are.
 _ROPE_KEYS = (
     "attention_factor", "beta_fast", "beta_slow", "factor", "full_attention", "high_freq_factor", "long_factor",
@@ -26,7 +29,11 @@ def model_overrides(config: EngineConfig) -> Overrides:
     given = config.hf_overrides or {}
     if callable(given):
         return given
-    options = (*OPTIONS, *SAID[:1]) if requested_quantization(config) in BY_OPTIONS and given.get(SAID[0]) else OPTIONS
+    options = (
+        (*QUANTIZATION_OPTIONS, *QUANTIZATION_ENTRIES[:1])
+        if requested_quantization(config) in METHODS_WITH_OPTIONS and given.get(QUANTIZATION_ENTRIES[0])
+        else QUANTIZATION_OPTIONS
+    )
     return {name: value for name, value in given.items() if name not in options} or None
 
 
@@ -46,7 +53,7 @@ def known_names(config: HFConfig) -> set[str]:
 def merge_overrides(raw: dict[str, Any], overrides: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Deep: an object is merged entry by entry, anything else is replaced. `known` refuses typos inside objects."""
     result = dict(raw)
-    for name, value in _where_rope_lives(raw, overrides).items():
+    for name, value in _under_rope_field(raw, overrides).items():
         old = raw.get(name)
         if name in _ROPE_FIELDS and isinstance(value, Mapping):
             result[name] = _merge_rope(old if isinstance(old, dict) else {}, value)
@@ -60,7 +67,7 @@ def merge_overrides(raw: dict[str, Any], overrides: Mapping[str, Any], known: Ma
     return result
 
 
-def _where_rope_lives(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _under_rope_field(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The overrides under the name that this config.json uses, for of two names transformers would drop one."""
     home = next((name for name in _ROPE_FIELDS if raw.get(name)), None)
     if home is None:

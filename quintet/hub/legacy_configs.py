@@ -21,7 +21,7 @@ SLOPED_WIDTH = 5120  # hidden_size of both Baichuan 13B
 NORMALISED_VOCAB = 125696  # tokens of Baichuan 2, by which vLLM knows its head, too
 
 
-def _as_it_is(said: Entries) -> Entries:
+def _unchanged(said: Entries) -> Entries:
     return said
 
 
@@ -32,7 +32,7 @@ class ConfigAdapter:
     target_type: str  # the type of the class that reads them
     names: Mapping[str, str] = field(default_factory=dict)  # theirs -> that class's
     defaults: Mapping[str, Any] = field(default_factory=dict)  # the published class's defaults for missing entries
-    read: Callable[[Entries], Entries] = _as_it_is  # after renaming: converts entries of another form
+    read: Callable[[Entries], Entries] = _unchanged  # after renaming: converts entries of another form
 
 
 def _internlm(said: Entries) -> Entries:
@@ -174,7 +174,7 @@ FLASH = "xlm-roberta-flash"
 # (a type, how positions come in) -> which other the file means: repositories with code of their own say another's
 POSITIONS = {("bert", "alibi"): "jina_bert", ("xlm-roberta", "rotary"): FLASH}
 # by model_type
-FOREIGN: Mapping[str, ConfigAdapter] = {
+LEGACY_ADAPTERS: Mapping[str, ConfigAdapter] = {
     "baichuan": ConfigAdapter("llama", read=_baichuan),
     "bailing_moe": ConfigAdapter(
         "glm4_moe",
@@ -237,7 +237,7 @@ FOREIGN: Mapping[str, ConfigAdapter] = {
     ),
 }
 # classes with files that name an earlier generation's type (Ling 2.0) -> how their entries are read
-GENERATIONS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
+TYPE_BY_CLASS = {"BailingMoeV2ForCausalLM": "bailing_moe_v2"}
 
 
 def resolved_model_type(kind: str, entries: Mapping[str, Any]) -> str:
@@ -254,8 +254,8 @@ def adapted_config(kind: str, entries: Entries) -> "PretrainedConfig":
     """An object of transformers' class that reads the nearest type, which goes by its own model_type."""
     from transformers import CONFIG_MAPPING
 
-    read_as = (GENERATIONS.get(name, kind) for name in entries.get("architectures") or ())
-    known = FOREIGN[next(read_as, kind)]
+    read_as = (TYPE_BY_CLASS.get(name, kind) for name in entries.get("architectures") or ())
+    known = LEGACY_ADAPTERS[next(read_as, kind)]
     for name in BY_LAYER:
         if isinstance(entries.get(name), list):
             raise ValueError(f"{name} is a list, and all layers of {kind} are alike")

@@ -3,10 +3,10 @@
 from typing import Any
 
 from quintet.config import EngineConfig
-from quintet.hub.config_checks import MOST
+from quintet.hub.config_checks import MAX_INT32
 
 LENGTHS = ("max_position_embeddings", "max_seq_len", "seq_length")  # what configs call the longest text
-UNSAID = 2048  # tokens of states alone, which hold any number, where no config says: as in vLLM
+UNKNOWN_LENGTH = 2048  # tokens of states alone, which hold any number, where no config says: as in vLLM
 
 
 def resolve_max_model_len(
@@ -20,7 +20,7 @@ def resolve_max_model_len(
     asked = config.max_model_len
     if not isinstance(asked, int):
         return min(own, made_for or own)
-    if asked > own and _trained(hf_config):
+    if asked > own and _trained_positions(hf_config):
         raise ValueError(
             f"max_model_len={asked} is beyond the model's {own} tokens; lower it, or scale its rotary positions with "
             "hf_overrides={'rope_scaling': {...}}"
@@ -30,9 +30,9 @@ def resolve_max_model_len(
 
 def model_length(hf_config: Any) -> int:
     """Positions that the model was made for, stretched where its rotary scaling stretches them; they are int32."""
-    trained = _trained(hf_config)
+    trained = _trained_positions(hf_config)
     if not trained and set(getattr(hf_config, "layer_types", None) or ()) == {"linear_attention"}:
-        return UNSAID
+        return UNKNOWN_LENGTH
     if not trained:
         raise ValueError(
             f"config.json does not say how long a text {hf_config.model_type} was made for; set "
@@ -41,13 +41,13 @@ def model_length(hf_config: Any) -> int:
     rope = getattr(hf_config, "rope_parameters", None) or {}
     kind, factor = rope.get("rope_type"), rope.get("factor") or 1
     if kind in ("linear", "dynamic"):
-        return min(int(trained * factor), MOST)
+        return min(int(trained * factor), MAX_INT32)
     if kind == "yarn":
-        return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MOST)
+        return min(max(trained, int(rope.get("original_max_position_embeddings", 0) * factor)), MAX_INT32)
     return trained
 
 
-def _trained(hf_config: Any) -> int:
+def _trained_positions(hf_config: Any) -> int:
     """Positions that the config speaks of; 0: none."""
     said = (getattr(hf_config, name, None) for name in LENGTHS)
     return next((int(each) for each in said if each), 0)

@@ -25,11 +25,11 @@ def read_model(config: EngineConfig, place: Path, extra_families: Mapping[str, s
     load_plugins()
     why = _why_backend(config, place, extra_families)
     if not why:
-        return load_model_config(place, model_overrides(config), _numbers(config, place)), ""
+        return load_model_config(place, model_overrides(config), _is_pooling(config, place)), ""
     return _for_backend(place / "config.json", model_overrides(config), config.trust_remote_code), why
 
 
-def _numbers(config: EngineConfig, place: Path) -> bool:
+def _is_pooling(config: EngineConfig, place: Path) -> bool:
     """Returns whether it is run as a pooling model, by its config.json and the user's overrides of entries."""
     overrides = model_overrides(config)
     raw = {} if place.is_file() else read_object(place / "config.json")
@@ -50,12 +50,12 @@ def _why_backend(config: EngineConfig, place: Path, own: Mapping[str, str]) -> s
         return ""
     if isinstance(architectures, list) and added_for(kind, architectures):
         return ""
-    if not _known(kind) and not raw.get("auto_map"):
+    if not _is_known_type(kind) and not raw.get("auto_map"):
         return ""
     return f"model_impl transformers: quintet has no file for model type {kind!r}, and transformers' own code runs"
 
 
-def _known(kind: Any) -> bool:
+def _is_known_type(kind: Any) -> bool:
     from transformers import CONFIG_MAPPING
 
     return isinstance(kind, str) and kind in CONFIG_MAPPING
@@ -69,7 +69,7 @@ def _for_backend(file: Path, overrides: Overrides, trusted: bool) -> Any:
     check_entries(entries, "hf_overrides")
     code = raw.get("auto_map")
     kind = entries.get("model_type", raw.get("model_type"))
-    if code and not trusted and not _known(kind):
+    if code and not trusted and not _is_known_type(kind):
         raise ValueError(
             f"{file}: the code of model type {kind!r} comes with the model (auto_map), and none of it was run. "
             "trust_remote_code=True (--trust-remote-code) runs it: it can then do whatever you can; read it first"

@@ -21,8 +21,8 @@ class ModelScopeRequest(NamedTuple):
 
 def download(request: ModelScopeRequest, config: EngineConfig, patterns: Patterns, offline: bool) -> Path:
     """The folder of a model with the files that match. OSError says why there is none, and what to do."""
-    hub = _imported("modelscope.hub.snapshot_download")
-    with _told(request):
+    hub = _import_package("modelscope.hub.snapshot_download")
+    with _list_modelscope_files(request):
         return Path(
             hub.snapshot_download(
                 request.name,
@@ -37,13 +37,13 @@ def download(request: ModelScopeRequest, config: EngineConfig, patterns: Pattern
 
 def list_files(request: ModelScopeRequest) -> list[str]:
     """The files of a model, by their paths."""
-    api = _imported("modelscope.hub.api").HubApi()
-    with _told(request):
+    api = _import_package("modelscope.hub.api").HubApi()
+    with _list_modelscope_files(request):
         files = api.get_model_files(request.name, revision=request.revision, recursive=True)
         return sorted(each["Path"] for each in files if each["Type"] != "tree")
 
 
-def _imported(module: str) -> Any:
+def _import_package(module: str) -> Any:
     if importlib.util.find_spec("modelscope") is None:
         raise ValueError(
             "QUINTET_USE_MODELSCOPE is set, and the package modelscope is missing: pip install 'quintet[modelscope]'"
@@ -52,7 +52,7 @@ def _imported(module: str) -> Any:
 
 
 @contextlib.contextmanager
-def _told(request: ModelScopeRequest) -> Iterator[None]:
+def _list_modelscope_files(request: ModelScopeRequest) -> Iterator[None]:
     at = f" at revision {request.revision!r}" if request.revision else ""
     try:
         yield

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config import EngineConfig, PoolerConfig
-from quintet.hub.config_checks import GENERATES, HEADED
+from quintet.hub.config_checks import CLASS_FAMILIES, GENERATIVE_SUFFIXES
 from quintet.hub.sentence_transformers import SentenceTransformersConfig, read_sentence
 
 # ends of the names of classes -> what they are converted to
-CONVERTED = {
+TASKS_BY_CLASS = {
     "ForSequenceClassification": "classify",
     "ForTokenClassification": "classify",
     "ForTextRanking": "classify",
@@ -37,7 +37,7 @@ ENTRIES = (
     *("use_sep_token", "task"),
 )
 SPARSE = "BgeM3EmbeddingModel"  # has heads of tokens beside: classes are how much each counts
-MEANS = (
+MEAN_POOLING_TYPES = (
     *("jina_bert", "jina_embeddings_v3", "xlm-roberta-flash"),
     *("mpnet", "nomic_bert", "gemma3_text"),
 )  # families of models that use mean pooling, if no file names another
@@ -81,15 +81,15 @@ def is_pooling_model(config: EngineConfig, raw: Mapping[str, Any], folder: Path)
         return False
     if folder.is_dir() and (folder / "modules.json").is_file():
         return True
-    generates = any(name.endswith(GENERATES) or name in HEADED for name in names)
+    generates = any(name.endswith(GENERATIVE_SUFFIXES) or name in CLASS_FAMILIES for name in names)
     return bool(names) and not generates and _converted(names) is not None
 
 
 def _converted(architectures: Sequence[str]) -> str | None:
     """Returns the pooling type of a model class, by its name; None: the name is not known."""
-    ends = sorted(CONVERTED, key=len, reverse=True)
+    ends = sorted(TASKS_BY_CLASS, key=len, reverse=True)
     found = (next((end for end in ends if name.endswith(end)), None) for name in architectures)
-    return next((CONVERTED[end] for end in found if end is not None), None)
+    return next((TASKS_BY_CLASS[end] for end in found if end is not None), None)
 
 
 def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bool) -> Pooling:
@@ -102,7 +102,7 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
     asked = config.pooler_config or PoolerConfig()
     kind = hf_config.model_type
     by_tokens = own == "reward" or any(name.endswith("ForTokenClassification") for name in names)
-    made = "MEAN" if kind in MEANS and convert == "embed" else "CLS" if encoder else "LAST"
+    made = "MEAN" if kind in MEAN_POOLING_TYPES and convert == "embed" else "CLS" if encoder else "LAST"
     if convert == "classify" and kind == "modernbert" and getattr(hf_config, "classifier_pooling", "cls") == "mean":
         made = "MEAN"
     token = asked.type_for(True) or ("STEP" if asked.step_tag_id is not None else "ALL")
@@ -112,8 +112,8 @@ def plan_pooling(config: EngineConfig, hf_config: Any, folder: Path, encoder: bo
         tasks=_tasks(convert, by_tokens, _labels(hf_config), asked),
         sequence=asked.type_for(False) or sentence.pooling or made,
         token=token,
-        normalize=_first(asked.normalize, asked.use_activation, sentence.normalize, True),
-        activate=_first(asked.use_activation, asked.normalize),
+        normalize=_first_set(asked.normalize, asked.use_activation, sentence.normalize, True),
+        activate=_first_set(asked.use_activation, asked.normalize),
         logit_bias=asked.logit_bias,
         dimensions=asked.dimensions,
         matryoshka=_matryoshka(hf_config),
@@ -158,7 +158,7 @@ def _labels(hf_config: Any) -> int:
     return len(named) if isinstance(named, dict) and named else int(getattr(hf_config, "num_labels", 2) or 2)
 
 
-def _first(*said: bool | None) -> Any:
+def _first_set(*said: bool | None) -> Any:
     """The first that says anything."""
     return next((each for each in said if each is not None), None)
 

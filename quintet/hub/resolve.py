@@ -18,14 +18,14 @@ from quintet.gguf.config import config as gguf_config
 from quintet.gguf.config import generation
 from quintet.gguf.file import SPLIT, is_gguf
 from quintet.gguf.file_choice import GGUFQuery, choose, parse_query
-from quintet.hub.config_checks import MOST, check_architectures, check_entries, check_shape
+from quintet.hub.config_checks import MAX_INT32, check_architectures, check_entries, check_shape
 from quintet.hub.downloads import download, exact_patterns, list_files
 from quintet.hub.hf_config import HFConfig, Overrides, changed_config, read_config
 from quintet.hub.hf_overrides import known_names, merge_overrides
 from quintet.hub.legacy_configs import resolved_model_type
 from quintet.hub.pooling_task import ENTRIES
 from quintet.hub.tensor_input import why_raw
-from quintet.model_loader.external_loaders import STORES, STREAMED, fetch
+from quintet.model_loader.external_loaders import STORE_SCHEMES, STREAMER_FORMATS, fetch
 from quintet.model_loader.gguf_weights import model_of
 from quintet.model_loader.mistral_format import PARAMS, TEKKEN, config_of
 from quintet.model_loader.weight_files import PICKLED, PICKLES, has_pickles, patterns_of
@@ -49,11 +49,11 @@ def resolve_model(config: EngineConfig, environment: Environment | None = None) 
     patterns = (*_TEXT_FILES, *_HEADS, *patterns_of(config.load_format), *["*.py"] * config.trust_remote_code)
     environment = environment or read_environment()
     folder = _resolve(config.model, config.revision, config, patterns, environment)
-    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _whole(folder, config):
-        folder = _published(config.model, config.revision, config, environment) or folder
+    if folder.is_dir() and not Path(config.model).expanduser().exists() and not _is_complete(folder, config):
+        folder = _published_weights(config.model, config.revision, config, environment) or folder
     if (file := gguf_of(folder, config)) is not None:
         return file
-    if not _described(folder, config):
+    if not _has_config(folder, config):
         raise FileNotFoundError(_without_config(folder, config.model))
     if not _has_weights(folder, config):
         raise FileNotFoundError(_without_weights(folder, config))
@@ -68,9 +68,9 @@ def gguf_of(path: Path, config: EngineConfig) -> Path | None:
         raise ValueError(f"load_format={load_format!r}, and {path} is a GGUF file; leave load_format out")
     if path.is_file():
         return path
-    if other or _whole(path, config):
+    if other or _is_complete(path, config):
         return None
-    found = [each for each in sorted(path.glob("*.gguf")) if _begins(each.name)]
+    found = [each for each in sorted(path.glob("*.gguf")) if _is_first_part(each.name)]
     if len(found) > 1:
         names = ", ".join(each.name for each in found[:8])
         raise ValueError(
@@ -82,36 +82,36 @@ def gguf_of(path: Path, config: EngineConfig) -> Path | None:
     return found[0] if found else None
 
 
-def _whole(folder: Path, config: EngineConfig) -> bool:
+def _is_complete(folder: Path, config: EngineConfig) -> bool:
     """Returns whether the folder has all that a model needs, in the layout that is asked for or ours."""
     named = bool((config.model_loader_extra_config or {}).get("tensorizer_uri"))
-    weights = named or config.load_format == "dummy" or any(map(_some(folder), patterns_of(config.load_format)))
-    return weights and _described(folder, config) and config.load_format != "gguf"
+    weights = named or config.load_format == "dummy" or any(map(_is_not_empty(folder), patterns_of(config.load_format)))
+    return weights and _has_config(folder, config) and config.load_format != "gguf"
 
 
-def _described(folder: Path, config: EngineConfig) -> bool:
+def _has_config(folder: Path, config: EngineConfig) -> bool:
     """Returns whether there is a configuration of the model, in the config_format that may be read."""
     names = {"auto": ("config.json", PARAMS), "hf": ("config.json",), "mistral": (PARAMS,)}[config.config_format]
     return config.hf_config_path is not None or any((folder / name).is_file() for name in names)
 
 
 def _has_weights(folder: Path, config: EngineConfig) -> bool:
-    if config.load_format not in PICKLES and _whole(folder, config):
+    if config.load_format not in PICKLES and _is_complete(folder, config):
         return True
     return config.load_format in ("auto", *PICKLES) and has_pickles(folder)
 
 
-def _some(folder: Path) -> Callable[[str], bool]:
+def _is_not_empty(folder: Path) -> Callable[[str], bool]:
     return lambda pattern: any(folder.glob(pattern))
 
 
-def _published(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
+def _published_weights(name: str, revision: str | None, config: EngineConfig, environment: Environment) -> Path | None:
     """The GGUF file that a hub id means by itself, or the folder with what torch.save wrote; None if it has neither."""
     if config.load_format not in ("auto", "gguf") or name in INSIDE:
         return None
     files = list_files(name, revision, config, environment)
     if any(map(_is_gguf, files)):
-        return _fetched(GGUFQuery(name), files, revision, config, environment)
+        return _download_gguf(GGUFQuery(name), files, revision, config, environment)
     pickled = config.load_format == "auto" and any(fnmatch(file, each) for file in files for each in PICKLED)
     return download(name, revision, config, (*_TEXT_FILES, *PICKLED), environment) if pickled else None
 
@@ -127,10 +127,12 @@ def _one_of(wanted: GGUFQuery, revision: str | None, config: EngineConfig, envir
         there = [each.relative_to(folder).as_posix() for each in folder.rglob("*.gguf")]
         return folder / choose(there, wanted)[0]
     _check_id(wanted.repository)
-    return _fetched(wanted, list_files(wanted.repository, revision, config, environment), revision, config, environment)
+    return _download_gguf(
+        wanted, list_files(wanted.repository, revision, config, environment), revision, config, environment
+    )
 
 
-def _fetched(
+def _download_gguf(
     wanted: GGUFQuery, files: Iterable[str], revision: str | None, config: EngineConfig, environment: Environment
 ) -> Path:
     parts = choose(files, wanted)
@@ -138,7 +140,7 @@ def _fetched(
     return download(wanted.repository, revision, config, exact_patterns(parts), environment) / parts[0]
 
 
-def _begins(name: str) -> bool:
+def _is_first_part(name: str) -> bool:
     """Returns whether a file is a whole model, or the first part of a split one."""
     split = SPLIT.fullmatch(name)
     return split is None or int(split[2]) == 1
@@ -149,7 +151,7 @@ def resolve_config(config: EngineConfig, model: Path, environment: Environment |
     if config.hf_config_path is None:
         return _config_in(model, config)
     folder = _resolve(config.hf_config_path, config.revision, config, _TEXT_FILES, environment)
-    if folder.is_dir() and not _described(folder, config.replace(hf_config_path=None)):
+    if folder.is_dir() and not _has_config(folder, config.replace(hf_config_path=None)):
         raise FileNotFoundError(f"hf_config_path: {_without_config(folder, config.hf_config_path)}")
     return _config_in(folder, config)
 
@@ -183,8 +185,8 @@ def _resolve(
     local = Path(__file__).parents[1] / name if name in INSIDE else Path(name).expanduser()
     if local.is_dir():
         return local
-    if name.startswith(STORES):
-        return _of_a_store(name, config, patterns)
+    if name.startswith(STORE_SCHEMES):
+        return _fetch_from_store(name, config, patterns)
     if name in INSIDE:
         raise FileNotFoundError(f"the model {name!r} is missing from {local}: the installation is not whole; reinstall")
     if local.is_file():
@@ -200,9 +202,9 @@ def _resolve(
     return download(name, revision, config, patterns, environment)
 
 
-def _of_a_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
+def _fetch_from_store(address: str, config: EngineConfig, patterns: Iterable[str]) -> Path:
     """The folder where its files were put."""
-    if config.load_format not in STREAMED:
+    if config.load_format not in STREAMER_FORMATS:
         raise ValueError(
             f"{address} is in a store, which load_format='runai_streamer' reads, or 'runai_streamer_sharded'; give one"
         )
@@ -304,8 +306,10 @@ def load_generation_config(
     own, other_file = path / "generation_config.json", None if mode in ("auto", "quintet") else _generation_file(mode)
     model = generation(model_of(path)) if path.is_file() else read_object(own) if own.is_file() else {}
     chosen = read_object(other_file) if other_file else model if mode == "auto" else {}
-    replaced = _renamed(overrides or {})
-    defaults = {name: value for name, value in _renamed(chosen).items() if name in GENERATION_DEFAULTS} | replaced
+    replaced = _sampling_names(overrides or {})
+    defaults = {
+        name: value for name, value in _sampling_names(chosen).items() if name in GENERATION_DEFAULTS
+    } | replaced
     _check_defaults(defaults, replaced, other_file or own)
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
@@ -314,7 +318,7 @@ def load_generation_config(
     file, said = next((each for each in sources if each[1].get("eos_token_id") is not None), sources[-1])
     if not said and file.is_file():
         said = read_object(file)
-    return {**defaults, "eos_token_id": _ends(said.get("eos_token_id"), file)}
+    return {**defaults, "eos_token_id": _eos_ids(said.get("eos_token_id"), file)}
 
 
 def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], file: Path) -> None:
@@ -328,18 +332,18 @@ def _check_defaults(defaults: Mapping[str, Any], replaced: Mapping[str, Any], fi
         ) from None
 
 
-def _ends(said: Any, file: Path) -> list[int]:
+def _eos_ids(said: Any, file: Path) -> list[int]:
     """The ids of an eos_token_id: one, a list of them, or none."""
     ids = [] if said is None else said if isinstance(said, list) else [said]
-    if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MOST for each in ids):
+    if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MAX_INT32 for each in ids):
         raise ValueError(
-            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MOST} or a list of such; correct "
+            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MAX_INT32} or a list of such; correct "
             "it, or leave it out where the tokenizer names the token"
         )
     return list(ids)
 
 
-def _renamed(entries: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_names(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Transformers' names to ours. A model that says do_sample=false wants to be greedy, whatever else it says."""
     renamed = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in entries.items()}
     if entries.get("do_sample") is False:

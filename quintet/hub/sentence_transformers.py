@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.common.json_files import read_object
-from quintet.hub.config_checks import MOST
+from quintet.hub.config_checks import MAX_INT32
 
 # their names of how token embeddings become one -> ours
 _MODES = {
@@ -78,7 +78,7 @@ def _tokenizers_length(folder: Path) -> int | None:
     """Returns the length that newer releases keep there; None for a number beyond any text, which means no limit."""
     file = folder / "tokenizer_config.json"
     said = read_object(file).get("model_max_length") if file.is_file() else None
-    return said if type(said) is int and 0 < said <= MOST else None
+    return said if type(said) is int and 0 < said <= MAX_INT32 else None
 
 
 def _modules(listed: Path) -> list[tuple[Path, str]]:

@@ -25,9 +25,9 @@ Read = TypeVar("Read")
 SUFFIX = ".reading"
 FORMAT = 1  # of all readings: raised with any change of what is in one
 SHIPPED = Path(__file__).with_name("transformers_cache.json")  # written by scripts/shipped_readings.py
-MOST = 2**26  # bytes of one reading: the largest tokenizers take 40 MB
-MOST_IN_ALL = 2**28  # bytes; those that were not used for longest go first
-MOST_FILES = 512
+MAX_BYTES = 2**26  # bytes of one reading: the largest tokenizers take 40 MB
+MAX_IN_ALL = 2**28  # bytes; those that were not used for longest go first
+MAX_FILES = 512
 
 
 def digest(kind: str, parts: Iterable[bytes]) -> str:
@@ -44,7 +44,7 @@ def find(name: str, thaw: Callable[[Any], Read]) -> Read | None:
     if name in shipped:
         return thaw(shipped[name])
     file = folder / _file(name)
-    if _useless(folder) or (found := _load(file)) is None:
+    if _why_unusable(folder) or (found := _load(file)) is None:
         return None
     try:
         read = thaw(found[name])
@@ -60,7 +60,9 @@ def store(name: str, reading: Any) -> None:
     """Stores a reading for later starts. If that fails, each start pays for the import; the reason is logged once."""
     folder = cache_folder("readings")
     content = json.dumps({name: reading}, ensure_ascii=False).encode(errors="surrogatepass")
-    why = f"a reading takes {len(content)} bytes, over {MOST}" if len(content) > MOST else _useless(folder)
+    why = (
+        f"a reading takes {len(content)} bytes, over {MAX_BYTES}" if len(content) > MAX_BYTES else _why_unusable(folder)
+    )
     if why is None:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,11 +72,11 @@ def store(name: str, reading: Any) -> None:
         except OSError as error:
             why = f"{folder} cannot be written to ({error.strerror})"
     if why is not None:
-        _say(f"{why}; each start with this model imports transformers, which takes seconds")
+        _warn(f"{why}; each start with this model imports transformers, which takes seconds")
 
 
 @functools.cache
-def _say(what: str) -> None:
+def _warn(what: str) -> None:
     logger.info("%s", what)
 
 
@@ -87,7 +89,7 @@ def _file(name: str) -> str:
     return hashlib.sha256(" ".join((name, *_versions())).encode()).hexdigest() + SUFFIX
 
 
-def _useless(folder: Path) -> str | None:
+def _why_unusable(folder: Path) -> str | None:
     """Returns why the folder must not be used; None if it may be."""
     if "dev" in _versions()[0]:
         return f"transformers {_versions()[0]} is in development: what it makes changes under one version"
@@ -97,7 +99,7 @@ def _useless(folder: Path) -> str | None:
 def _load(file: Path) -> Any:
     """Returns the file's JSON object; None if the file is missing or too large, or holds no object."""
     try:
-        content = file.read_bytes() if file.stat().st_size <= MOST else b"null"
+        content = file.read_bytes() if file.stat().st_size <= MAX_BYTES else b"null"
         loaded = json.loads(content.decode(errors="surrogatepass"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -121,5 +123,5 @@ def _prune(folder: Path) -> None:
     total = 0
     for index, (state, each) in enumerate(states):
         total += state.st_size
-        if index >= MOST_FILES or total > MOST_IN_ALL:
+        if index >= MAX_FILES or total > MAX_IN_ALL:
             each.unlink(missing_ok=True)

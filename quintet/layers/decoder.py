@@ -50,7 +50,7 @@ class DecoderTrunk(nn.Module):
         self.layers = nn.ModuleList(block(config, build, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(build, config.hidden_size, norm_eps(config)) if norm is None else norm
         self._ops, self._scale = build.ops.take("take_rows", "scale", "add"), scale
-        self._scales_given, self._build = scales_input_embeds, build
+        self._scales_input_embeds, self._build = scales_input_embeds, build
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -64,8 +64,8 @@ class DecoderTrunk(nn.Module):
     def forward(self, cache: StepState) -> tuple[Tensor, list[Tensor]]:
         if not self._build.stage.first:
             return run_residual_layers(self.layers, self.norm, None, cache, self._build)
-        x = self.embed_tokens.embed(cache.batch, 1.0 if self._scales_given else self._scale)
-        if self._scales_given and self._scale != 1.0:
+        x = self.embed_tokens.embed(cache.batch, 1.0 if self._scales_input_embeds else self._scale)
+        if self._scales_input_embeds and self._scale != 1.0:
             x = self._ops.scale(x, self._scale)
         return run_residual_layers(self.layers, self.norm, x, cache, self._build)
 

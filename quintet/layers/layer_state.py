@@ -9,7 +9,7 @@ from torch import Tensor
 from quintet.interface.platform import Mixer, State
 from quintet.interface.types import Batch, Group, Layout, RotaryArgs, StepContext
 
-_NOTHING: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
+_NO_GROUP: Group = Group(None, None, None)  # type: ignore[arg-type]  # of a mixer that keeps nothing, which reads none
 
 
 class StepState:
@@ -95,4 +95,4 @@ class LayerMixer:
         return made
 
     def _context(self, cache: StepState) -> StepContext:
-        return StepContext(cache.batch, _NOTHING if self.group is None else cache.batch.groups[self.group])
+        return StepContext(cache.batch, _NO_GROUP if self.group is None else cache.batch.groups[self.group])

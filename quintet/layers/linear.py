@@ -129,15 +129,15 @@ class ColumnParallelLinear(Layer):
                 total=total if fused else None,
                 num_strips=stored.num_strips if fused and stored.num_strips > 1 else 0,
             )
-            parts += self._strips(part) if self._apart else [part]
+            parts += self._strip_slices(part) if self._apart else [part]
         build = self._build
         return Weight("weight", tuple(parts), int(self.by_inputs), build.rank, build.dtype, "linear")
 
-    def _strips(self, part: CheckpointSlice) -> list[CheckpointSlice]:
+    def _strip_slices(self, part: CheckpointSlice) -> list[CheckpointSlice]:
         """Those that this rank keeps some of, in order: what is quantized is cut in one stretch at a time."""
         share, found = part.shape[0] // part.num_strips, []
         for strip in range(part.num_strips):
-            ranges = tuple(_within(each, strip * share, share) for each in part.ranges)
+            ranges = tuple(_intersect(each, strip * share, share) for each in part.ranges)
             if ranges[self._build.rank] != (0, 0):
                 offset = part.offset + strip * (self._total // part.num_strips)
                 shape = (share, *part.shape[1:])
@@ -228,7 +228,7 @@ class RowParallelLinear(ColumnParallelLinear):
     def finalize(self, path: str) -> None:
         super().finalize(path)
         inputs, (outputs,) = self._inputs, self._splits
-        if self._reduce and self._rounds_rows and _in_turn(inputs) and outputs.total >= self._build.size:
+        if self._reduce and self._rounds_rows and _covers_in_rank_order(inputs) and outputs.total >= self._build.size:
             self.by_inputs, self._reduce = False, False
             outputs = even_shards(outputs.total, self._build.size)
             self._inputs, self._outputs = (
@@ -323,14 +323,14 @@ class LMHead(Layer):
         return logits[:, : self.vocab]
 
 
-def _in_turn(split: Shards) -> bool:
+def _covers_in_rank_order(split: Shards) -> bool:
     """True if every rank has a share, and the shares in rank order are the whole."""
     starts, stops = zip(*split.ranges, strict=True)
     follow = starts == (0, *stops[:-1]) and stops[-1] == split.total
     return follow and all(start < stop for start, stop in split.ranges)
 
 
-def _within(stretch: tuple[int, int], first: int, count: int) -> tuple[int, int]:
+def _intersect(stretch: tuple[int, int], first: int, count: int) -> tuple[int, int]:
     """Returns the part of a stretch within `count` units from `first` on, counted from `first`; (0, 0): nothing."""
     start, stop = max(stretch[0], first), min(stretch[1], first + count)
     return (start - first, stop - first) if start < stop else (0, 0)

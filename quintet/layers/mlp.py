@@ -8,12 +8,12 @@ from quintet.layers.build import BuildContext, Layer, even_shards
 from quintet.layers.linear import CheckpointLayout, column_parallel, row_parallel
 from quintet.ops.activation import KINDS, UnknownActivation
 
-OTHER_NAMES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
+ACTIVATION_ALIASES = {"gelu_fast": "gelu_new", "gelu_python": "gelu", "sqrelu": "relu2", "swish": "silu"}
 
 
 def activation_name(kind: str) -> str:
     """The activation's name, or UnknownActivation with those that there are."""
-    kind = OTHER_NAMES.get(kind, kind)
+    kind = ACTIVATION_ALIASES.get(kind, kind)
     if kind not in KINDS:
         raise UnknownActivation(kind, KINDS)
     return kind

@@ -21,14 +21,14 @@ class RMSNorm(Layer):
     ) -> None:
         super().__init__(build, "rms_norm", "add_rms_norm")
         self._build, self._width, self.eps, self.offset = build, width, eps, offset
-        self._weighed = has_weight
+        self._has_weight = has_weight
         self.weight: Tensor
 
     def constants(self) -> dict[str, Tensor]:
-        return {} if self._weighed else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
+        return {} if self._has_weight else {"weight": torch.ones(self._width, dtype=self._build.dtype)}
 
     def weights(self, path: str) -> list[Weight]:
-        if not self._weighed:
+        if not self._has_weight:
             return []
         return [_vector(self._build, path, "weight", replicated(self._width, self._build.size))]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from quintet.layers.weight_transform import TransformedTensor
 
 HEAD = "lm_head.weight"
-LEAST = {0: 1e-7, 1: 1e-12}  # what lengths are kept away from 0 by: added to a column's, the least of a row's
+MIN_LENGTH = {0: 1e-7, 1: 1e-12}  # what lengths are kept away from 0 by: added to a column's, the least of a row's
 
 
 def normalise_head(entries: Mapping[str, Any], change: Callable[[Tensor], Tensor]) -> Mapping[str, Any]:
@@ -19,10 +19,10 @@ def normalise_head(entries: Mapping[str, Any], change: Callable[[Tensor], Tensor
 
 def normalise_rows(head: Tensor) -> Tensor:
     """[vocab, hidden], each token's length 1 (Baichuan 2)."""
-    return torch.nn.functional.normalize(head.float(), eps=LEAST[1]).to(head.dtype)
+    return torch.nn.functional.normalize(head.float(), eps=MIN_LENGTH[1]).to(head.dtype)
 
 
 def normalise_columns(head: Tensor) -> Tensor:
     """[vocab, hidden], each feature's length over all tokens 1 (Ling)."""
     wide = head.float()
-    return (wide / (wide.norm(dim=0, keepdim=True) + LEAST[0])).to(head.dtype)
+    return (wide / (wide.norm(dim=0, keepdim=True) + MIN_LENGTH[0])).to(head.dtype)

@@ -45,11 +45,11 @@ class Rotary(Layer):
         interleaved: bool = False,
     ) -> None:
         super().__init__(build, *(("pair_rotary",) if interleaved else ("rotary", "norm_rotary")))
-        self._neighbours = interleaved
+        self._interleaved = interleaved
         self._dim = rotary_dim(head_dim, parameters, partial)
         self._scaling = dict(parameters)  # not _parameters: that is nn.Module's own
-        self._extent = RopeLengths(trained, build.max_model_len)
-        frequencies(self._dim, self._scaling, self._extent)  # refuses what it cannot compute, before a weight is read
+        self._lengths = RopeLengths(trained, build.max_model_len)
+        frequencies(self._dim, self._scaling, self._lengths)  # refuses what it cannot compute, before a weight is read
         self.table: Tensor
 
     @classmethod
@@ -61,10 +61,10 @@ class Rotary(Layer):
         return cls(build, head_dim(config), config.rope_parameters, trained, partial, interleaved)
 
     def constants(self) -> dict[str, Tensor]:
-        return {"table": rotary_table(self._dim, self._scaling, self._extent)}
+        return {"table": rotary_table(self._dim, self._scaling, self._lengths)}
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        turn = self.ops.pair_rotary if self._neighbours else self.ops.rotary
+        turn = self.ops.pair_rotary if self._interleaved else self.ops.rotary
         turned: tuple[Tensor, Tensor] = turn(q, k, self.table, positions)
         return turned
 
@@ -73,21 +73,21 @@ class Rotary(Layer):
     ) -> tuple[Tensor, Tensor]:
         """q and k turned after each head went through its norm: one op for both."""
         of_q, of_k = norms
-        if self._neighbours:
+        if self._interleaved:
             return self(of_q(q), of_k(k), positions)
-        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _both(of_q, of_k), self.table, positions)
+        turned: tuple[Tensor, Tensor] = self.ops.norm_rotary(q, k, _head_norms(of_q, of_k), self.table, positions)
         return turned
 
     def rotary_args(self, of_q: nn.Module | None, of_k: nn.Module | None) -> RotaryArgs | None:
         """Returns the rotary arguments for a kernel that does more than turn; None where no one op does all of it."""
         if of_q is None or of_k is None:
-            return RotaryArgs(self.table, None, self._neighbours)
-        if self._neighbours or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
+            return RotaryArgs(self.table, None, self._interleaved)
+        if self._interleaved or not (isinstance(of_q, RMSNorm) and isinstance(of_k, RMSNorm)):
             return None
-        return RotaryArgs(self.table, _both(of_q, of_k))
+        return RotaryArgs(self.table, _head_norms(of_q, of_k))
 
 
-def _both(of_q: RMSNorm, of_k: RMSNorm) -> HeadNorms:
+def _head_norms(of_q: RMSNorm, of_k: RMSNorm) -> HeadNorms:
     return HeadNorms(of_q.weight, of_k.weight, of_q.eps, of_q.offset)
 
 
@@ -165,38 +165,38 @@ def _kind(parameters: Parameters) -> str:
     return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
-def _plain(dim: int, base: float) -> Tensor:
+def _inverse_frequencies(dim: int, base: float) -> Tensor:
     return 1.0 / (base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
 
 
 def _default(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
-    return _plain(dim, p["rope_theta"]), 1.0
+    return _inverse_frequencies(dim, p["rope_theta"]), 1.0
 
 
 def _linear(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """Positions divided by the factor (Chen et al. 2023)."""
-    return _plain(dim, p["rope_theta"]) / p["factor"], 1.0
+    return _inverse_frequencies(dim, p["rope_theta"]) / p["factor"], 1.0
 
 
 def _dynamic(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base, stretched for the longest request that is served."""
     longest = max(lengths.served, lengths.trained)
     stretch = p["factor"] * longest / lengths.trained - (p["factor"] - 1)
-    return _plain(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
+    return _inverse_frequencies(dim, p["rope_theta"] * stretch ** (dim / (dim - 2))), 1.0
 
 
 def _ntk(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """NTK-aware base at a fixed factor, or, with mixed_b, one divisor for each frequency (Su 2023)."""
     factor, mixed = p["factor"], p.get("mixed_b")
     if mixed is None:
-        return _plain(dim, p["rope_theta"] * factor) / factor ** (2 / dim), 1.0
+        return _inverse_frequencies(dim, p["rope_theta"] * factor) / factor ** (2 / dim), 1.0
     steps = torch.arange(1, dim // 2 + 1, dtype=torch.float32) ** mixed
-    return _plain(dim, p["rope_theta"]) / (math.log(factor) / (dim / 2) ** mixed * steps).exp(), 1.0
+    return _inverse_frequencies(dim, p["rope_theta"]) / (math.log(factor) / (dim / 2) ** mixed * steps).exp(), 1.0
 
 
 def _llama3(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]:
     """Long waves divided by the factor, short ones kept, a ramp between (Llama 3.1)."""
-    frequencies = _plain(dim, p["rope_theta"])
+    frequencies = _inverse_frequencies(dim, p["rope_theta"])
     low, high, context = p["low_freq_factor"], p["high_freq_factor"], p["original_max_position_embeddings"]
     smooth = ((context * frequencies / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
     return (1 - smooth) * frequencies / p["factor"] + smooth * frequencies, 1.0
@@ -215,7 +215,7 @@ def _yarn(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, float]
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = ((torch.arange(dim // 2).float() - low) / (high - low or 0.001)).clamp(0, 1)
-    frequencies = _plain(dim, base)
+    frequencies = _inverse_frequencies(dim, base)
     return frequencies / factor * ramp + frequencies * (1 - ramp), _yarn_scale(p, factor)
 
 
@@ -238,7 +238,7 @@ def _longrope(dim: int, p: Parameters, lengths: RopeLengths) -> tuple[Tensor, fl
     if scale is None:
         scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(context))
     divisors = torch.tensor(p["long_factor" if lengths.served > context else "short_factor"], dtype=torch.float32)
-    return _plain(dim, p["rope_theta"]) / divisors, float(scale)
+    return _inverse_frequencies(dim, p["rope_theta"]) / divisors, float(scale)
 
 
 SCALINGS: dict[str, Callable[[int, Parameters, RopeLengths], tuple[Tensor, float]]] = {

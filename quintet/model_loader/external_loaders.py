@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quintet.model_loader.sharded_state import SHARDS
 
-STORES = ("s3://", "gs://")  # addresses that Run:ai's streamer fetches from
-STREAMED = ("runai_streamer", "runai_streamer_sharded")  # load_formats that it reads
+STORE_SCHEMES = ("s3://", "gs://")  # addresses that Run:ai's streamer fetches from
+STREAMER_FORMATS = ("runai_streamer", "runai_streamer_sharded")  # load_formats that it reads
 
 
 class LoaderPackage(NamedTuple):
@@ -33,7 +33,7 @@ PACKAGES: Mapping[str, LoaderPackage] = {
 
 def reader(load_format: str) -> Callable[[Path], dict[str, Tensor]]:
     """Reads all of a file into memory. ValueError where the package is not installed, or cannot read the file."""
-    module, read = _imported(load_format), _READ[load_format]
+    module, read = _import_package(load_format), _READ[load_format]
 
     def whole(file: Path) -> dict[str, Tensor]:
         try:
@@ -47,14 +47,14 @@ def reader(load_format: str) -> Callable[[Path], dict[str, Tensor]]:
 
 def write_tensorizer(tensors: Mapping[str, Tensor], file: Path) -> None:
     """A file that load_format="tensorizer" reads. ValueError where tensorizer is not installed."""
-    serializer = _imported("tensorizer").TensorSerializer(str(file))
+    serializer = _import_package("tensorizer").TensorSerializer(str(file))
     serializer.write_state_dict(dict(tensors))
     serializer.close()
 
 
 def fetch(address: str, folder: Path, patterns: Iterable[str]) -> None:
     """Files of a store that match, into a folder. OSError says why there are none, and what to do."""
-    streamer = _imported("runai_streamer")
+    streamer = _import_package("runai_streamer")
     kind = address.partition(":")[0].replace("gs", "gcs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def fetch(address: str, folder: Path, patterns: Iterable[str]) -> None:
         ) from error
 
 
-def _imported(load_format: str) -> Any:
+def _import_package(load_format: str) -> Any:
     package = PACKAGES[load_format]
     if importlib.util.find_spec(package.module) is None:
         raise ValueError(
@@ -79,21 +79,25 @@ def _imported(load_format: str) -> Any:
     return importlib.import_module(package.module)
 
 
-def _streamed(module: Any, file: str) -> dict[str, Tensor]:
+def _read_runai(module: Any, file: str) -> dict[str, Tensor]:
     with module.SafetensorsStreamer() as streamer:
         streamer.stream_files([file])
         return {name: tensor.clone() for name, tensor in streamer.get_tensors()}  # the streamer reuses its memory
 
 
-def _fast(module: Any, file: str) -> dict[str, Tensor]:
+def _read_fastsafetensors(module: Any, file: str) -> dict[str, Tensor]:
     with module.fastsafe_open([file], nogds=True) as opened:
         return {name: opened.get_tensor(name).clone() for name in opened.keys()}
 
 
-def _tensorized(module: Any, file: str) -> dict[str, Tensor]:
+def _read_tensorizer(module: Any, file: str) -> dict[str, Tensor]:
     on_host = str(Tensor().device)
     with module.TensorDeserializer(file, device=on_host) as opened:
         return {name: opened[name].clone() for name in opened}
 
 
-_READ = {**dict.fromkeys(STREAMED, _streamed), "fastsafetensors": _fast, "tensorizer": _tensorized}
+_READ = {
+    **dict.fromkeys(STREAMER_FORMATS, _read_runai),
+    "fastsafetensors": _read_fastsafetensors,
+    "tensorizer": _read_tensorizer,
+}

@@ -19,9 +19,9 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
-MOST_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
-MOST_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
-KEPT = 4  # models with headers that stay in memory: a start asks for one several times
+MAX_EXPERTS = 2**12  # of a layer: each is an entry of ours, however small it is
+MAX_MATRICES = 2**18  # of experts, and tensors: several times those of the largest models
+MAX_CACHED_MODELS = 4  # models with headers that stay in memory: a start asks for one several times
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def model_of(path: Path) -> GGUFModel:
     return _model(path, state and (state.st_mtime_ns, state.st_size))
 
 
-@functools.lru_cache(maxsize=KEPT)
+@functools.lru_cache(maxsize=MAX_CACHED_MODELS)
 def _model(path: Path, state: tuple[int, int] | None) -> GGUFModel:
     return GGUFModel(files(path))
 
@@ -99,9 +99,9 @@ def entries(path: Path) -> Iterator[tuple[str, GGUFEntry]]:
         if name in ROPE:
             continue
         found = _named(model, name, GGUFEntry(name, maps[file.path], stored))
-        if (count := count + len(found)) > MOST_MATRICES:
+        if (count := count + len(found)) > MAX_MATRICES:
             raise ValueError(
-                f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than {MOST_MATRICES} "
+                f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than {MAX_MATRICES} "
                 "matrices, and no model has; fetch it again"
             )
         yield from found.items()
@@ -121,12 +121,12 @@ def _named(model: GGUFModel, name: str, entry: GGUFEntry) -> Mapping[str, GGUFEn
     if len(modules) == 1:
         return _of_module(model, modules[0], last, entry)
     found: dict[str, GGUFEntry] = {}
-    for module, rows in zip(modules, _cut(model, name, entry, len(modules)), strict=True):
+    for module, rows in zip(modules, _split_fused(model, name, entry, len(modules)), strict=True):
         found |= _of_module(model, module, last, replace(entry, rows=rows))
     return found
 
 
-def _cut(model: GGUFModel, name: str, entry: GGUFEntry, count: int) -> list[tuple[int, int]]:
+def _split_fused(model: GGUFModel, name: str, entry: GGUFEntry, count: int) -> list[tuple[int, int]]:
     """The rows of queries, keys and values, or of gate and up of each expert. ValueError where there are others."""
     shape = entry.stored.shape
     rows = shape[0] if len(shape) < 3 else shape[1]
@@ -162,6 +162,6 @@ def _of_experts(model: GGUFModel, module: str, last: str, entry: GGUFEntry) -> M
     if len(entry.stored.shape) != 3:  # a bias of each, say: the loader then says that the model has no place for it
         return {entry.name: entry}
     count = entry.stored.shape[0]
-    if count > MOST_EXPERTS:
+    if count > MAX_EXPERTS:
         raise ValueError(f"{model.path}: {entry.name} is of {count} experts, more than any model has; fetch it again")
     return {f"{parent}.{index}.{own}.{last}": replace(entry, expert=index) for index in range(count)}

@@ -40,7 +40,7 @@ DTYPES = {  # safetensors' names
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-COUNTED = {  # in the modules' names of tensors -> what the config calls the number of them
+COUNT_ENTRIES = {  # in the modules' names of tensors -> what the config calls the number of them
     re.compile(r"(?:^|\.)(?:layers|blocks|h)\.(\d{1,9})\."): ("num_hidden_layers",),
     re.compile(r"\.experts\.(\d{1,9})\."): ("num_local_experts", "num_experts"),
 }
@@ -121,7 +121,7 @@ def fingerprint(model: ModelBase, platform: Platform, layout_key: str) -> str:
 
 def placement_parts(model: ModelBase, platform: Platform, layout_key: str) -> list[Any]:
     """Returns the parts of fingerprint()."""
-    return [type(model), platform.name, layout_key, declared_weights(model), *_computed(model)]
+    return [type(model), platform.name, layout_key, declared_weights(model), *_constant_tensors(model)]
 
 
 def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | None, progress: bool, rank: int) -> None:
@@ -132,7 +132,7 @@ def _fill(model: ModelBase, platform: Platform, folder: Path | WeightFiles | Non
             layer.assign(platform.place(_constant(name, tensor, rank), {name: tensor}))
 
 
-def _computed(model: ModelBase) -> Iterator[tuple[Any, ...]]:
+def _constant_tensors(model: ModelBase) -> Iterator[tuple[Any, ...]]:
     """Yields the layers' constants, which settings decide and no file: rotary tables (rope_theta, max_model_len)."""
     for path, layer in ((path, module) for path, module in model.named_modules() if isinstance(module, Layer)):
         for name, tensor in layer.constants().items():
@@ -183,7 +183,7 @@ class TensorIndex:
 
     def __init__(self, source: "Checkpoint | RandomWeights", wanted: list[DeclaredWeight]) -> None:
         self._source = source
-        self._uses = Counter(name for each in wanted for name in each.weight.stored)
+        self._remaining_uses = Counter(name for each in wanted for name in each.weight.stored)
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def read(self, weight: Weight) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ class TensorIndex:
         return {name: self._read(name, each, weight) for name, each in weight.stored.items()}
 
     def _read(self, name: str, entry: StoredTensor, weight: Weight) -> Tensor:
-        if self._uses[name] == 1 or not (weight.format.plain or weight.shared):
+        if self._remaining_uses[name] == 1 or not (weight.format.plain or weight.shared):
             return self._source.read(name, entry)
         key = name, weight.dtype
         if key not in self._kept:
@@ -200,7 +200,7 @@ class TensorIndex:
         return self._kept[key]
 
 
-DRAWN = 1_048_573  # numbers of a block; a prime, so that no row of a weight is the row above it
+RANDOM_BLOCK_SIZE = 1_048_573  # numbers of a block; a prime, so that no row of a weight is the row above it
 
 
 class RandomWeights:
@@ -229,12 +229,12 @@ class RandomWeights:
 
     def _floats(self, seed: int, count: int, dtype: torch.dtype) -> Tensor:
         if dtype not in self._blocks:
-            drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(0)) * 0.02
+            drawn = torch.randn(RANDOM_BLOCK_SIZE, generator=torch.Generator().manual_seed(0)) * 0.02
             self._blocks[dtype] = drawn.to(dtype)
-        block, first = self._blocks[dtype], seed * 65_537 % DRAWN
+        block, first = self._blocks[dtype], seed * 65_537 % RANDOM_BLOCK_SIZE
         numbers = torch.empty(count, dtype=dtype)
-        for start in range(-first, count, DRAWN):
-            inside = slice(max(0, start), min(count, start + DRAWN))
+        for start in range(-first, count, RANDOM_BLOCK_SIZE):
+            inside = slice(max(0, start), min(count, start + RANDOM_BLOCK_SIZE))
             numbers[inside] = block[inside.start - start : inside.stop - start]
         return numbers
 
@@ -293,13 +293,13 @@ class Checkpoint:
                 f"{self._folder} lacks {format_names(missing)}, which the model's config.json asks for; "
                 "the files may be incomplete, or the config another model's"
             )
-        wrong = [message for name, want in needed.items() if (message := self._misshapen(name, want))]
+        wrong = [message for name, want in needed.items() if (message := self._shape_error(name, want))]
         if wrong:
             raise ValueError(
                 f"{self._folder} does not fit its config.json: {format_names(wrong)}; fetch the model anew, or its "
                 "original if it was quantized"
             )
-        extra = [name for name in surplus if not self._passed(name)]
+        extra = [name for name in surplus if not self._is_ignored(name)]
         if extra:
             raise ValueError(
                 f"{self._folder} holds {format_names(extra)}, which this model has no place for; "
@@ -322,7 +322,7 @@ class Checkpoint:
                     "otherwise; fetch the model anew, or set that to null with hf_overrides"
                 )
 
-    def _passed(self, name: str) -> bool:
+    def _is_ignored(self, name: str) -> bool:
         silent = name.endswith(self._ignored_suffixes) or kv_scales.is_ignored_scale(name)
         if silent or any(pattern.fullmatch(name) for pattern in self._ignored):
             return True
@@ -336,7 +336,7 @@ class Checkpoint:
         for tensor in tensors:
             self._mapped.release_pages(tensor)
 
-    def _misshapen(self, name: str, want: StoredTensor) -> str | None:
+    def _shape_error(self, name: str, want: StoredTensor) -> str | None:
         there = self._where[name]
         if want.shape is not None and there.shape not in (want.shape, *want.other_shapes):
             return f"{name} is {list(there.shape)}, not {list(want.shape)}"
@@ -361,7 +361,7 @@ def check_counts(folder: Path | WeightFiles, family: type[ModelBase], config: An
         return
     ignored = [re.compile(pattern) for pattern in family.ignored_tensors]
     names = [name for name, _ in _index(folder, family) if not any(each.fullmatch(name) for each in ignored)]
-    for pattern, keys in COUNTED.items():
+    for pattern, keys in COUNT_ENTRIES.items():
         there = max((int(found[1]) + 1 for name in names if (found := pattern.search(name))), default=0)
         key = next((each for each in keys if getattr(config, each, None)), None)
         if key is not None and 0 < there < getattr(config, key):

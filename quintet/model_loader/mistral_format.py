@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PARAMS = "params.json"
 TEKKEN = "tekken.json"
 LENGTH = 128_000  # positions, where a file says nothing; vLLM's
-MOST_HEADS = 2**16
+MAX_HEADS = 2**16
 
 NAMES = {  # of params.json -> of config.json
     "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
@@ -24,14 +24,14 @@ NAMES = {  # of params.json -> of config.json
     "max_position_embeddings": "max_position_embeddings", "max_seq_len": "max_position_embeddings",
     "activation": "hidden_act", "dtype": "dtype",
 }  # fmt: skip
-SILENT = {"model_type": ("transformer",), "use_biases": (False,), "causal": (True,), "use_cache": (True, False)}
+FIXED_ENTRIES = {"model_type": ("transformer",), "use_biases": (False,), "causal": (True,), "use_cache": (True, False)}
 YARN = {
     "factor": "factor", "original_max_position_embeddings": "original_max_position_embeddings",
     "beta": "beta_fast", "alpha": "beta_slow",
 }  # fmt: skip
 EXPERTS = {"num_experts": "num_local_experts", "num_experts_per_tok": "num_experts_per_tok"}
 _REFUSED = "quintet computes Mistral's dense models and mixtures of experts; use the model in transformers' layout"
-LACKS = dict.fromkeys(
+UNSUPPORTED_PARAMS = dict.fromkeys(
     ("multimodal", "vision_encoder", "quantization", "qk_nope_head_dim", "q_lora_rank", "kv_lora_rank", "lora",
      "v_head_dim", "qk_rope_head_dim", "llama_4_scaling", "num_shared_experts", "first_k_dense_replace"), _REFUSED,
 )  # fmt: skip
@@ -54,9 +54,11 @@ PLACES = (  # Mistral's names of tensors -> transformers'
 def config_of(file: Path) -> dict[str, Any]:
     """Returns config.json's entries for a model that has params.json. ValueError names what is not computed here."""
     params = read_object(file)
-    known = (*NAMES, *SILENT, "yarn", "moe")
-    refuse_unknown(f"entry of {file}", [name for name, value in params.items() if value is not None], known, LACKS)
-    for name, values in SILENT.items():
+    known = (*NAMES, *FIXED_ENTRIES, "yarn", "moe")
+    refuse_unknown(
+        f"entry of {file}", [name for name, value in params.items() if value is not None], known, UNSUPPORTED_PARAMS
+    )
+    for name, values in FIXED_ENTRIES.items():
         if name in params and params[name] not in values:
             raise ValueError(f"{file}: {name} is {params[name]!r}; {_REFUSED}")
     said = {NAMES[name]: value for name, value in params.items() if name in NAMES and value is not None}
@@ -84,7 +86,7 @@ def _yarn(said: Any, file: Path, theta: Any) -> dict[str, Any]:
 def _part(name: str, said: Any, names: Mapping[str, str], file: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ValueError(f"{file}: {name} is no object; fetch it again")
-    refuse_unknown(f"entry of {file}'s {name}", said, names, LACKS)
+    refuse_unknown(f"entry of {file}'s {name}", said, names, UNSUPPORTED_PARAMS)
     return {names[entry]: value for entry, value in said.items()}
 
 
@@ -93,7 +95,7 @@ def heads_of(folder: Path) -> dict[str, int]:
     params = read_object(folder / PARAMS)
     queries = params.get("n_heads")
     keys = params.get("n_kv_heads", queries)
-    if not (isinstance(queries, int) and isinstance(keys, int) and 0 < keys <= queries < MOST_HEADS):
+    if not (isinstance(queries, int) and isinstance(keys, int) and 0 < keys <= queries < MAX_HEADS):
         raise ValueError(f"{folder / PARAMS} says n_heads={queries!r} and n_kv_heads={keys!r}; fetch it again")
     return {"q": queries, "k": keys}
 

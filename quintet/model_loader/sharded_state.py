@@ -17,7 +17,7 @@ from torch import Tensor, nn
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 SHARDS = "model-rank-*-part-*.safetensors"
 FORMATS = ("sharded_state", "runai_streamer_sharded")  # load_formats that read them
-BESIDE = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # what a model needs besides its weights
+COPIED_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")  # what a model needs besides its weights
 INDEX = ".index.json"
 
 
@@ -36,7 +36,7 @@ def save(model: nn.Module, folder: Path, rank: int, layout: str) -> None:
 
 def copy_config_files(original: Path, folder: Path) -> None:
     """The configuration and the tokenizer."""
-    for file in (file for pattern in BESIDE for file in original.glob(pattern)):
+    for file in (file for pattern in COPIED_FILES for file in original.glob(pattern)):
         if not file.name.endswith(INDEX):
             shutil.copy(file, folder / file.name)
 

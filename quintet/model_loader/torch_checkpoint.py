@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MOST_SAID = 2**26  # bytes of the pickle; those of the largest checkpoints take a few MB
-MOST_ENTRIES = 2**20  # of the zip
-MOST_DIMENSIONS = 16
+MAX_PICKLE_BYTES = 2**26  # bytes of the pickle; those of the largest checkpoints take a few MB
+MAX_ENTRIES = 2**20  # of the zip
+MAX_DIMENSIONS = 16
 LOCAL = struct.Struct("<4s22xHH")  # of a zip: an entry's own header, up to the lengths of its name and extra field
 STORAGES = {
     "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
@@ -56,7 +56,7 @@ class TorchFile:
             with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
                 self._memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
                 self._entries = _entries(archive.infolist())
-            said = self._content("data.pkl", MOST_SAID)
+            said = self._content("data.pkl", MAX_PICKLE_BYTES)
             if "byteorder" in self._entries and self._content("byteorder", 16) != b"little":
                 raise ValueError("its numbers are big-endian")
         except (*ZIP_ERRORS, KeyError, OSError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -65,7 +65,7 @@ class TorchFile:
                 "the checkpoint with transformers' save_pretrained()"
             ) from None
         try:
-            self._tensors = _tensors(_Reading(said).result())
+            self._tensors = _tensors(_Unpickler(said).result())
             for name, stored in self._tensors.items():
                 self._check(name, stored)
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -129,8 +129,8 @@ class TensorHeader(NamedTuple):
 
 
 def _entries(found: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """Returns the entries by name, without the folder that holds them all; ValueError for more than MOST_ENTRIES."""
-    if len(found) > MOST_ENTRIES:
+    """Returns the entries by name, without the folder that holds them all; ValueError for more than MAX_ENTRIES."""
+    if len(found) > MAX_ENTRIES:
         raise ValueError(f"it has {len(found)} entries")
     return {each.filename.partition("/")[2]: each for each in found}
 
@@ -149,7 +149,7 @@ def _shown(value: Any) -> str:
     return f"{value.module}.{value.name}"[:120] if isinstance(value, PickleGlobal) else type(value).__name__
 
 
-class _Reading:
+class _Unpickler:
     """A pickle's instructions, on a stack of plain values."""
 
     def __init__(self, pickle: bytes) -> None:
@@ -174,7 +174,7 @@ class _Reading:
             "GLOBAL": lambda named: self._push(PickleGlobal(*named.split(" ", 1))),
             "STACK_GLOBAL": lambda _: self._push(PickleGlobal(*self._popped(2))),
             "BINPERSID": lambda _: self._push(_storage(self._stack.pop())),
-            "REDUCE": lambda _: self._push(_called(*self._popped(2))),
+            "REDUCE": lambda _: self._push(_call_result(*self._popped(2))),
             "BUILD": lambda _: self._built(self._stack.pop()),
             "SETITEM": lambda _: self._set(self._popped(2)),
             "SETITEMS": lambda _: self._set(self._marked()),
@@ -236,30 +236,30 @@ def _storage(said: Any) -> PickledTensor:
     """Reads a persistent id: ("storage", its class, the entry's name, the device it was on, how many numbers)."""
     kind, of, key, _, count = said
     dtype = STORAGES.get(of.name) if isinstance(of, PickleGlobal) and of.module == "torch" else None
-    if kind != "storage" or dtype is None or not isinstance(key, str) or not _whole(count):
+    if kind != "storage" or dtype is None or not isinstance(key, str) or not _non_negative_int(count):
         raise ValueError(f"its pickle asks for {_shown(of)} as the numbers of a tensor")
     return PickledTensor(key, dtype, count)
 
 
-def _called(function: Any, arguments: Any) -> Any:
+def _call_result(function: Any, arguments: Any) -> Any:
     """Returns the result of a call in the pickle: only the functions that build tensors are known, by their names."""
     if function == ("collections", "OrderedDict") and arguments == ():
         return {}
     if function == ("torch._utils", "_rebuild_parameter"):
         return arguments[0]
     if function == ("torch._utils", "_rebuild_tensor_v2"):
-        return _viewed(*itertools.islice(arguments, 4))
+        return _tensor_view(*itertools.islice(arguments, 4))
     raise ValueError(f"its pickle calls {_shown(function)}, and quintet runs nothing that a file names")
 
 
-def _viewed(storage: Any, offset: Any, shape: Any, strides: Any) -> PickledTensor:
+def _tensor_view(storage: Any, offset: Any, shape: Any, strides: Any) -> PickledTensor:
     numbers = (offset, *shape, *strides)
-    if not isinstance(storage, PickledTensor) or not all(map(_whole, numbers)):
+    if not isinstance(storage, PickledTensor) or not all(map(_non_negative_int, numbers)):
         raise ValueError("its pickle makes a tensor of what is none")
-    if len(shape) != len(strides) or len(shape) > MOST_DIMENSIONS:
+    if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"its pickle makes a tensor of {len(shape)} dimensions with {len(strides)} strides")
     return storage._replace(offset=offset, shape=tuple(shape), strides=tuple(strides))
 
 
-def _whole(number: Any) -> bool:
+def _non_negative_int(number: Any) -> bool:
     return type(number) is int and 0 <= number < 2**63

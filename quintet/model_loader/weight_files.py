@@ -28,8 +28,20 @@ LONGEST = 400  # characters of what safetensors says of a file
 PICKLED = ("*.bin", "*.pt", "*.pth")
 CONSOLIDATED = "consolidated*.safetensors"  # Mistral's
 PICKLES = ("pt", "npcache")  # formats that read them
-BESIDE = ("training_args.*", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "random_states*")  # of a training
-TRUNK = ("layers.", "embed_tokens.", "norm.", "rotary_emb.")  # beginnings of a decoder's tensors, saved by itself
+TRAINING_FILES = (
+    "training_args.*",
+    "optimizer.*",
+    "scheduler.*",
+    "scaler.*",
+    "rng_state*",
+    "random_states*",
+)  # of a training
+DECODER_PREFIXES = (
+    "layers.",
+    "embed_tokens.",
+    "norm.",
+    "rotary_emb.",
+)  # beginnings of a decoder's tensors, saved by itself
 AT_A_TIME = 2**24  # bytes that are read ahead
 
 
@@ -45,7 +57,7 @@ class WeightFiles:
 
     def module_name(self, name: str) -> str:
         """The name that a tensor has within its model."""
-        return self.prefix + name if self.prefix and name.startswith(TRUNK) else name
+        return self.prefix + name if self.prefix and name.startswith(DECODER_PREFIXES) else name
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -161,7 +173,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 def has_pickles(folder: Path) -> bool:
     """Returns whether the folder has weights that torch.save has written."""
-    return bool(_found(folder, PICKLED))
+    return bool(_matching_files(folder, PICKLED))
 
 
 def _read_ahead(file: Path) -> None:
@@ -177,7 +189,7 @@ def _read_ahead(file: Path) -> None:
 def _files(folder: Path, usual: str, otherwise: Callable[[Path], list[Path]]) -> list[Path]:
     index = folder / f"{usual}.index.json"
     if index.exists():
-        return _regular(_indexed(index, PurePath(usual).suffix))
+        return _regular(_files_of_index(index, PurePath(usual).suffix))
     if (folder / usual).exists():
         return _regular([folder / usual])
     return _regular(otherwise(folder))
@@ -200,14 +212,14 @@ def _consolidated(folder: Path) -> list[Path]:
 
 
 def _pickled(folder: Path) -> list[Path]:
-    if not (found := _found(folder, PICKLED)):
+    if not (found := _matching_files(folder, PICKLED)):
         raise ValueError(f"{folder} has no {', '.join(PICKLED)} file; leave load_format='pt' out")
     return found
 
 
-def _found(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+def _matching_files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     found = {file for pattern in patterns for file in folder.glob(pattern)}
-    return sorted(file for file in found if not any(fnmatch.fnmatch(file.name, each) for each in BESIDE))
+    return sorted(file for file in found if not any(fnmatch.fnmatch(file.name, each) for each in TRAINING_FILES))
 
 
 def _regular(files: list[Path]) -> list[Path]:
@@ -218,7 +230,7 @@ def _regular(files: list[Path]) -> list[Path]:
     return files
 
 
-def _indexed(index: Path, suffix: str) -> list[Path]:
+def _files_of_index(index: Path, suffix: str) -> list[Path]:
     """The files that it names. A link may lead out of the folder, as in the hub's cache; a name may not."""
     where = read_object(index).get("weight_map")
     if not isinstance(where, dict) or not where:

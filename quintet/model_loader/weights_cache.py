@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1  # raised with any change of what is in a file
 SUFFIX = ".weights"
-MOST_HEADER = 2**26  # bytes
+MAX_HEADER = 2**26  # bytes
 ALIGNMENT = 4096  # of a tensor's bytes in the file
 HUGE = 2**21  # bytes of a huge page
 AT_A_TIME = 2**26  # bytes that are read or written at once
@@ -89,12 +89,12 @@ class WeightsCache:
     def store(self, model: nn.Module) -> None:
         """Stores the placed weights for the next start; if that fails, it logs the reason."""
         parameters = list(model.named_parameters(remove_duplicate=False))
-        folder, kept, tensors = self.file.parent, *_laid(parameters)
+        folder, kept, tensors = self.file.parent, *_file_layout(parameters)
         need = kept[-1].offset + kept[-1].nbytes if kept else 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             why = unsafe_reason(folder)
-            if why is None and (free := shutil.disk_usage(folder).free) < need + MOST_HEADER:
+            if why is None and (free := shutil.disk_usage(folder).free) < need + MAX_HEADER:
                 why = f"{folder} has {free / 2**30:.1f} GiB left, and {need / 2**30:.1f} GiB are to be kept"
             if why is None:
                 _write(self.file, kept, tensors)
@@ -124,7 +124,7 @@ def _parameters(kept: Sequence[CachedTensor], model: nn.Module) -> list[list[tup
     return [[(model.get_submodule(parent), name) for parent, _, name in each] for each in split]
 
 
-def _laid(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
+def _file_layout(parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[CachedTensor], list[Tensor]]:
     """Returns each distinct tensor once, and its place in the file; tensors keep the model's order."""
     places: dict[Any, list[str]] = {}
     tensors: dict[Any, Tensor] = {}
@@ -163,7 +163,7 @@ def _write(file: Path, kept: Sequence[CachedTensor], tensors: Sequence[Tensor]) 
 def _header(stream: BinaryIO) -> tuple[list[CachedTensor], int]:
     """Returns the tensors' entries, and the offset where tensors begin; ValueError if they do not fit the file."""
     size, length = os.fstat(stream.fileno()).st_size, int.from_bytes(stream.read(8), "little")
-    if not 0 < length <= min(MOST_HEADER, size):
+    if not 0 < length <= min(MAX_HEADER, size):
         raise ValueError("its header is not whole")
     kept = [
         CachedTensor(tuple(map(str, names)), TYPES[dtype], tuple(map(int, shape)), int(offset))

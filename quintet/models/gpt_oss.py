@@ -9,7 +9,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock, layer_window
 from quintet.layers.linear import LMHead
 from quintet.layers.moe.biased import BOTH, BiasedMoE
-from quintet.layers.moe.moe import DOWN, MOST, MoESizes
+from quintet.layers.moe.moe import DOWN, MAX_EXPERTS, MoESizes
 from quintet.layers.rope import Rotary
 
 RENAMED = {".mlp.router.": ".mlp.gate."}
@@ -50,6 +50,6 @@ class GptOssForCausalLM(CausalLM):
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
         """[E, D, 2 I] and [E, I, D], or blocks of 4 bits and their scales [E, outputs, ...]; biases [E, outputs]."""
         found = STACK.fullmatch(name)
-        if found is None or len(shape) < 2 or not 0 < shape[0] <= MOST:
+        if found is None or len(shape) < 2 or not 0 < shape[0] <= MAX_EXPERTS:
             return {}
         return {f"{found[1]}.{expert}.{found[2]}{OWN[found[3]]}": (expert,) for expert in range(shape[0])}

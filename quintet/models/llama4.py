@@ -11,7 +11,7 @@ from quintet.layers.build import BuildContext
 from quintet.layers.decoder import CausalLM, DecoderTrunk, PreNormBlock
 from quintet.layers.linear import LMHead
 from quintet.layers.mlp import GatedMLP
-from quintet.layers.moe.moe import DOWN, GATE, MOST, UP, Experts, MoE, MoESizes
+from quintet.layers.moe.moe import DOWN, GATE, MAX_EXPERTS, UP, Experts, MoE, MoESizes
 from quintet.layers.norm import RMSNorm
 from quintet.layers.rope import PositionScaling, Rotary
 
@@ -101,7 +101,7 @@ class Llama4ForCausalLM(CausalLM):
     def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
         """[E, D, 2 I], gate beside up, and [E, I, D]."""
         found = STACK.fullmatch(name)
-        if found is None or len(shape) != 3 or not 0 < shape[0] <= MOST:
+        if found is None or len(shape) != 3 or not 0 < shape[0] <= MAX_EXPERTS:
             return {}
         if found[2] == DOWN:
             return {f"{found[1]}.{expert}.{DOWN}.weight": (expert,) for expert in range(shape[0])}

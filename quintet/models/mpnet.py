@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from quintet.layers.attention.relative_bias import FURTHEST, RelativeAttention, RelativeBias, bias_by_distance
+from quintet.layers.attention.relative_bias import MAX_DISTANCE, RelativeAttention, RelativeBias, bias_by_distance
 from quintet.layers.build import BuildContext
 from quintet.layers.embedding import PositionEmbedding
 from quintet.layers.encoder import Encoder, PostNormEncoderBlock, encoder_attention_sizes, eps, plain_mlp
@@ -57,5 +57,7 @@ class MPNetModel(Encoder):
             learned = found.pop(LEARNED)
             if len(learned.shape) != 2:
                 raise ValueError(f"{LEARNED} is {list(learned.shape)}, and must be [buckets, heads]; fetch it anew")
-            found[TABLE] = TransformedTensor(learned, bias_by_distance, new_shape=(learned.shape[1], 2 * FURTHEST + 1))
+            found[TABLE] = TransformedTensor(
+                learned, bias_by_distance, new_shape=(learned.shape[1], 2 * MAX_DISTANCE + 1)
+            )
         return found

@@ -11,7 +11,7 @@ from quintet.ops.registry import Op, Ops
 from quintet.ops.rotary import apply_rotary
 
 SCALE_BYTES = 4  # a float32 behind the numbers of an int8 row
-CACHED = (
+CACHE_DTYPES = (
     torch.int8,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -100,7 +100,7 @@ def paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attention
         seen = places < torch.index_select(group.seq_lens, 0, batch.token_to_seq)[:, None]
     if spec.chunk is not None:
         seen = seen & (places >= batch.positions[:, None] - batch.positions[:, None] % spec.chunk)
-    return _attended(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
+    return _masked_attention(q, k, v, (places - batch.positions[:, None], seen), (spec, sinks))
 
 
 @Op
@@ -119,7 +119,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec
     if spec.chunk is not None:
         seen = seen & (apart >= -(batch.positions[:, None] % spec.chunk))
     many = (q.shape[0], *k.shape)
-    return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
+    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, sinks))
 
 
 @Op
@@ -139,10 +139,10 @@ def biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: Attent
     places = apart.clamp(-reach, reach) + reach
     added = torch.index_select(bias, 1, places.reshape(-1)).reshape(-1, tokens, tokens).transpose(0, 1)  # [T, H, T]
     many = (tokens, *k.shape)
-    return _attended(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
+    return _masked_attention(q, k.float().expand(many), v.float().expand(many), (apart, seen), (spec, None), added)
 
 
-def _attended(
+def _masked_attention(
     q: Tensor, k: Tensor, v: Tensor, places: tuple[Tensor, Tensor], layer: tuple[AttentionSpec, Tensor | None],
     added: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -174,7 +174,7 @@ def _attended(
 class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
-    `also`: types of a cache that the bound ops store beside CACHED. `attend` serves in the place of paged_attention.
+    `also`: types of a cache that the bound ops store beside CACHE_DTYPES. `attend` serves in the place of paged_attention.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class PagedAttention(Mixer):
         also: Sequence[torch.dtype] = (),
         attend: Callable[..., Tensor] | None = None,
     ) -> None:
-        known = *CACHED, *also
+        known = *CACHE_DTYPES, *also
         if spec.cache_dtype not in (spec.dtype, *known):
             raise ValueError(
                 f"a cache is of the layer's type, or {' or '.join(map(str, known))}; not {spec.cache_dtype}"

@@ -82,7 +82,7 @@ def route_sparse(logits: Tensor, k: int, margin: float) -> tuple[Tensor, Tensor]
     return torch.cat(weights, 1), torch.cat(ids, 1).to(torch.int32)
 
 
-SEEN = 4  # numbers of a token that choose between copies of an expert
+HASHED_FEATURES = 4  # numbers of a token that choose between copies of an expert
 
 
 @Op
@@ -95,7 +95,7 @@ def local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
     """
     num, columns = places.shape
     known = (ids >= 0) & (ids < num)
-    bits = x[:, :SEEN].float().contiguous().view(torch.int32).long().sum(1)
+    bits = x[:, :HASHED_FEATURES].float().contiguous().view(torch.int32).long().sum(1)
     column = ((bits >> 8 & 0xFFFFFF) * 0x9E3779B1 >> 20) % columns
     found = places[torch.where(known, ids, 0).long(), column[:, None]]
     return torch.where(known, found, -1)

@@ -61,7 +61,7 @@ def quantize(weight: Tensor, fmt: WeightFormat) -> Matrix:
     if fmt.zeros or fmt.mins or fmt.act_order:
         raise ValueError(f"{fmt.kind} with zeros, minima or order is read from checkpoints, not made")
     if fmt.codebook:
-        return _nearest(weight, fmt)
+        return _nearest_codes(weight, fmt)
     if fmt.dtype is not None:
         return _floats(weight, fmt, fmt.dtype)
     outputs, inputs = weight.shape
@@ -88,7 +88,7 @@ def _floats(weight: Tensor, fmt: WeightFormat, dtype: torch.dtype) -> Matrix:
     return Matrix(values.reshape(wide.shape)[:outputs, :inputs].contiguous(), known.contiguous(), format=fmt)
 
 
-def _nearest(weight: Tensor, fmt: WeightFormat) -> Matrix:
+def _nearest_codes(weight: Tensor, fmt: WeightFormat) -> Matrix:
     """Each number becomes the nearest of the table's, once the largest of its group is brought to the table's; halfway,
     the lower one. With the tables of bitsandbytes, what its quantize_4bit() gives, bit for bit."""
     outputs, inputs = weight.shape

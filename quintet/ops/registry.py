@@ -100,7 +100,7 @@ class Ops:
     def __init__(
         self, priority: Mapping[str, Sequence[str]], requested: Mapping[str, str], timed: Instrument | None = None
     ) -> None:
-        self._priority, self._asked, self._timed = priority, requested, timed
+        self._priority, self._asked, self._instrument = priority, requested, timed
         self._chosen: dict[str, ProviderChoice] = {}
 
     def __getattr__(self, name: str) -> Function:  # reached once for each op
@@ -109,8 +109,8 @@ class Ops:
         function = Op.registry[name].providers[self.choice(name).provider] if name in Op.registry else None
         if function is None:
             raise AttributeError(f"no op {name!r}; there are {', '.join(sorted(Op.registry))}")
-        if self._timed is not None:
-            function = self._timed(name, self.choice(name).provider, function)
+        if self._instrument is not None:
+            function = self._instrument(name, self.choice(name).provider, function)
         self.__dict__[name] = function
         return function
 
@@ -126,7 +126,9 @@ class Ops:
             op, whole = Op.registry[name], name.partition(":")[0]  # kinds without an order have their op's
             order = self._priority.get(name, self._priority.get(whole, ()))
             with _BINDING:
-                self._chosen[name] = _obey(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
+                self._chosen[name] = (
+                    _requested_provider(op, order, self._asked[name]) if name in self._asked else _choose(op, order)
+                )
         return self._chosen[name]
 
     def served(self, name: str) -> bool:
@@ -179,7 +181,7 @@ def _choose(op: Op, wanted: Sequence[str]) -> ProviderChoice:
     return ProviderChoice(op.name, "reference", why, tuple(rejected))
 
 
-def _obey(op: Op, order: Sequence[str], asked: str) -> ProviderChoice:
+def _requested_provider(op: Op, order: Sequence[str], asked: str) -> ProviderChoice:
     if not order:
         raise ValueError(f"{asked!r} was asked for, and this platform has one way to serve {op.name}; leave it out")
     reasons = {provider: _why_not(op, provider) for provider in (*order, "reference")}

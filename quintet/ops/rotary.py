@@ -25,7 +25,7 @@ def pair_rotary(q: Tensor, k: Tensor, table: Tensor, positions: Tensor) -> tuple
     The results have the first of each pair, then the second, as rotary()'s: q and k alike, so that scores are the same.
     """
     rot = table.shape[1]
-    return rotary.reference(_apart(q, rot), _apart(k, rot), table, positions)
+    return rotary.reference(_split_pairs(q, rot), _split_pairs(k, rot), table, positions)
 
 
 @Op
@@ -44,7 +44,7 @@ def apply_rotary(q: Tensor, k: Tensor, args: RotaryArgs, positions: Tensor) -> t
     return op.reference(q, k, args.cos_sin, positions)
 
 
-def _apart(x: Tensor, rot: int) -> Tensor:
+def _split_pairs(x: Tensor, rot: int) -> Tensor:
     """x [T, H, D] with the first of each pair of its first rot features before the second."""
     pairs = x[..., :rot].unflatten(-1, (rot // 2, 2)).transpose(-1, -2).flatten(-2)
     return torch.cat([pairs, x[..., rot:]], dim=-1)

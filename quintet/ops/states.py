@@ -40,7 +40,7 @@ def short_conv(
     token on, then the bias, then silu where it is asked for, rounded once. With gates [T, 2 C] (LFM2, Liquid AI 2025)
     x is first multiplied by the first C of them, and what comes out by the others, each rounded.
     """
-    kept, taps = _read(state, context), conv.weight.float()
+    kept, taps = _read_states(state, context), conv.weight.float()
     bias = None if conv.bias is None else conv.bias.float()
     x = x if gates is None else x * gates[:, : x.shape[1]]
 
@@ -52,8 +52,8 @@ def short_conv(
         out = out if bias is None else out + bias
         return (_silu(out) if silu else out).to(x.dtype), seen[:, :, 1:]
 
-    out, kept = _through(step, kept, context)
-    return out if gates is None else out * gates[:, x.shape[1] :], _written(state, kept, context)
+    out, kept = _scan_tokens(step, kept, context)
+    return out if gates is None else out * gates[:, x.shape[1] :], _write_states(state, kept, context)
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ def state_space(
         after = before * kept[:, :, None, None] + given[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    made, kept = _through(step, _read(state, context), context)
+    made, kept = _scan_tokens(step, _read_states(state, context), context)
     made = made if scan.skip is None else made + x.float() * scan.skip[:, None]
-    return made, _written(state, kept, context)
+    return made, _write_states(state, kept, context)
 
 
 @Op
@@ -121,9 +121,9 @@ def selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context:
         after = before * torch.exp(-rates * length[:, :, None]) + given[:, :, None] * key[:, None]
         return (after * query[:, None]).sum(-1), after
 
-    made, kept = _through(step, _read(state, context), context)
+    made, kept = _scan_tokens(step, _read_states(state, context), context)
     made = made if scan.skip is None else made + x[:, :, 0].float() * scan.skip
-    return made[:, :, None], _written(state, kept, context)
+    return made[:, :, None], _write_states(state, kept, context)
 
 
 class DeltaRuleInputs(NamedTuple):
@@ -159,8 +159,8 @@ def delta_rule(turns: DeltaRuleInputs, scan: ScanWeights, state: Tensor, context
         after = faded + missing[:, :, :, None] * key
         return (after * query).sum(-1), after
 
-    made, kept = _through(step, _read(state, context), context)
-    return made, _written(state, kept, context)
+    made, kept = _scan_tokens(step, _read_states(state, context), context)
+    return made, _write_states(state, kept, context)
 
 
 class WKV7Inputs(NamedTuple):
@@ -202,8 +202,8 @@ def wkv7(moves: WKV7Inputs, rule: WKV7Weights, state: Tensor, context: StepConte
         after = after + value[:, :, :, None] * gives[:, :, None]
         return (after * read[:, :, None]).sum(-1), after
 
-    made, kept = _through(step, _read(state, context), context)
-    return made, _written(state, kept, context)
+    made, kept = _scan_tokens(step, _read_states(state, context), context)
+    return made, _write_states(state, kept, context)
 
 
 def wkv7_keys(k: Tensor, a: Tensor, rule: WKV7Weights) -> Tensor:
@@ -251,19 +251,19 @@ def max_query_len(context: StepContext) -> int:
     return int((context.batch.query_start_loc[1:] - context.batch.query_start_loc[:-1]).max())
 
 
-def _read(state: Tensor, context: StepContext) -> Tensor:
+def _read_states(state: Tensor, context: StepContext) -> Tensor:
     """Each request's state [R, *shape], zeros where it begins."""
     units = context.group.block_table[:, 0]
     begins = (units == 0).reshape(-1, *[1] * (state.dim() - 1))
     return torch.where(begins, torch.zeros((), dtype=state.dtype, device=state.device), state[units])
 
 
-def _written(state: Tensor, kept: Tensor, context: StepContext) -> Tensor:
+def _write_states(state: Tensor, kept: Tensor, context: StepContext) -> Tensor:
     state[context.group.block_table[:, 1]] = kept.to(state.dtype)
     return state
 
 
-def _through(
+def _scan_tokens(
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], kept: Tensor, context: StepContext
 ) -> tuple[Tensor, Tensor]:
     """All requests token by token: step(token of each request [R], their states) -> (what it gives [R, ...], states).

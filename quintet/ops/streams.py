@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from quintet.ops.registry import Op
 
-LEAST = 1e-5  # of a mean of squares that is divided by
+MIN_MEAN_SQUARE = 1e-5  # of a mean of squares that is divided by
 
 
 @Op
@@ -42,7 +42,7 @@ def as_large(x: Tensor, like: Tensor) -> Tensor:
     """x [T, H] times rms(like) / rms(x), by rows; the mean of x's squares counts as 1e-5 at least. In float32, rounded
     once."""
     wanted = like.float().pow(2).mean(-1, keepdim=True).sqrt()
-    there = x.float().pow(2).mean(-1, keepdim=True).clamp(min=LEAST).sqrt()
+    there = x.float().pow(2).mean(-1, keepdim=True).clamp(min=MIN_MEAN_SQUARE).sqrt()
     return (x.float() * wanted / there).to(x.dtype)
 
 

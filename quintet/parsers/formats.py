@@ -11,7 +11,7 @@ from quintet.parsers.grammar import LarkGrammar, NoGrammar
 from quintet.parsers.optional_call_grammar import OptionalCallGrammar
 
 # A schema may also be none at all, or endless: what is made of it instead says why.
-UNWRITTEN = (NoGrammar, RecursionError, TypeError, ValueError, OverflowError)
+NO_GRAMMAR_ERRORS = (NoGrammar, RecursionError, TypeError, ValueError, OverflowError)
 Signs = tuple[tuple[str, ...], ...]
 """Alternatives; of one of them, every text stands in the chat template."""
 
@@ -156,7 +156,7 @@ class ToolParser:
         try:
             calls = lark.sequence(self.blocks[0].sequence)
             calls = calls if self.separator is None else lark.repeated("", calls, lark.literal(self.separator))
-        except UNWRITTEN:
+        except NO_GRAMMAR_ERRORS:
             return None
         thoughts = choice.reasoning
         if choice.alternative:
@@ -180,5 +180,5 @@ class ToolParser:
             return OptionalCallGrammar(lark, special, thoughts).grammar_text(
                 self.blocks, choice.inside, choice.parallel
             )
-        except UNWRITTEN:
+        except NO_GRAMMAR_ERRORS:
             return None

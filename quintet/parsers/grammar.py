@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TEXT = r"/(?s:.*)/"
 JSON_NUMBER = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+\-]?[0-9]{1,2})?/"
 # As templates write values: Python's json.dumps, and Jinja's tojson.
-AS_DUMPED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_DUMPS_FORMAT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 NOTHING = '""'
 GAP = r"/[ \n]{0,4}/"
 
@@ -73,7 +73,7 @@ class LarkGrammar:
         """A value in JSON, on one line."""
         if not isinstance(schema, Mapping):
             schema = {} if schema is True else {"not": {}}
-        return self.rule("%json " + json.dumps({"x-guidance": AS_DUMPED, **schema}).replace("::=", "\\u003a:="))
+        return self.rule("%json " + json.dumps({"x-guidance": JSON_DUMPS_FORMAT, **schema}).replace("::=", "\\u003a:="))
 
     def some(self, pieces: Sequence[tuple[str, bool]], between: str) -> str:
         """Writes all needed pieces and any of the others, in their order."""

@@ -48,9 +48,9 @@ class OptionalCallGrammar:
             raise NoGrammar
         mark = first.text.strip()
         rest = (Marker(first.text.lstrip()[len(mark) :]), *block.sequence[1:])
-        return f"({' | '.join(self._up_to(mark))}) {self._lark.sequence(rest)}"
+        return f"({' | '.join(self._text_until(mark))}) {self._lark.sequence(rest)}"
 
-    def _up_to(self, mark: str) -> list[str]:
+    def _text_until(self, mark: str) -> list[str]:
         """Text that ends with the marker, written as a token or out of letters."""
         spelled = self._lark.rule(self._lark.terminal(f"({self._text}) {quoted(mark)}"), "[lazy]")
         found = self._lark.first_special(mark)

@@ -48,31 +48,31 @@ def types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
         each = waiting.pop()
         if isinstance(each, Mapping) and id(each) not in seen:
             seen.add(id(each))  # references may go round in circles
-            said = set(_said(each))
+            said = set(_declared_types(each))
             found |= said
             if not said:
                 waiting += [
-                    option for key in ("anyOf", "oneOf", "allOf") for option in _listed(each, key)[:MAX_OPTIONS]
+                    option for key in ("anyOf", "oneOf", "allOf") for option in _string_list(each, key)[:MAX_OPTIONS]
                 ]
                 waiting += [resolve_reference(each["$ref"], root)] if "$ref" in each else []
     return frozenset(found)
 
 
-def _said(schema: Mapping[str, Any]) -> Iterator[str]:
+def _declared_types(schema: Mapping[str, Any]) -> Iterator[str]:
     """The types that a schema itself says, or shows by its values or its other keywords."""
     named = schema.get("type")
-    for name in [named] if isinstance(named, str) else _listed(schema, "type"):
+    for name in [named] if isinstance(named, str) else _string_list(schema, "type"):
         if word := LETTERS.match(str(name).lower()):
             yield NAMES.get(word[0], word[0])
     if named is None:
-        values = [*_listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+        values = [*_string_list(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
         yield from (TYPES.get(type(value), "array") for value in values[:MAX_OPTIONS])
         yield from (kind for key, kind in IMPLIED.items() if key in schema)
     if schema.get("nullable") is True:
         yield "null"
 
 
-def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
+def _string_list(schema: Mapping[str, Any], key: str) -> list[Any]:
     value = schema.get(key)
     return list(value) if isinstance(value, list | tuple) else []
 

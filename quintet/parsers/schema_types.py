@@ -11,9 +11,9 @@ from quintet.parsers.schema import IMPLIED, TYPES, resolve_reference
 Option = tuple[str, Mapping[str, Any]]
 """A type and the schema that holds for it; or "const" with its value; or "any"."""
 
-LOOKS = 1000  # at parts of one argument's schema
-DEEP = 20  # references and choices within one another
-SILENT = frozenset({  # keywords that do not restrict the value
+MAX_LOOKUPS = 1000  # at parts of one argument's schema
+MAX_DEPTH = 20  # references and choices within one another
+UNRESTRICTING_KEYWORDS = frozenset({  # keywords that do not restrict the value
     "title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "nullable",
     "$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "strict",
 })  # fmt: skip
@@ -34,7 +34,7 @@ FORMATS = {
 
 def options(schema: Any, root: Mapping[str, Any]) -> list[Option]:
     """Raises NoGrammar where that is not so simple. References are to `root`."""
-    found = list(_options(schema, root, iter(range(LOOKS)), DEEP))
+    found = list(_options(schema, root, iter(range(MAX_LOOKUPS)), MAX_DEPTH))
     if not found:
         raise NoGrammar
     return found
@@ -43,7 +43,7 @@ def options(schema: Any, root: Mapping[str, Any]) -> list[Option]:
 def _options(schema: Any, root: Mapping[str, Any], looks: Iterator[int], deep: int) -> Iterator[Option]:
     if next(looks, None) is None or not deep or not (schema is True or isinstance(schema, Mapping)):
         raise NoGrammar
-    said = {} if schema is True else {key: value for key, value in schema.items() if key not in SILENT}
+    said = {} if schema is True else {key: value for key, value in schema.items() if key not in UNRESTRICTING_KEYWORDS}
     if not said:
         yield "any", said
     elif "enum" in said or "const" in said:
@@ -67,7 +67,7 @@ def _constants(said: Mapping[str, Any]) -> Iterator[Option]:
     kinds = set(_kinds(said["type"])) if "type" in said else None
     if not isinstance(values, list):
         raise NoGrammar
-    for value in values[:LOOKS]:
+    for value in values[:MAX_LOOKUPS]:
         kind = TYPES.get(type(value), "array")
         if kinds is None or kind in kinds or (kind == "integer" and "number" in kinds):
             yield "const", {"const": value}

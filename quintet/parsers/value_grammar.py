@@ -21,7 +21,7 @@ SCALARS = {
 }
 SINGLE, UNESCAPED = '"\'"', r"/[^'\\\x00-\x1f]*/"
 # What a text must not look like where it may also be a value of that type: it would be read as that.
-LOOKS = {
+MAX_LOOKUPS = {
     "null": "/(?i:null|none)/",
     "boolean": "/(?i:true|false)/",
     "integer": ANY_NUMBER,
@@ -38,7 +38,7 @@ def until_marker(lark: LarkGrammar, schema: Any, allowed: frozenset[str], end: s
     kinds = {*allowed, "any", *(["integer"] if "number" in allowed else [])}
     found = [each for each in options(schema, lark.tool.parameters) if _type(each) in kinds]
     texts = [text_of(each) for kind, each in found if kind == "string" or (kind == "any" and allowed == ONLY_TEXT)]
-    looks = [LOOKS[each] for each in sorted(allowed) if each in LOOKS]
+    looks = [MAX_LOOKUPS[each] for each in sorted(allowed) if each in MAX_LOOKUPS]
     if looks:
         texts = [f"({each}) & ~({SPACE} ({' | '.join(looks)}) {SPACE})" for each in texts]
     plain = [quoted(text) for text in _constants(found, allowed) if text]
@@ -62,9 +62,9 @@ def _constants(found: list[Option], allowed: frozenset[str]) -> Iterator[str]:
     for kind, each in found:
         if kind == "const":
             value = each["const"]
-            text = value if isinstance(value, str) else _dumped(value)
-            read = _dumped(text) if allowed == ONLY_TEXT else as_json(text, allowed)
-            if read == _dumped(value):
+            text = value if isinstance(value, str) else _json_pattern(value)
+            read = _json_pattern(text) if allowed == ONLY_TEXT else as_json(text, allowed)
+            if read == _json_pattern(value):
                 yield text
 
 
@@ -77,16 +77,16 @@ def _bounded(schema: Mapping[str, Any]) -> bool:
     return any(key in schema for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
 
 
-def _dumped(value: Any) -> str:
+def _json_pattern(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
 def arguments(lark: LarkGrammar, notation: Notation, comma: str) -> str:
     """All arguments of the tool's call, in the notation's brackets."""
-    return _Speller(lark, notation, comma).members(lark.tool.parameters, notation.arguments)
+    return _ValueGrammar(lark, notation, comma).members(lark.tool.parameters, notation.arguments)
 
 
-class _Speller:
+class _ValueGrammar:
     """Writes values in a notation. A schema that refers to itself is a rule that does."""
 
     def __init__(self, lark: LarkGrammar, notation: Notation, comma: str) -> None:
@@ -146,7 +146,7 @@ class _Speller:
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
             if self._notation.escapes:
-                return _dumped(value)
+                return _json_pattern(value)
             quote = self._notation.quotes[0]
             if quote in value:
                 raise NoGrammar
@@ -157,7 +157,7 @@ class _Speller:
             bracket = next(each for each in self._notation.brackets if each.pair)
             pairs = [self._key(key, bracket) + self._constant(each) for key, each in value.items()]
             return bracket.open + self._comma.join(pairs) + bracket.close
-        return self._words.get(_dumped(value), _dumped(value))
+        return self._words.get(_json_pattern(value), _json_pattern(value))
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         if schema.keys() & {"prefixItems", "contains", "uniqueItems", "unevaluatedItems", "additionalItems"}:
@@ -190,7 +190,7 @@ class _Speller:
 
     def _key(self, key: str, bracket: Bracket) -> str:
         if not bracket.bare:
-            return _dumped(key) + self._pair(bracket)
+            return _json_pattern(key) + self._pair(bracket)
         if not WORD.fullmatch(key) or len(key) > MAX_NAME:
             raise NoGrammar
         return key + self._pair(bracket)
@@ -205,10 +205,10 @@ class _Speller:
             self._anything = self._lark.reserve()
             words = " | ".join(map(quoted, self._words.values()))
             python = f"{self._string({})} | {self._lark.json({'type': NO_TEXT})} | {words}"
-            self._lark.define(self._anything, python if self._notation.escapes else self._any_of_its_own())
+            self._lark.define(self._anything, python if self._notation.escapes else self._any_in_notation())
         return self._anything
 
-    def _any_of_its_own(self) -> str:
+    def _any_in_notation(self) -> str:
         bracket = next(each for each in self._notation.brackets if each.pair)
         more, one = quoted(self._comma), f"{self._free_key(bracket)} {self._anything}"
         words = " | ".join(quoted(word) for word in self._notation.words)

@@ -103,11 +103,11 @@ def read_value(scan: Scanner, write: Write, notation: Notation, top: Bracket | N
             raise MalformedText
         else:
             yield from _scalar(scan, write, notation)
-        if (yield from _closed(scan, write, notation, inside)):
+        if (yield from _close_brackets(scan, write, notation, inside)):
             return
 
 
-def _closed(scan: Scanner, write: Write, notation: Notation, inside: list[Bracket]) -> Steps[bool]:
+def _close_brackets(scan: Scanner, write: Write, notation: Notation, inside: list[Bracket]) -> Steps[bool]:
     """After a value: brackets that close, and up to the next value -> whether there is none."""
     while inside:
         if (yield from scan.expect(",", inside[-1].close)) == ",":

@@ -20,7 +20,7 @@ _NODES = Path("/sys/devices/system/node")
 _STATUS = Path("/proc/self/status")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # the number of the system call
 _PREFERRED = 1  # MPOL_PREFERRED: there as long as there is room, then on other nodes
-_MOST_NODES = 1024  # bits of a mask
+_MAX_NODES = 1024  # bits of a mask
 _BEFORE: dict[frozenset[int], frozenset[int]] = {}  # processors of a seat -> those that its thread had before
 
 
@@ -54,7 +54,7 @@ def nodes(cpus: Collection[int] | None = None, root: Path = _NODES, status: Path
     found: dict[int, set[int]] = {number: set() for number in filled}
     for number in online if filled else ():
         own = set(_numbers(_text(root / f"node{number}" / "cpulist"))) & usable
-        found[number if number in found else _nearest(root, number, online, filled)] |= own
+        found[number if number in found else _nearest_node(root, number, online, filled)] |= own
     return tuple(NumaNode(number, frozenset(its)) for number, its in sorted(found.items()) if its)
 
 
@@ -89,12 +89,12 @@ def prefer_memory(node: int) -> bool:
     """True if the system takes this thread's memory from that node first. If it refuses, as containers often do, memory
     lies where it is first touched, which is that node as well."""
     call = _SET_MEMPOLICY.get(os.uname().machine)
-    if call is None or not 0 <= node < _MOST_NODES:
+    if call is None or not 0 <= node < _MAX_NODES:
         return False
-    mask = (ctypes.c_ulong * (_MOST_NODES // 64))()
+    mask = (ctypes.c_ulong * (_MAX_NODES // 64))()
     mask[node // 64] = 1 << node % 64
     libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.syscall(call, _PREFERRED, mask, ctypes.c_ulong(_MOST_NODES))) == 0
+    return int(libc.syscall(call, _PREFERRED, mask, ctypes.c_ulong(_MAX_NODES))) == 0
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def _mems_allowed(status: Path) -> set[int] | None:
     return set(_numbers(lines[0].partition(":")[2])) if lines else None
 
 
-def _nearest(root: Path, number: int, online: Sequence[int], filled: Sequence[int]) -> int:
+def _nearest_node(root: Path, number: int, online: Sequence[int], filled: Sequence[int]) -> int:
     """Returns the nearest node by the system's table of distances, with a column for each online node."""
     row = [int(each) for each in _text(root / f"node{number}" / "distance").split() if each.isdigit()]
     distances = dict(zip(online, row, strict=False))

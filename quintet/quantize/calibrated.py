@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from quintet.hub.legacy_configs import FOREIGN
+from quintet.hub.legacy_configs import LEGACY_ADAPTERS
 from quintet.hub.max_model_len import model_length
 from quintet.quantize import awq, packing, rounding
 from quintet.quantize.calibration_run import CalibratedLayer, run_calibration
@@ -61,7 +61,7 @@ def config_of(original: SourceCheckpoint) -> Any:
     """transformers' own, of the model that samples go through. ValueError where it has none."""
     from transformers import AutoConfig
 
-    if original.config.model_type in FOREIGN:
+    if original.config.model_type in LEGACY_ADAPTERS:
         raise ValueError(
             f"calibration takes samples through transformers' model, and there is none of type "
             f"{original.config.model_type!r}; use --method rtn and a scheme that needs no calibration"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quintet.config import EngineConfig
-from quintet.hub.hf_overrides import SAID
+from quintet.hub.hf_overrides import QUANTIZATION_ENTRIES
 from quintet.hub.resolve import load_model_config, resolve_model
 from quintet.interface.weights import FLOATS, StoredTensor
 from quintet.layers.decoder import ModelBase
@@ -36,7 +36,7 @@ class SourceCheckpoint:
             raise ValueError(f"{name!r} is a GGUF file; give the original, a folder of safetensors")
         whole = load_model_config(folder)
         config = whole.get_text_config()
-        if any(getattr(each, said, None) for each in (whole, config) for said in SAID):
+        if any(getattr(each, said, None) for each in (whole, config) for said in QUANTIZATION_ENTRIES):
             raise ValueError(f"{name!r} is quantized already; give the original, in floats")
         model = outline(config)
         return cls(folder, config, model, Checkpoint(folder, model))

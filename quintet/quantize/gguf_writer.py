@@ -56,7 +56,7 @@ def write(original: SourceCheckpoint, preset: Preset, file: Path, name: str, pro
     turned = ARCHITECTURES[kind] in TURNED
     for own, known, held in tqdm(plan, desc="Quantizing", unit="tensor", disable=not progress, mininterval=0.5):
         tensor = divisors if not own and divisors is not None else original.read(own)
-        tensor = _turned(known, tensor, config) if turned else tensor
+        tensor = _permuted(known, tensor, config) if turned else tensor
         writer.write_tensor_data(blocks(gguf, tensor, held))
     writer.close()
     same = sum(held == preset.type for _, _, held in plan)
@@ -97,7 +97,7 @@ def _announce(writer: Any, name: str, shape: tuple[int, ...], kind: Any) -> None
     writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=kind)
 
 
-def _turned(name: str, tensor: Tensor, config: Any) -> Tensor:
+def _permuted(name: str, tensor: Tensor, config: Any) -> Tensor:
     """Rows of q and k in the order of neighbours: features i and i + half of a head stand side by side."""
     part = name.split(".")[-2]
     if part not in ("attn_q", "attn_k"):

@@ -32,7 +32,7 @@ def gptq(
             if scheme.group and not ordered and column % scheme.group == 0:
                 group = slice(column, column + scheme.group)
                 new = search_grid(block[:, place : place + scheme.group], scheme, dtype, importance[group])
-                _renew(known, column // scheme.group, new)
+                _update_group(known, column // scheme.group, new)
             got = _one(block[:, place], known, int(order[column]), scheme)
             errors[:, place] = (block[:, place] - got) / inverse[column, column]
             block[:, place:] -= errors[:, place, None] * inverse[column, column:last]
@@ -57,7 +57,7 @@ def _inverse(hessian: Tensor, dampening: float, ordered: bool) -> tuple[Tensor, 
     return upper.float(), order
 
 
-def _renew(known: Grid, group: int, new: Grid) -> None:
+def _update_group(known: Grid, group: int, new: Grid) -> None:
     """The grid of one group, of the weights as the errors before left them."""
     known.scales[:, group] = new.scales[:, 0]
     if known.zeros is not None and new.zeros is not None:

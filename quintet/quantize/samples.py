@@ -8,8 +8,8 @@ from typing import Any
 from quintet.chat.messages import ChatOptions, render_chat
 from quintet.tokenizers.tokenizer import Tokenizer
 
-MOST_BYTES = 256 * 2**20  # of a file
-LEAST = 16  # tokens of a sequence
+MAX_BYTES = 256 * 2**20  # of a file
+MIN_TOKENS = 16  # tokens of a sequence
 
 
 def sequences(file: Path, tokenizer: Tokenizer, count: int, length: int) -> list[list[int]]:
@@ -17,8 +17,8 @@ def sequences(file: Path, tokenizer: Tokenizer, count: int, length: int) -> list
     ValueError or OSError says what is wrong with the file."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there; give a file with a sample of text per line")
-    if (size := file.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{file} has {size >> 20} MiB, and {MOST_BYTES >> 20} are read at most; give a part of it")
+    if (size := file.stat().st_size) > MAX_BYTES:
+        raise ValueError(f"{file} has {size >> 20} MiB, and {MAX_BYTES >> 20} are read at most; give a part of it")
     held: list[int] = []
     found: list[list[int]] = []
     for sample in samples(file, tokenizer):
@@ -28,10 +28,10 @@ def sequences(file: Path, tokenizer: Tokenizer, count: int, length: int) -> list
             held = held[length:]
         if len(found) == count:
             return found
-    if not found and len(held) >= LEAST:
+    if not found and len(held) >= MIN_TOKENS:
         return [held]
     if not found:
-        raise ValueError(f"{file} has {len(held)} tokens, and {LEAST} are the least; give more text")
+        raise ValueError(f"{file} has {len(held)} tokens, and {MIN_TOKENS} are the least; give more text")
     return found
 
 

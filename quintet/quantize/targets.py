@@ -59,7 +59,7 @@ def products(model: ModelBase, ignored: Sequence[str], unit: int) -> LinearTarge
             continue
         for part in each.weight.slices:
             module, inputs = part.source.removesuffix(".weight"), part.shape[1]
-            fits = inputs % unit == 0 and not part.transposed and not _stays(each, module)
+            fits = inputs % unit == 0 and not part.transposed and not _is_excluded(each, module)
             (chosen if fits and not any(matches(name, module) for name in ignored) else left).add(module)
     _refuse_unmatched(ignored, chosen | left)
     if not chosen - left:
@@ -84,7 +84,7 @@ def _refuse_unmatched(ignored: Sequence[str], modules: set[str]) -> None:
             raise ValueError(f"ignore {name!r} means no product of this model; its names look like {min(modules)!r}")
 
 
-def _stays(each: DeclaredWeight, module: str) -> bool:
+def _is_excluded(each: DeclaredWeight, module: str) -> bool:
     """Routers, and what is an embedding too."""
     router = each.weight.use == "linear" and each.weight.format.plain
     return router or (each.path.startswith(HEAD) and not module.endswith(HEAD))

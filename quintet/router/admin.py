@@ -26,12 +26,12 @@ PATHS = {
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 
-class _Order(msgspec.Struct, forbid_unknown_fields=True):
+class _AdminRequest(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     pool: Literal["all", "prefill", "decode"] | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Order)
+_DECODER = msgspec.json.Decoder(_AdminRequest)
 
 
 def check_local_user(scope: Scope) -> None:
@@ -82,10 +82,10 @@ class Admin:
     def _state_of(self, backend: RouterBackend) -> dict[str, Any]:
         return backend.state(asyncio.get_running_loop().time())
 
-    def _order(self, body: bytes) -> _Order:
+    def _order(self, body: bytes) -> _AdminRequest:
         try:
             found = _DECODER.decode(body)
-            return _Order(server_url(found.url), found.pool)
+            return _AdminRequest(server_url(found.url), found.pool)
         except msgspec.MsgspecError as error:
             raise ApiError(
                 400, f'the body must be JSON such as {{"url": "http://10.0.0.1:8000"}}: {error}', code="invalid_json"
@@ -93,14 +93,14 @@ class Admin:
         except ValueError as error:
             raise ApiError(400, f"url {error}", param="url", code="invalid_value") from None
 
-    def _find(self, order: _Order) -> RouterBackend:
+    def _find(self, order: _AdminRequest) -> RouterBackend:
         found = self._backends.get(order.url)
         if found is None:
             there = ", ".join(each.url for each in self._backends) or "none"
             raise ApiError(404, f"there is no server {order.url}; there is {there}", param="url", code="not_found")
         return found
 
-    def _add(self, order: _Order) -> dict[str, Any]:
+    def _add(self, order: _AdminRequest) -> dict[str, Any]:
         apart = self._backends.answering_pool is Pool.DECODE
         pool = Pool(order.pool or ("decode" if apart else "all"))
         if (pool is Pool.ALL) is apart:

@@ -18,7 +18,7 @@ from quintet.router import admin, routes
 from quintet.router.core import RouterCore
 from quintet.router.metrics import CONTENT_TYPE
 from quintet.router.request_info import RequestInfo, read_body
-from quintet.router.response_stream import HOP, ResponseStream
+from quintet.router.response_stream import HOP_BY_HOP, ResponseStream
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, ClientGone, as_api_error
 from quintet.server.http.ids import HEADER, is_valid_id, new_id
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("quintet.access")
 
 _CLIENT_GONE = 499  # nginx's number for it; the log alone reads it
-_SOON = {"Retry-After": "5"}
+_RETRY_LATER = {"Retry-After": "5"}
 _NAME = HEADER.encode()
 # What a server reads of the connection to it, and what was settled here.
-_BEHIND = HOP | {
+_NOT_FORWARDED = HOP_BY_HOP | {
     b"host", b"content-length", b"content-encoding", b"accept-encoding", b"origin", b"expect", _NAME,
     b"access-control-request-method", b"access-control-request-headers",
 }  # fmt: skip
@@ -98,7 +98,7 @@ class ErrorAndLogMiddleware:
             if visit.response_stream is not None:
                 visit.response_stream.unwatch()
             if self._log and scope["path"] not in self._quiet:
-                access.info(_line(scope, visit))
+                access.info(_log_line(scope, visit))
 
     def _gone(self) -> int:
         self._core.totals.cancelled += 1
@@ -118,7 +118,7 @@ class ErrorAndLogMiddleware:
         await response(scope, receive, send)
 
 
-def _line(scope: Scope, visit: RequestState) -> str:
+def _log_line(scope: Scope, visit: RequestState) -> str:
     """Returns the line of the access log: no query, no text of prompts, and no id that opens a stored response."""
     client, pipe = scope.get("client"), visit.response_stream
     path = "/v1/responses/*" if routes.stored_response_id(scope["method"], scope["path"]) else scope["path"][:200]
@@ -144,7 +144,7 @@ class RouterApp:
         elif path in admin.PATHS:
             await self._administer(scope, receive, send)
         elif method == "GET" and (own := self._own(path, scope)) is not None:
-            await _say(own, scope, receive, send)
+            await _respond(own, scope, receive, send)
         elif routes.stored_response_id(method, path) is not None or (method == "POST" and path.startswith("/v1/")):
             await self._pass_on(scope, receive, send)
         else:
@@ -183,14 +183,14 @@ class RouterApp:
             admin.check_local_user(scope)
         body = await self._body(scope, receive)
         self._held -= len(body)
-        await _say(_json(self._core.admin.answer(path, body)), scope, receive, send)
+        await _respond(_json(self._core.admin.answer(path, body)), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         core = self._core
         if core.draining:
             raise ApiError(
                 503, "the router ends and takes no new requests", code="draining",
-                headers={**_SOON, "Connection": "close"},
+                headers={**_RETRY_LATER, "Connection": "close"},
             )  # fmt: skip
         path, visit = scope["path"], scope["state"]["visit"]
         stored = routes.stored_response_id(scope["method"], path)
@@ -217,7 +217,7 @@ class RouterApp:
         """Returns the request as a server gets it."""
         name, query = scope["state"]["visit"].request_id.encode(), scope["query_string"]
         target = scope["path"].encode() + (b"?" + query if query else b"")  # paths that are passed on are plain ASCII
-        headers = _behind(scope["headers"], self._core.key)
+        headers = _forwarded_headers(scope["headers"], self._core.key)
         headers += ((b"accept-encoding", b"identity"), (_NAME, name))
         owner = scope["state"].get("owner", "")
         return RequestInfo(scope["method"].encode(), target, headers, body, route, name.decode(), owner=owner)
@@ -270,13 +270,13 @@ class RouterApp:
         )  # fmt: skip
 
 
-def _behind(headers: list[Header], key: list[Header]) -> list[Header]:
+def _forwarded_headers(headers: list[Header], key: list[Header]) -> list[Header]:
     """Returns the headers that are sent on: without those of this connection, and with the key for servers."""
     listed: set[bytes] = set()
     for name, value in headers:
         if name == b"connection":
             listed.update(each.strip().lower() for each in value.split(b","))
-    left_out = _BEHIND.union(listed, _KEYS if key else ())
+    left_out = _NOT_FORWARDED.union(listed, _KEYS if key else ())
     return [each for each in headers if each[0] not in left_out] + key
 
 
@@ -284,7 +284,7 @@ def _json(what: Any) -> Response:
     return Response(encode(what), media_type="application/json")
 
 
-async def _say(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+async def _respond(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     visit: RequestState = scope["state"]["visit"]
     visit.status = response.status_code
     response.headers[HEADER] = visit.request_id

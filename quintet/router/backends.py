@@ -11,8 +11,10 @@ from quintet.clients.http_client import HttpClient, ServerAddress
 from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
 from quintet.router.metrics import BackendCounts
 
-KEPT = 1 << 16  # chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
-_FIRST_REST, _LONGEST_REST = (
+MAX_KNOWN_CHUNKS = (
+    1 << 16
+)  # chunks of beginnings that are remembered of each server: 16 MiB of text or more, in 8 MiB of memory
+_MIN_BACKOFF, _MAX_BACKOFF = (
     0.5,
     30.0,
 )  # seconds without requests after a failed connection, doubled each time
@@ -52,7 +54,7 @@ class RouterBackend:
     ready_path: str = "/ready"  # /health for servers that have none
     backoff_until: float = 0.0  # the loop's time
     failures: int = 0  # of connections, in a row
-    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(KEPT))
+    prefixes: PrefixIndex = field(default_factory=lambda: PrefixIndex(MAX_KNOWN_CHUNKS))
     counts: BackendCounts = field(default_factory=BackendCounts)
     health_task: "asyncio.Task[None] | None" = None
 
@@ -66,7 +68,7 @@ class RouterBackend:
 
     def record_failure(self, now: float, why: str) -> None:
         """Records a connection that failed, or broke before an answer: the server gets no requests for a while."""
-        self.backoff_until = now + min(_LONGEST_REST, _FIRST_REST * 2 ** min(self.failures, 16))
+        self.backoff_until = now + min(_MAX_BACKOFF, _MIN_BACKOFF * 2 ** min(self.failures, 16))
         self.failures += 1
         self.unhealthy_reason = why
 

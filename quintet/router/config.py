@@ -16,13 +16,13 @@ SYNONYMS = {  # words of vLLM's production-stack, of vllm-router and of SGLang's
     "cache_aware": "prefix", "prefixaware": "prefix", "roundrobin": "round_robin", "consistent_hash": "session",
     "consistent_hashing": "session",
 }  # fmt: skip
-DOOR = frozenset({
+SERVER_FIELDS = frozenset({
     "host", "port", "uds", "api_key", "admin_api_key", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs",
     "enable_ssl_refresh", "allowed_origins", "allowed_hosts", "max_queued_bytes", "max_body_bytes", "max_header_bytes",
     "max_connections", "drain_timeout", "access_log", "disable_uvicorn_access_log", "disable_access_log_for_endpoints",
     "log_format", "uvicorn_log_level", "log_level",
 })  # fmt: skip
-NOT_OF_THE_DOOR = frozenset(each.name for each in fields(ServerConfig)) - DOOR
+EXCLUDED_SERVER_FIELDS = frozenset(each.name for each in fields(ServerConfig)) - SERVER_FIELDS
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")  # RFC 9110, 5.6.2
 
 

@@ -16,7 +16,7 @@ from quintet.router.disaggregated import Disaggregated
 from quintet.router.forward import Forwarder
 from quintet.router.health import Health
 from quintet.router.metrics import RouterCounts
-from quintet.router.queue import SOON, RequestQueue
+from quintet.router.queue import RETRY_SOON, RequestQueue
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import ResponseLocations
 from quintet.router.response_stream import ResponseStream
@@ -73,13 +73,13 @@ class RouterCore:
             raise ApiError(503, "the router ends and takes no new requests", code="draining")
         now = asyncio.get_running_loop().time()
         if not any(each.usable(now) for each in self.backends.in_pool(self.backends.answering_pool)):
-            raise ApiError(503, "no server takes requests now", code="no_backend", headers=SOON)
+            raise ApiError(503, "no server takes requests now", code="no_backend", headers=RETRY_SOON)
 
     def model_list(self, anthropic: bool) -> dict[str, Any]:
         """Returns the models of all servers. ApiError 503 before any server has listed its models."""
         models = self.backends.models()
         if not models and not any(each.was_checked for each in self.backends):
-            raise ApiError(503, "no server has listed its models yet; try again", code="no_backend", headers=SOON)
+            raise ApiError(503, "no server has listed its models yet; try again", code="no_backend", headers=RETRY_SOON)
         if not anthropic:
             return {"object": "list", "data": list(models.values())}
         data = [_for_anthropic(name, entry) for name, entry in models.items()]

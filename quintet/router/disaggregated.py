@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw
 from quintet.clients.http_connection import ConnectionLost, HttpProtocolError, HttpTimeout, ResponseHead
 from quintet.router.backends import Pool, RouterBackend
 from quintet.router.forward import BackendUnanswered, Forwarder
-from quintet.router.queue import SOON
+from quintet.router.queue import RETRY_SOON
 from quintet.router.request_info import RequestInfo, prefill_body, with_pages
 from quintet.router.response_stream import ResponseStream
 from quintet.server.http.errors import ApiError
@@ -17,18 +17,25 @@ from quintet.server.http.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _NULL = Raw(b"null")
-_NOT_THE_CALLERS = (401, 403, 404, 408, 421, 429)  # what a server says of its own settings and load, not of the request
-_MOST = 64 * 2**20  # bytes of what a server says when it has computed a prompt
+_NOT_CLIENT_ERRORS = (
+    401,
+    403,
+    404,
+    408,
+    421,
+    429,
+)  # what a server says of its own settings and load, not of the request
+_MAX_BODY = 64 * 2**20  # bytes of what a server says when it has computed a prompt
 
 
-class _Told(msgspec.Struct):
+class _PrefillResponse(msgspec.Struct):
     kv_transfer_params: Raw = _NULL
 
 
-_DECODER = msgspec.json.Decoder(_Told)
+_DECODER = msgspec.json.Decoder(_PrefillResponse)
 
 
-class _Verdict(Exception):
+class _PrefillRejected(Exception):
     """The request is wrong, in the words of the server that was to compute its prompt."""
 
     def __init__(self, head: ResponseHead, body: bytes) -> None:
@@ -55,18 +62,18 @@ class Disaggregated:
             )  # fmt: skip
         alone = (ask.fields.n or 1) > 1  # pages are given to one completion, and freed when it has them
         try:
-            await self._forwarder.forward(ask, Pool.DECODE, pipe, None if alone else self._with_pages)
-        except _Verdict as said:
+            await self._forwarder.forward(ask, Pool.DECODE, pipe, None if alone else self._add_pages)
+        except _PrefillRejected as said:
             await pipe.start(said.head.status, said.head.headers)
             await pipe.body(said.body, more=False)
 
-    async def _with_pages(self, ask: RequestInfo) -> bytes:
+    async def _add_pages(self, ask: RequestInfo) -> bytes:
         params = await self._compute(ask)
         if params is not None and params != _NULL:
             return with_pages(ask.body, bytes(params))
         if params is None and not self._recompute:
             raise ApiError(
-                503, "no server computed the prompt; try again", code="prefill_failed", headers=SOON
+                503, "no server computed the prompt; try again", code="prefill_failed", headers=RETRY_SOON
             )  # fmt: skip
         self._forwarder.totals.recomputed += 1
         return ask.body
@@ -85,13 +92,13 @@ class Disaggregated:
         while backend is not None:
             tried.append(backend)
             with forwarder.queue.releasing(backend):
-                found = await self._computed_by(backend, ask, body)
+                found = await self._prefill_on(backend, ask, body)
                 if found is not None:
                     return found
                 backend = forwarder.next_backend(ask, Pool.PREFILL, tried)
         return None
 
-    async def _computed_by(self, backend: RouterBackend, ask: RequestInfo, body: bytes) -> Raw | None:
+    async def _prefill_on(self, backend: RouterBackend, ask: RequestInfo, body: bytes) -> Raw | None:
         """Returns kv_transfer_params of a server's answer; None if it did not compute the prompt."""
         try:
             answer = await self._forwarder.send(backend, ask, body)
@@ -99,7 +106,7 @@ class Disaggregated:
             return None
         head, exchange = answer.head, answer.exchange
         try:
-            said = await exchange.body(_MOST)
+            said = await exchange.body(_MAX_BODY)
         except (ConnectionLost, HttpProtocolError, HttpTimeout) as error:
             backend.counts.count_failure("mid_stream")
             logger.warning("%s: %s, in the middle of an answer (request %s)", backend.url, error, ask.request_id)
@@ -110,8 +117,8 @@ class Disaggregated:
         backend.counts.count_status(head.status)
         if head.status == 200:
             return _params(said, backend)
-        if 400 <= head.status < 500 and head.status not in _NOT_THE_CALLERS:
-            raise _Verdict(head, said)
+        if 400 <= head.status < 500 and head.status not in _NOT_CLIENT_ERRORS:
+            raise _PrefillRejected(head, said)
         logger.warning("%s: it answers %d to a prompt (request %s)", backend.url, head.status, ask.request_id)
         return None
 

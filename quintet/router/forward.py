@@ -10,7 +10,7 @@ from quintet.clients.http_client import HttpExchange
 from quintet.clients.http_connection import ConnectFailed, ConnectionLost, HttpProtocolError, HttpTimeout, ResponseHead
 from quintet.router.backends import Pool, RouterBackend
 from quintet.router.metrics import RouterCounts
-from quintet.router.queue import SOON, RequestQueue
+from quintet.router.queue import RETRY_SOON, RequestQueue
 from quintet.router.request_info import RequestInfo
 from quintet.router.response_locations import ResponseIdFinder, ResponseLocation, ResponseLocations
 from quintet.router.response_stream import ResponseStream
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 Prepare = Callable[[RequestInfo], Awaitable[bytes]]  # the body for the next server that is asked
 
-_NOT_TAKEN = (429, 502, 503)  # a server, or a proxy before it, has not taken the request on
-_MID = {"broken": "the server ended the connection", "late": "nothing came of the server for too long"}
+_RETRY_STATUSES = (429, 502, 503)  # a server, or a proxy before it, has not taken the request on
+_MID_STREAM_MESSAGES = {"broken": "the server ended the connection", "late": "nothing came of the server for too long"}
 
 
 class BackendUnanswered(Exception):
@@ -34,7 +34,9 @@ class BackendUnanswered(Exception):
     def client_error(self) -> ApiError:
         """Returns the error for the caller, without details of servers."""
         if self.kind == "unreached":
-            return ApiError(503, "no server could be reached; try again", code="backend_unreachable", headers=SOON)
+            return ApiError(
+                503, "no server could be reached; try again", code="backend_unreachable", headers=RETRY_SOON
+            )
         if self.kind == "late":
             return ApiError(504, "the server did not begin to answer in time", code="backend_timeout")
         more = "" if self.retry else "; it may have done what was asked"
@@ -52,7 +54,7 @@ class BackendResponse(NamedTuple):
         """Returns whether the request was not carried out. 429 means that, and 503 with Retry-After; any other 502 or
         503 may come from a proxy which lost an answer, and counts only if the request is repeatable."""
         status = self.head.status
-        if status not in _NOT_TAKEN:
+        if status not in _RETRY_STATUSES:
             return False
         return ask.is_repeatable or status == 429 or (status == 503 and bool(self.head.get(b"retry-after")))
 
@@ -120,7 +122,7 @@ class Forwarder:
             ask.arrived = 0.0
         try:
             return await self._once(backend, message, fresh=not ask.is_repeatable)
-        except _Stale:
+        except _StaleConnection:
             pass
         except BackendUnanswered as error:
             raise BackendUnanswered(error.kind, error.retry or (error.kind == "broken" and ask.is_repeatable)) from None
@@ -145,7 +147,7 @@ class Forwarder:
             stale = exchange.is_stale
             exchange.close()
             if stale:
-                raise _Stale from None
+                raise _StaleConnection from None
             backend.counts.count_failure("broken")
             backend.record_failure(now(), str(error))
             logger.warning("%s: %s before it answered", backend.url, error)
@@ -186,12 +188,12 @@ class Forwarder:
         except (ConnectionLost, HttpProtocolError, HttpTimeout) as error:
             backend.counts.count_failure("mid_stream")
             logger.warning("%s: %s, in the middle of an answer (request %s)", backend.url, error, ask.request_id)
-            why = _MID["late" if isinstance(error, HttpTimeout) else "broken"]
+            why = _MID_STREAM_MESSAGES["late" if isinstance(error, HttpTimeout) else "broken"]
             told = ApiError(502, f"{why} in the middle of the answer", code="backend_failed")
             await pipe.abort(told, ask.route.dialect)
         finally:
             backend.counts.total_time.observe(time.perf_counter() - answer.sent)
 
 
-class _Stale(Exception):
+class _StaleConnection(Exception):
     """A connection that was kept is closed, and nothing of an answer came by it."""

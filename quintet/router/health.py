@@ -20,9 +20,9 @@ from quintet.router.queue import RequestQueue
 
 logger = logging.getLogger(__name__)
 
-_DOWN = 1.0  # seconds between two looks at a server that is down
-_MOST = 4 * 2**20  # bytes of a list of models
-_UNKNOWN = (404, 405, 501)
+_DOWN_CHECK_SECONDS = 1.0  # seconds between two looks at a server that is down
+_MAX_BODY = 4 * 2**20  # bytes of a list of models
+_NO_ROUTE_STATUSES = (404, 405, 501)
 
 
 class _Models(msgspec.Struct):
@@ -50,7 +50,7 @@ class Health:
         while True:
             await self.check(backend)
             pause = self._config.health_check_interval
-            await asyncio.sleep(pause if backend.up and not backend.num_bad else min(pause, _DOWN))
+            await asyncio.sleep(pause if backend.up and not backend.num_bad else min(pause, _DOWN_CHECK_SECONDS))
 
     async def check(self, backend: RouterBackend) -> None:
         """Checks a server once."""
@@ -78,7 +78,7 @@ class Health:
     async def _ready(self, backend: RouterBackend) -> str:
         """Returns why it takes no requests; "" if it does. quintet has /ready, vLLM /health alone."""
         status, _ = await self._get(backend, backend.ready_path)
-        if status in _UNKNOWN and backend.ready_path == "/ready":
+        if status in _NO_ROUTE_STATUSES and backend.ready_path == "/ready":
             backend.ready_path = "/health"
             status, _ = await self._get(backend, backend.ready_path)
         return "" if status == 200 else f"{backend.ready_path} answers {status}"
@@ -102,6 +102,6 @@ class Health:
         exchange = await upstream.send(message, fresh=True, times=self._times)
         try:
             head = await exchange.head()
-            return head.status, await exchange.body(_MOST)
+            return head.status, await exchange.body(_MAX_BODY)
         finally:
             exchange.close()

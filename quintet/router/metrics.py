@@ -61,21 +61,21 @@ def scrape(now: RouterSnapshot) -> bytes:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposition(now))
+    registry.register(_RouterCollector(now))
     return generate_latest(registry)
 
 
-class _Exposition:
+class _RouterCollector:
     """A collector of prometheus_client."""
 
     def __init__(self, now: RouterSnapshot) -> None:
         self._now = now
 
     def collect(self) -> Iterator["Family"]:
-        yield from self._of_servers()
-        yield from self._of_the_router()
+        yield from self._backend_metrics()
+        yield from self._router_metrics()
 
-    def _of_servers(self) -> Iterator["Family"]:
+    def _backend_metrics(self) -> Iterator["Family"]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         labels = ["backend", "pool"]
@@ -105,7 +105,7 @@ class _Exposition:
             rows = [([each.url, each.pool.value], getattr(each.counts, field_name)) for each in self._now.backends]
             yield _seconds(f"quintet:router_{name}_seconds", help, labels, rows)
 
-    def _of_the_router(self) -> Iterator["Family"]:
+    def _router_metrics(self) -> Iterator["Family"]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         now, totals = self._now, self._now.totals

@@ -57,7 +57,7 @@ class PrefixPolicy:
 
     def __call__(self, servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
         chain = ask.prefix_hashes()
-        near = _near(servers, self._ahead)
+        near = _within_threshold(servers, self._ahead)
         found = [each.prefixes.shared_length(chain) for each in near] if chain else [0] * len(near)
         most = max(found)
         best = least_loaded([each for each, shared in zip(near, found, strict=True) if shared == most], ask)
@@ -78,10 +78,10 @@ class SessionPolicy:
     def __call__(self, servers: Sequence[RouterBackend], ask: RequestInfo) -> RouterBackend:
         if not ask.session:
             return least_loaded(servers, ask)
-        return max(_near(servers, self._ahead), key=lambda each: _weight(each.url, ask.session))
+        return max(_within_threshold(servers, self._ahead), key=lambda each: _weight(each.url, ask.session))
 
 
-def _near(servers: Sequence[RouterBackend], ahead: int) -> list[RouterBackend]:
+def _within_threshold(servers: Sequence[RouterBackend], ahead: int) -> list[RouterBackend]:
     """Returns the servers that have little more to do than the one with the least."""
     least = min(each.in_flight for each in servers)
     most = least + max(ahead, least // 4)

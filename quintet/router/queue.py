@@ -12,11 +12,11 @@ from quintet.router.policies import Policy, make_policy
 from quintet.router.request_info import RequestInfo
 from quintet.server.http.errors import ApiError
 
-SOON = {"Retry-After": "1"}
+RETRY_SOON = {"Retry-After": "1"}
 
 
 @dataclass(eq=False)
-class _Waiter:
+class _WaitingRequest:
     """A request that has no place. `take` takes one if there is one; None: not yet."""
 
     try_acquire: Callable[[], Any]
@@ -31,7 +31,7 @@ class RequestQueue:
         ahead = config.balance_abs_threshold
         names = {Pool.ALL: config.policy, Pool.PREFILL: config.prefill_policy, Pool.DECODE: config.decode_policy}
         self._policies: dict[Pool, Policy] = {pool: make_policy(name, ahead) for pool, name in names.items()}
-        self._line: dict[_Waiter, None] = {}
+        self._line: dict[_WaitingRequest, None] = {}
         self.in_flight = 0
 
     @property
@@ -60,7 +60,7 @@ class RequestQueue:
     def other_backend(self, ask: RequestInfo, pool: Pool, tried: Collection[RouterBackend]) -> RouterBackend | None:
         """Returns another server that can take it at once, or None."""
         now = asyncio.get_running_loop().time()
-        able = [each for each in self._able(ask, pool, now) if each not in tried]
+        able = [each for each in self._usable_backends(ask, pool, now) if each not in tried]
         return self._take(able, ask, pool) if able else None
 
     def acquire_pinned(self, backend: RouterBackend) -> RouterBackend:
@@ -68,7 +68,7 @@ class RequestQueue:
         if not backend.up:
             raise ApiError(
                 503, "the server that keeps this response cannot be reached now; try again", code="backend_down",
-                headers=SOON,
+                headers=RETRY_SOON,
             )  # fmt: skip
         backend.in_flight += 1
         return backend
@@ -106,7 +106,7 @@ class RequestQueue:
         self.in_flight += 1
         return True
 
-    def _able(self, ask: RequestInfo, pool: Pool, now: float) -> list[RouterBackend]:
+    def _usable_backends(self, ask: RequestInfo, pool: Pool, now: float) -> list[RouterBackend]:
         most = self._config.max_backend_requests
         model = ask.fields.model
         return [each for each in self._backends.in_pool(pool) if each.usable(now, most) and each.serves_model(model)]
@@ -114,7 +114,7 @@ class RequestQueue:
     def _place(self, ask: RequestInfo, pool: Pool) -> RouterBackend | None:
         """None: all that could take it have as many as they may."""
         now = asyncio.get_running_loop().time()
-        able = self._able(ask, pool, now)
+        able = self._usable_backends(ask, pool, now)
         if able:
             return self._take(able, ask, pool)
         self._refuse(ask, pool, now)
@@ -137,15 +137,15 @@ class RequestQueue:
                 code="model_not_found",
             )  # fmt: skip
         what = "no server" if pool is Pool.ALL else f"no server of --{pool.value}"
-        raise ApiError(503, f"{what} takes requests now; try again", code="no_backend", headers=SOON)
+        raise ApiError(503, f"{what} takes requests now; try again", code="no_backend", headers=RETRY_SOON)
 
     async def _wait(self, take: Callable[[], Any], undo: Callable[[Any], None]) -> Any:
         if len(self._line) >= self._config.queue_size:
             raise ApiError(
                 429, f"{len(self._line)} requests wait for a place, and no more may; try again",
-                code="server_overloaded", headers=SOON,
+                code="server_overloaded", headers=RETRY_SOON,
             )  # fmt: skip
-        waiter = _Waiter(take, asyncio.get_running_loop().create_future())
+        waiter = _WaitingRequest(take, asyncio.get_running_loop().create_future())
         self._line[waiter] = None
         try:
             await asyncio.wait([waiter.future], timeout=self._config.queue_timeout)
@@ -159,5 +159,5 @@ class RequestQueue:
             return waiter.future.result()
         raise ApiError(
             503, f"no place became free within {self._config.queue_timeout:g} s; try again", code="server_overloaded",
-            headers=SOON,
+            headers=RETRY_SOON,
         )  # fmt: skip

@@ -107,13 +107,13 @@ _REMOTE: dict[str, Any] = {
     "remote_host": None,
     "remote_port": None,
 }  # vLLM's protocol between a proxy and its connectors (NixlConnector)
-_NOT_OF_A_PROMPT = ("stream_options", "min_tokens", "min_completion_tokens")
+_NOT_FOR_PREFILL = ("stream_options", "min_tokens", "min_completion_tokens")
 
 
 def prefill_body(body: bytes) -> bytes:
     """The request for the server that computes its prompt: one token, whole, and the pages kept for another."""
     found: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Raw])
-    for name in _NOT_OF_A_PROMPT:
+    for name in _NOT_FOR_PREFILL:
         found.pop(name, None)
     found.update(kv_transfer_params=_REMOTE, stream=False, max_tokens=1)
     if "max_completion_tokens" in found:

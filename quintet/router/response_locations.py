@@ -4,8 +4,8 @@ import re
 from collections import OrderedDict
 from typing import NamedTuple
 
-MOST = 1 << 16  # ids that are remembered; the ones that were not asked for the longest go first
-_LOOKED = 64 * 2**10  # bytes of an answer in which its id has to come
+MAX_LOCATIONS = 1 << 16  # ids that are remembered; the ones that were not asked for the longest go first
+_MAX_SCANNED = 64 * 2**10  # bytes of an answer in which its id has to come
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.-]{1,256})"')
 
 
@@ -34,7 +34,7 @@ class ResponseLocations:
     def put(self, response_id: str, place: ResponseLocation) -> None:
         self._places[response_id] = place
         self._places.move_to_end(response_id)
-        while len(self._places) > MOST:
+        while len(self._places) > MAX_LOCATIONS:
             self._places.popitem(last=False)
 
 
@@ -53,6 +53,6 @@ class ResponseIdFinder:
         found = _ID.search(self._seen)
         if found is not None:
             self._kept.put(found[1].decode(), self._place)
-        self._done = found is not None or len(self._seen) > _LOOKED
+        self._done = found is not None or len(self._seen) > _MAX_SCANNED
         if self._done:
             self._seen = b""

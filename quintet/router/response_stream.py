@@ -12,11 +12,11 @@ from quintet.server.http.ids import HEADER
 from quintet.server.http.middleware.base import connection_of
 from quintet.server.http.sse import event, openai_failure
 
-HOP = frozenset({
+HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-_OURS = HOP | {b"date", b"server", HEADER.encode()}
+_OURS = HOP_BY_HOP | {b"date", b"server", HEADER.encode()}
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")  # of an event
 
 
@@ -26,7 +26,7 @@ class ResponseStream:
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._name = (HEADER.encode(), request_id.encode())
-        self._watching: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
         self.started = self.ended = self.client_gone = False
         self.status = 0
         self.servers: list[str] = []  # that were asked, in order
@@ -35,11 +35,11 @@ class ResponseStream:
 
     def watch(self) -> None:
         """Starts to watch for a client that leaves; to be called once the body has come."""
-        self._watching = asyncio.get_running_loop().create_task(self._watch(asyncio.current_task()))
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch(asyncio.current_task()))
 
     def unwatch(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
 
     async def start(self, status: int, headers: list[Header]) -> None:
         """Sends the head, as the server gave it, without headers of the connection to the server."""
@@ -63,14 +63,14 @@ class ResponseStream:
         """Ends an answer that has begun and does not go on: with an error event, if an event has just ended; else the
         connection is cut, so that the client does not take the answer for whole."""
         if self._events and self._tail.endswith(_ENDS):
-            await self.body(_told(error, speech), more=False)
+            await self.body(_error_event(error, speech), more=False)
             return
         wire = connection_of(self._scope)
         if wire is None:
             raise error
         wire.disconnect()
-        if self._watching is not None:
-            await asyncio.wait([self._watching])
+        if self._watch_task is not None:
+            await asyncio.wait([self._watch_task])
 
     async def _say(self, message: Message) -> None:
         if self.client_gone:
@@ -85,7 +85,7 @@ class ResponseStream:
             task.cancel()
 
 
-def _told(error: ApiError, speech: ApiDialect) -> bytes:
+def _error_event(error: ApiError, speech: ApiDialect) -> bytes:
     if speech is ApiDialect.ANTHROPIC:
         return event(anthropic_shape(error), "error")
     if speech is ApiDialect.RESPONSES:

@@ -41,18 +41,18 @@ OTHER = RouteInfo(is_repeatable=False)  # POST below /v1 that is not known here
 
 _STORED = re.compile(r"/v1/responses/([A-Za-z0-9_.-]{1,256})(/cancel|/input_items)?")
 _PLAIN = re.compile(r"/v1(/[A-Za-z0-9_-]+)+")
-_STATE = "its server would keep what it makes, and no other would find it; ask that server itself"
+_STATEFUL_REASON = "its server would keep what it makes, and no other would find it; ask that server itself"
 _REFUSED = {
     "/v1/audio": "bodies of several parts are not read here; ask the server itself",
     "/v1/images": "bodies of several parts are not read here; ask the server itself",
-    "/v1/files": _STATE,
-    "/v1/uploads": _STATE,
-    "/v1/batches": _STATE,
-    "/v1/conversations": _STATE,
-    "/v1/threads": _STATE,
-    "/v1/assistants": _STATE,
-    "/v1/vector_stores": _STATE,
-    "/v1/fine_tuning": _STATE,
+    "/v1/files": _STATEFUL_REASON,
+    "/v1/uploads": _STATEFUL_REASON,
+    "/v1/batches": _STATEFUL_REASON,
+    "/v1/conversations": _STATEFUL_REASON,
+    "/v1/threads": _STATEFUL_REASON,
+    "/v1/assistants": _STATEFUL_REASON,
+    "/v1/vector_stores": _STATEFUL_REASON,
+    "/v1/fine_tuning": _STATEFUL_REASON,
     "/v1/realtime": "a router speaks HTTP alone",
     "/v1/load_lora_adapter": "it changes one server; ask that server itself",
     "/v1/unload_lora_adapter": "it changes one server; ask that server itself",

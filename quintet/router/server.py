@@ -11,12 +11,12 @@ from quintet.router.config import RouterConfig
 from quintet.router.core import RouterCore
 from quintet.server.config import ServerConfig
 from quintet.server.tls import Certificates
-from quintet.server.uvicorn_server import LAST_WORDS, UvicornServer
+from quintet.server.uvicorn_server import SHUTDOWN_SECONDS, UvicornServer
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.02  # seconds between two looks at whether all is done
-_AT_ONCE = 1.0  # seconds until connections are cut, when requests end at once
+_POLL_SECONDS = 0.02  # seconds between two looks at whether all is done
+_FORCED_SECONDS = 1.0  # seconds until connections are cut, when requests end at once
 
 
 class RouterServer:
@@ -58,18 +58,18 @@ class RouterServer:
         else:
             logger.info("%s again: %d requests are cut short", why, running)
             self._server.should_exit = True
-            asyncio.get_running_loop().call_later(_AT_ONCE, self._server.disconnect_all)
+            asyncio.get_running_loop().call_later(_FORCED_SECONDS, self._server.disconnect_all)
 
     async def _drain(self) -> None:
         begun = time.monotonic()
         while self.core.queue.in_flight and time.monotonic() - begun < self._door.drain_timeout:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
         left = self.core.queue.in_flight
         logger.info("ended after %.1f s: %s", time.monotonic() - begun,
                     f"{left} requests were cut short" if left else "all requests finished")  # fmt: skip
         self._server.should_exit = True
         if left:
-            asyncio.get_running_loop().call_later(min(_AT_ONCE, LAST_WORDS), self._server.disconnect_all)
+            asyncio.get_running_loop().call_later(min(_FORCED_SECONDS, SHUTDOWN_SECONDS), self._server.disconnect_all)
 
 
 def _url(door: ServerConfig, port: int) -> str:

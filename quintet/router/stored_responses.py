@@ -12,7 +12,7 @@ from quintet.server.http.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
-_MOST = 16 * 2**20  # bytes of a response that is looked for
+_MAX_BODY = 16 * 2**20  # bytes of a response that is looked for
 
 
 class StoredResponses:
@@ -57,7 +57,7 @@ class StoredResponses:
         except BackendUnanswered:
             return False
         try:
-            await answer.exchange.body(_MOST)
+            await answer.exchange.body(_MAX_BODY)
         except (ConnectionLost, HttpProtocolError, HttpTimeout) as error:
             logger.warning("%s: %s, when it was asked for a response", backend.url, error)
             return False

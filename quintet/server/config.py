@@ -30,7 +30,7 @@ def _port(value: Any) -> int:
     return number
 
 
-PROBES = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
+PROBE_PATHS = ("/health", "/ready", "/ping", "/load", "/metrics", "/version")  # asked every few seconds, by machines
 _UVICORN_LEVELS = ("trace", "debug", "info", "warning", "error", "critical")
 
 
@@ -44,7 +44,7 @@ def _paths(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _asks(value: Any) -> int:
+def _client_cert_mode(value: Any) -> int:
     """Python's numbers, as ssl.CERT_NONE, CERT_OPTIONAL and CERT_REQUIRED."""
     return int(one_of("0", "1", "2")(str(value)))
 
@@ -143,7 +143,7 @@ class ServerConfig:
         group="access", metavar="FILE",
     )  # fmt: skip
     ssl_cert_reqs: int = option(
-        0, _asks, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
+        0, _client_cert_mode, "whether clients show a certificate: 0 no, 1 if they have one, 2 always", group="access",
         choices=("0", "1", "2"),
     )  # fmt: skip
     enable_ssl_refresh: bool = option(
@@ -213,7 +213,7 @@ class ServerConfig:
     access_log: bool = option(True, boolean, "log each request with its tokens and times", group="logging")
     disable_uvicorn_access_log: bool = option(False, boolean, "vLLM's name for --no-access-log", group="logging")
     disable_access_log_for_endpoints: tuple[str, ...] = option(
-        PROBES, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
+        PROBE_PATHS, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
         metavar="PATHS",
     )  # fmt: skip
     log_format: str = option(

@@ -6,13 +6,13 @@ import logging
 import resource
 
 from quintet.server.config import ServerConfig
-from quintet.server.http.middleware.unauthenticated import SPARE
+from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS
 
 logger = logging.getLogger(__name__)
 
 # Besides connections: an idle server of one API process has 27, while it loads some more; each further one takes 4.
-_FILES, _FILES_OF_WORKER = 48, 4
-_FEWEST = 16  # connections with which a server is worth its start
+_BASE_FILES, _FILES_PER_WORKER = 48, 4
+_MIN_CONNECTIONS = 16  # connections with which a server is worth its start
 
 
 def fit_file_limit(settings: ServerConfig) -> ServerConfig:
@@ -20,13 +20,13 @@ def fit_file_limit(settings: ServerConfig) -> ServerConfig:
 
     Where the system does not let it, max_connections becomes what fits, and the log says so. ValueError: nothing does.
     """
-    own = _FILES + _FILES_OF_WORKER * settings.api_workers + SPARE
+    own = _BASE_FILES + _FILES_PER_WORKER * settings.api_workers + SPARE_CONNECTIONS
     allowed = _raise_limit(own + settings.max_connections)
     if allowed >= own + settings.max_connections:
         return settings
-    if allowed < own + _FEWEST:
+    if allowed < own + _MIN_CONNECTIONS:
         raise ValueError(  # ZeroMQ would abort the process
-            f"a process may have {allowed} files open here, and this server wants {own + _FEWEST} at least; raise the "
+            f"a process may have {allowed} files open here, and this server wants {own + _MIN_CONNECTIONS} at least; raise the "
             "limit, as by `ulimit -n 4096`"
         )
     fitting = allowed - own

@@ -35,12 +35,12 @@ def _port(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, _why(error, host, port)) from None
+        raise OSError(error.errno, _listen_error(error, host, port)) from None
     made.listen(_BACKLOG)
     return made
 
 
-def _why(error: OSError, host: str, port: int) -> str:
+def _listen_error(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} on {host} is taken; end what listens there, or choose another with --port"
     if error.errno == errno.EACCES:

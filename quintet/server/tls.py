@@ -10,10 +10,10 @@ from quintet.server.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 
-LOOK = 1.0  # seconds between two looks at the files
+POLL_SECONDS = 1.0  # seconds between two looks at the files
 
 
-class _State(NamedTuple):
+class _FileState(NamedTuple):
     """State of one file: it differs after the file was renamed, written to or removed."""
 
     inode: int
@@ -50,7 +50,7 @@ class Certificates:
         self._used = self._seen = self._states()
         self.context = self._newest = make_context(settings)
         if settings.enable_ssl_refresh:
-            self.context.sni_callback = self._hand_over
+            self.context.sni_callback = self._use_newest
             if settings.ssl_cert_reqs:  # a session that is taken up again is not asked for its certificate again
                 self.context.num_tickets = 0
                 self.context.minimum_version = ssl.TLSVersion.TLSv1_3  # 1.2 needs no tickets for that
@@ -58,7 +58,7 @@ class Certificates:
     async def watch(self) -> None:
         """Looks at the files, for ever."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
             await asyncio.to_thread(self.reload_if_changed)
 
     def reload_if_changed(self) -> bool:
@@ -79,17 +79,17 @@ class Certificates:
         logger.info("TLS: %s are used as they are now", ", ".join(self._files))
         return True
 
-    def _hand_over(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called in each handshake, for any server name; authorities come with the context, too."""
         connection.context = self._newest
 
-    def _states(self) -> list[_State | None]:
+    def _states(self) -> list[_FileState | None]:
         return [_state(name) for name in self._files]
 
 
-def _state(name: str) -> _State | None:
+def _state(name: str) -> _FileState | None:
     try:
         found = os.stat(name)  # through links: where secrets are mounted, a link is turned
     except OSError:
         return None
-    return _State(found.st_ino, found.st_size, found.st_mtime_ns)
+    return _FileState(found.st_ino, found.st_size, found.st_mtime_ns)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FLUSH = 3.0  # seconds that the last spans get at the server's end
+FLUSH_SECONDS = 3.0  # seconds that the last spans get at the server's end
 _EXPORT = 5.0  # seconds that a collector may take for a batch
 _PATH = "/v1/traces"  # OTLP's own, where the endpoint has none
 _KEY = "quintet.span"  # in the HTTP request's scope
@@ -80,12 +80,12 @@ class Tracer:
         return RequestSpan(self._tracer.start_span("background"), self._model, alone=True)
 
     def close(self) -> None:
-        """Sends what is left, for FLUSH seconds at most; the thread that goes on ends with the process."""
+        """Sends what is left, for FLUSH_SECONDS seconds at most; the thread that goes on ends with the process."""
         ending = threading.Thread(target=self._provider.shutdown, name="quintet-traces", daemon=True)
         ending.start()
-        ending.join(FLUSH)
+        ending.join(FLUSH_SECONDS)
         if ending.is_alive():
-            logger.warning("the last traces were not sent: the collector took longer than %g s", FLUSH)
+            logger.warning("the last traces were not sent: the collector took longer than %g s", FLUSH_SECONDS)
 
 
 class RequestSpan:
@@ -98,9 +98,13 @@ class RequestSpan:
     def record_call(self, record: "CallRecord") -> None:
         """A call is over. Source: OpenTelemetry's semantic conventions for generative AI, "Spans"."""
         if self._span.is_recording():
-            attributes = {**_asked(record), **_given(record), "gen_ai.request.model": self._model()}
+            attributes = {
+                **_request_attributes(record),
+                **_response_attributes(record),
+                "gen_ai.request.model": self._model(),
+            }
             self._span.set_attributes({"gen_ai.provider.name": "quintet", **attributes})
-            self._blame(record)
+            self._record_failure(record)
         if self._alone:
             self._span.end()
 
@@ -117,7 +121,7 @@ class RequestSpan:
                 self.fail(str(status), ours=status >= 500)
         self._span.end()
 
-    def _blame(self, record: "CallRecord") -> None:
+    def _record_failure(self, record: "CallRecord") -> None:
         """A client that hangs up is no error of the server's."""
         if isinstance(record.why, ClientGone):
             self.fail("client_gone", ours=False)
@@ -150,7 +154,7 @@ _OPERATIONS = {
 }
 
 
-def _asked(record: "CallRecord") -> Mapping[str, Any]:
+def _request_attributes(record: "CallRecord") -> Mapping[str, Any]:
     """All asks of a call have the same parameters. One that ended before it asked anything has none."""
     if not record.asks:
         return {}
@@ -168,7 +172,7 @@ def _asked(record: "CallRecord") -> Mapping[str, Any]:
     return {f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None}
 
 
-def _given(record: "CallRecord") -> Mapping[str, Any]:
+def _response_attributes(record: "CallRecord") -> Mapping[str, Any]:
     """Tokens, ends and times. The call's first token is the first of any of its requests."""
     times = [watch.times for watch in record.watches if watch.times is not None]
     first = [each.time_to_first_token for each in times if each.time_to_first_token is not None]
@@ -197,12 +201,12 @@ def _provider(endpoint: str) -> "TracerProvider":
 
     ours = Resource({"service.name": "quintet", "service.version": __version__})
     provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)
-    exporter = _told_once(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT), endpoint)
+    exporter = _log_once(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT), endpoint)
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 
-def _told_once(exporter: "SpanExporter", endpoint: str) -> "SpanExporter":
+def _log_once(exporter: "SpanExporter", endpoint: str) -> "SpanExporter":
     """The same, but the log says once that the collector takes no spans, and once that it does again."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 

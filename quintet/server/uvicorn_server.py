@@ -13,7 +13,7 @@ import uvicorn
 from quintet.server.config import ServerConfig
 from quintet.server.http.middleware.slow_clients import limited_protocol
 
-LAST_WORDS = 5  # seconds that connections get after the last call, to take in their answers
+SHUTDOWN_SECONDS = 5  # seconds that connections get after the last call, to take in their answers
 
 
 class UvicornServer(uvicorn.Server):
@@ -38,7 +38,7 @@ class UvicornServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Cuts off clients that do not read their answer in time; uvicorn would cancel, and log a trace for each."""
-        cut = self._loop.call_later(LAST_WORDS, self.disconnect_all)
+        cut = self._loop.call_later(SHUTDOWN_SECONDS, self.disconnect_all)
         await super().shutdown(sockets)
         cut.cancel()
 
@@ -59,7 +59,7 @@ def _options(settings: ServerConfig) -> dict[str, Any]:
         "proxy_headers": False,
         "root_path": settings.root_path,
         "limit_concurrency": settings.max_connections,
-        "timeout_graceful_shutdown": LAST_WORDS + 1,
+        "timeout_graceful_shutdown": SHUTDOWN_SECONDS + 1,
         "ssl_certfile": settings.ssl_certfile,
         "ssl_keyfile": settings.ssl_keyfile,
     }

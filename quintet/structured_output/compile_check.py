@@ -9,7 +9,7 @@ import threading
 from quintet.common.processes import Child
 
 PROCESSES = 2  # that try grammars at a time; each takes 30 MB
-PATIENCE = 30.0  # seconds for one grammar, of which it may take trial_process.SECONDS of a processor
+TIMEOUT = 30.0  # seconds for one grammar, of which it may take trial_process.SECONDS of a processor
 
 TOO_MUCH = "it takes too much time or memory to compile; simplify it"
 
@@ -18,7 +18,7 @@ class CompileChecker:
     """Starts its processes when they are needed, and keeps them. Used from any thread."""
 
     def __init__(self) -> None:
-        self._places: queue.LifoQueue[_Process | None] = queue.LifoQueue()  # None: no process runs there
+        self._places: queue.LifoQueue[_CheckProcess | None] = queue.LifoQueue()  # None: no process runs there
         for _ in range(PROCESSES):
             self._places.put(None)
         self._closed = threading.Event()
@@ -27,7 +27,7 @@ class CompileChecker:
         """Waits for a place and until it is tried -> why it cannot be compiled; empty if it can be."""
         process, kept = self._places.get(), None
         try:
-            process = process or _Process()
+            process = process or _CheckProcess()
             why = process.compile_error(text)
             if why is not None and not self._closed.is_set():
                 kept = process
@@ -46,7 +46,7 @@ class CompileChecker:
                     process.end()
 
 
-class _Process:
+class _CheckProcess:
     """A process that tries one grammar at a time. It ends with this process: then its input ends."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Process:
             return None
         waiting = select.poll()  # select() knows no file beyond the 1024th
         waiting.register(answers, select.POLLIN)
-        if not waiting.poll(PATIENCE * 1000):
+        if not waiting.poll(TIMEOUT * 1000):
             return None
         head = answers.read(4)
         return answers.read(int.from_bytes(head, "big")).decode() if len(head) == 4 else None

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 SECONDS = 3  # of processor time that one grammar may take
 MEMORY = 2**30  # bytes of address space
 MAX_STATES = 50_000  # of a grammar's lexer, 1 to 2 kB each
-LOOKS = 200  # at parts of a schema, to find the one that is to blame
+MAX_TRIALS = 200  # at parts of a schema, to find the one that is to blame
 
 WhyNot = Callable[[str], str]
 
@@ -43,13 +43,13 @@ def compile_error(text: str, why_not: WhyNot) -> str:
     schema = _schema_of(text) if why else None
     if not isinstance(schema, dict):
         return why
-    looks = iter(range(LOOKS))
+    looks = iter(range(MAX_TRIALS))
 
     def fails(part: dict[str, Any]) -> bool:
         return next(looks, None) is not None and bool(why_not(json.dumps({"grammars": [{"json_schema": part}]})))
 
     path, part = _deepest(schema, fails)
-    keyword = _to_blame(part, fails)
+    keyword = _failing_keyword(part, fails)
     return f"{why} (at {'#' + ''.join(path)}{f', keyword {keyword!r}' if keyword else ''})"
 
 
@@ -97,7 +97,7 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"/{key}/{_escaped(name)}", each) for name, each in schema[key].items())
 
 
-def _to_blame(part: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) -> str:
+def _failing_keyword(part: dict[str, Any], fails: Callable[[dict[str, Any]], bool]) -> str:
     """The keyword without which it would compile; empty if there is no such one."""
     for key in sorted(part, key=lambda key: key == "type"):  # without a type nearly all would
         if key not in _SHARED and not fails({name: value for name, value in part.items() if name != key}):

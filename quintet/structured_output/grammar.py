@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from quintet.tokenizers.tokenizer import Tokenizer
 
 SECONDS = 10.0  # until a request no longer waits for its grammar
-MOST_THREADS = 8  # that fill masks beside one another
-MOMENT = 0.01  # seconds that an engine with nothing else to do waits for a grammar before it looks around
-LATE = "they were not compiled in time; simplify them, or try again when less is asked for"
+MAX_THREADS = 8  # that fill masks beside one another
+WAIT_SECONDS = 0.01  # seconds that an engine with nothing else to do waits for a grammar before it looks around
+TIMEOUT_MESSAGE = "they were not compiled in time; simplify them, or try again when less is asked for"
 DEFAULTS = StructuredOutputsConfig()
 
 
@@ -133,9 +133,9 @@ class Matcher:
         if self.compiled.done():
             error = self.compiled.exception()
             if isinstance(error, CompileTimeout):
-                return LATE
+                return TIMEOUT_MESSAGE
             return "" if error is None else str(error) or type(error).__name__
-        return LATE if time.monotonic() > self._deadline else ""
+        return TIMEOUT_MESSAGE if time.monotonic() > self._deadline else ""
 
     def wait(self) -> str:
         """Waits until the grammar is compiled or refused, and returns refused()."""
@@ -243,12 +243,12 @@ def fill_all(states: "Sequence[tuple[Any, int]]", bits: "IntArray") -> None:
 
 @functools.cache
 def _executor() -> Any:
-    return llguidance().LLExecutor(min(len(os.sched_getaffinity(0)), MOST_THREADS))
+    return llguidance().LLExecutor(min(len(os.sched_getaffinity(0)), MAX_THREADS))
 
 
 def wait_for_any(matchers: "Iterable[Matcher | None]") -> None:
-    """Waits until one of the grammars is compiled, at most MOMENT seconds."""
-    wait([each.compiled for each in matchers if each is not None], MOMENT, FIRST_COMPLETED)
+    """Waits until one of the grammars is compiled, at most WAIT_SECONDS seconds."""
+    wait([each.compiled for each in matchers if each is not None], WAIT_SECONDS, FIRST_COMPLETED)
 
 
 def _plain(error: str) -> str:

@@ -18,22 +18,22 @@ def supported_schema(schema: Any, *, closed: bool = False) -> Any:
 
     closed: objects have the properties that it names, and no more.
     """
-    schema = _everywhere(_plain, schema)
-    return _everywhere(_closed, schema) if closed else schema
+    schema = _map_schemas(_plain, schema)
+    return _map_schemas(_closed, schema) if closed else schema
 
 
-def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
+def _map_schemas(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
     """A copy in which every schema went through the change; what is a value or a name in it stays as it is."""
     if not isinstance(schema, dict):
         return schema
     copied: dict[str, Any] = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
-            copied[key] = {name: _everywhere(change, each) for name, each in value.items()}
+            copied[key] = {name: _map_schemas(change, each) for name, each in value.items()}
         elif key in LISTS and isinstance(value, list):
-            copied[key] = [_everywhere(change, each) for each in value]
+            copied[key] = [_map_schemas(change, each) for each in value]
         else:
-            copied[key] = _everywhere(change, value) if key in ONE else value
+            copied[key] = _map_schemas(change, value) if key in ONE else value
     change(copied)
     return copied
 
@@ -41,7 +41,7 @@ def _everywhere(change: Callable[[dict[str, Any]], None], schema: Any) -> Any:
 def _plain(schema: dict[str, Any]) -> None:
     if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
         del schema["format"]
-    _bordered(schema)
+    _adjust_bounds(schema)
 
 
 def _closed(schema: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ def _closed(schema: dict[str, Any]) -> None:
         schema.setdefault("additionalProperties", False)
 
 
-def _bordered(schema: dict[str, Any]) -> None:
+def _adjust_bounds(schema: dict[str, Any]) -> None:
     """Moves an excluded whole number if the other border is less than 1 away: the library would allow the number.
 
     The border moves by a millionth of the way to the other.

@@ -38,7 +38,7 @@ class Tokenizer:
         chat_template: str | dict[str, str] | None,
         load: Callable[[], Any],
     ) -> None:
-        self.backend = _whole(backend)
+        self.backend = _without_truncation(backend)
         self.pieces = TokenBytes.read(self.backend)
         self.special_tokens: dict[str, Any] = dict(named)  # "bos_token" -> "<s>", for chat templates
         self.bos_token: str | None = named.get("bos_token")
@@ -61,7 +61,7 @@ class Tokenizer:
     def hf(self) -> Any:
         """transformers' own object, loaded when it is first asked for."""
         loaded = self._load()
-        _whole(loaded.backend_tokenizer)
+        _without_truncation(loaded.backend_tokenizer)
         return loaded
 
     @property
@@ -108,7 +108,7 @@ class Tokenizer:
         """Long ones as a batch, whatever their number: that alone lets go of the interpreter's lock, and keeps no
         offsets, which cost most of the time."""
         try:
-            with _no_panic("encode this text"):
+            with _panic_as_value_error("encode this text"):
                 if sum(map(len, texts)) < _LONG:
                     return [self.backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
                 encoded = self.backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
@@ -119,7 +119,7 @@ class Tokenizer:
             raise
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        with _no_panic("decode these tokens"):
+        with _panic_as_value_error("decode these tokens"):
             if len(ids) < _LONG:
                 return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
             [text] = self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)  # as above
@@ -154,7 +154,7 @@ class Tokenizer:
 
 
 @contextlib.contextmanager
-def _no_panic(what: str) -> Iterator[None]:
+def _panic_as_value_error(what: str) -> Iterator[None]:
     """A panic in tokenizers, which is no Exception and would end more than the request, is a ValueError: a regular
     expression of tokenizer.json that gives up on a text, say."""
     try:
@@ -182,7 +182,7 @@ def _template(said: Any) -> str | dict[str, str] | None:
     return said
 
 
-def _whole(backend: Any) -> Any:
+def _without_truncation(backend: Any) -> Any:
     """Either may be switched on in tokenizer.json, and would cut texts or fill them up."""
     backend.no_truncation()
     backend.no_padding()
@@ -196,9 +196,9 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     """
     folder = Path(path)
     if folder.is_file():
-        return _of_tekken(folder) if folder.name == TEKKEN else _of_gguf(folder)
+        return _load_tekken(folder) if folder.name == TEKKEN else _load_gguf(folder)
     if (folder / TEKKEN).is_file() and not any((folder / name).is_file() for name in _FILES):
-        return _of_tekken(folder / TEKKEN)
+        return _load_tekken(folder / TEKKEN)
     if folder.is_dir() and not any((folder / name).is_file() for name in _FILES):
         raise ValueError(f"{folder} holds no tokenizer: none of {', '.join(_FILES)}; copy them from the model's source")
     load = functools.partial(_by_transformers, path, revision)
@@ -221,7 +221,7 @@ def load_tokenizer(path: str | Path, revision: str | None = None) -> Tokenizer:
     return tokenizer
 
 
-def _of_tekken(file: Path) -> Tokenizer:
+def _load_tekken(file: Path) -> Tokenizer:
     """Reads Mistral's tekken.json; without mistral-common the tokenizer has no chat template."""
     try:
         from transformers.integrations.mistral import convert_tekken_tokenizer
@@ -230,13 +230,13 @@ def _of_tekken(file: Path) -> Tokenizer:
     if importlib.util.find_spec("mistral_common") is None:
         logger.info("%s: without mistral-common it has no chat template: pip install 'quintet[mistral]'", file)
     try:
-        with _no_panic("be made of its description"):
+        with _panic_as_value_error("be made of its description"):
             return Tokenizer.from_transformers(convert_tekken_tokenizer(str(file)))
     except Exception as error:  # what a damaged file does to transformers
         raise ValueError(f"{file} cannot be read ({_line(error)}); fetch it again") from error
 
 
-def _of_gguf(file: Path) -> Tokenizer:
+def _load_gguf(file: Path) -> Tokenizer:
     state, beginning = file.stat(), file.open("rb").read(2**16)
     parts = [str(file.resolve()).encode(), f"{state.st_size} {state.st_mtime_ns}".encode(), beginning]
     name = readings.digest(f"GGUF tokenizer {GGUF_FORMAT}", parts)
@@ -257,7 +257,7 @@ def _read_gguf(file: Path) -> tuple[Any, dict[str, str], str | dict[str, str] | 
     metadata = read_metadata(file)
     try:
         said = vocabulary.read_vocabulary(metadata)
-        with _no_panic("be built"):
+        with _panic_as_value_error("be built"):
             return tokenizer.backend(said), tokenizer.special_tokens(said), defaults.templates(metadata)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
@@ -279,7 +279,7 @@ def contents(folder: Path) -> Iterator[bytes]:
         if file.is_file() and file.suffix not in _OTHERS:
             yield file.relative_to(folder).as_posix().encode()
             state = file.stat()
-            large = state.st_size > readings.MOST or not os.access(file, os.R_OK)
+            large = state.st_size > readings.MAX_BYTES or not os.access(file, os.R_OK)
             yield f"{state.st_size} {state.st_mtime_ns}".encode() if large else file.read_bytes()
 
 
@@ -291,17 +291,20 @@ def freeze(tokenizer: Tokenizer, folder: Path) -> dict[str, Any] | None:
         logger.info("the tokenizer in %s has no form as JSON (%s); each start imports transformers", folder, error)
         return None
     return {
-        "backend": None if _file_makes(described, folder) else described,
+        "backend": None if _matches_file(described, folder) else described,
         "splits_special_tokens": tokenizer.backend.encode_special_tokens,  # which is not in the description
         "named": tokenizer.special_tokens,
         "chat_template": tokenizer.chat_template,
     }
 
 
-def _file_makes(described: str, folder: Path) -> bool:
+def _matches_file(described: str, folder: Path) -> bool:
     """Returns whether tokenizer.json describes the same tokenizer, which need then not be kept a second time."""
     try:
-        return str(_whole(_backend((folder / "tokenizer.json").read_text(encoding="utf-8"))).to_str()) == described
+        return (
+            str(_without_truncation(_backend((folder / "tokenizer.json").read_text(encoding="utf-8"))).to_str())
+            == described
+        )
     except (OSError, ValueError):
         return False
 
@@ -317,7 +320,7 @@ def _backend(described: str) -> Any:
     from tokenizers import Tokenizer as Backend
 
     try:
-        with _no_panic("be made of its description"):
+        with _panic_as_value_error("be made of its description"):
             return Backend.from_str(described)
     except Exception as error:  # what tokenizers raises for a damaged description
         raise ValueError(str(error)) from error
@@ -327,10 +330,10 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        with _no_panic("be loaded"):
+        with _panic_as_value_error("be loaded"):
             hf = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=False)
     except Exception as error:  # tokenizers raises plain Exception for a damaged file
-        raise ValueError(_why_not(Path(path), error)) from error
+        raise ValueError(_load_error(Path(path), error)) from error
     if not getattr(hf, "is_fast", False):
         raise ValueError(
             f"the tokenizer of {path} ({type(hf).__name__}) has no fast form; convert it: "
@@ -339,7 +342,7 @@ def _by_transformers(path: str | Path, revision: str | None) -> Any:
     return hf
 
 
-def _why_not(folder: Path, error: Exception) -> str:
+def _load_error(folder: Path, error: Exception) -> str:
     if not folder.is_dir():
         return f"cannot load the tokenizer of {str(folder)!r}, which is no folder here: {_line(error)}"
     for name in ("tokenizer.json", "tokenizer_config.json"):

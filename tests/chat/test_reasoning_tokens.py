@@ -8,7 +8,7 @@ import pytest
 from quintet import SamplingParams
 from quintet.chat.prompts import Prompt
 from quintet.chat.reasoning_tokens import (
-    OUTSIDE,
+    NOT_REASONING,
     ReasoningCounter,
     ReasoningMarkerIds,
     find_reasoning_markers,
@@ -226,11 +226,11 @@ def test_a_marker_that_a_message_speaks_of_begins_no_thought() -> None:
     def begun(text: str) -> int:
         return open_reasoning_tokens(tokenizer(), THINK, MARKS, tokenizer().encode(text, add_special_tokens=False))
 
-    assert begun("<|user|>What is <think>?<|end|><|assistant|>") == OUTSIDE
+    assert begun("<|user|>What is <think>?<|end|><|assistant|>") == NOT_REASONING
     assert begun("<|user|>Hm.<|end|><|assistant|><think>") == 0
     assert begun("<|user|>Hm.<|end|><|assistant|><think>\n") == 1
-    assert begun("<|assistant|><think></think>") == OUTSIDE
-    assert begun("<|assistant|><think>So.</think>Well, ") == begun("") == begun("Hm.") == OUTSIDE
+    assert begun("<|assistant|><think></think>") == NOT_REASONING
+    assert begun("<|assistant|><think>So.</think>Well, ") == begun("") == begun("Hm.") == NOT_REASONING
     assert begun("<think>So it") == len(tokenizer().encode("So it", add_special_tokens=False))
 
 
@@ -245,7 +245,7 @@ def test_the_markers_of_a_prompt_may_have_several_tokens() -> None:
         open_reasoning_tokens(
             tokenizer(), THINK, ReasoningMarkerIds(((6, 20, 5),), ((CLOSE,),), (CLOSE,)), [20, 5, 50, 51]
         )
-        == OUTSIDE
+        == NOT_REASONING
     )
 
 

@@ -175,7 +175,7 @@ def test_a_sink_that_fails_at_a_whole_answer_fails_the_request() -> None:
 
 
 def test_a_slow_reader_makes_the_server_wait_and_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "HELD", 1000)
+    monkeypatch.setattr(http_connection, "MAX_BUFFERED", 1000)
     content = bytes(range(256)) * 40_000  # more than the sockets between hold
 
     async def work(client: HttpClient) -> bytes:
@@ -194,7 +194,7 @@ def test_a_slow_reader_makes_the_server_wait_and_gets_all(monkeypatch: pytest.Mo
 
 def test_an_answer_that_came_whole_can_be_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its connection is used for the next."""
-    monkeypatch.setattr(http_connection, "HELD", 1000)
+    monkeypatch.setattr(http_connection, "MAX_BUFFERED", 1000)
     content = b"x" * 4000
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

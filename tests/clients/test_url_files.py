@@ -129,7 +129,7 @@ def test_answers_that_cannot_be_sent_stay_and_are_told(
     assert store.asked.count(("PUT", "/out")) == 1, "what will not pass is not tried again"
 
 
-@pytest.mark.parametrize(("statuses", "tries"), [([500, 429], 3), ([503] * transfer.TRIES, transfer.TRIES)])
+@pytest.mark.parametrize(("statuses", "tries"), [([500, 429], 3), ([503] * transfer.MAX_TRIES, transfer.MAX_TRIES)])
 def test_sending_is_tried_a_few_times(store: Store, tmp_path: Path, statuses: list[int], tries: int) -> None:
     (tmp_path / "file").write_bytes(b"answers")
     store.refuses, pauses = list(statuses), list[float]()
@@ -165,7 +165,7 @@ def test_redirects_are_bounded_and_stay_with_http(store: Store) -> None:
     store.leads = {"/round": store.url("/round"), "/file": "file:///etc/passwd", "/ftp": "ftp://127.0.0.1/x"}
     with pytest.raises(ServerError, match="where 5 redirects lead, and it leads on"):
         transfer.fetch(store.url("/round"), io.BytesIO(), 1000)
-    assert len(store.asked) == transfer.REDIRECTS + 1
+    assert len(store.asked) == transfer.MAX_REDIRECTS + 1
     for path, scheme in (("/file", "file"), ("/ftp", "ftp")):
         with pytest.raises(ServerError, match=f"redirects to an invalid address: {scheme}:// is not served"):
             transfer.fetch(store.url(path), io.BytesIO(), 1000)

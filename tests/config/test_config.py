@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.config import LACKING, EngineConfig, Environment, read_environment, setting_fields, unchanged_environment
+from quintet.config import (
+    UNSUPPORTED,
+    EngineConfig,
+    Environment,
+    read_environment,
+    setting_fields,
+    unchanged_environment,
+)
 from quintet.config.schema import flags
 
 GOOD = [
@@ -145,7 +152,7 @@ def test_the_token_is_not_shown() -> None:
 def test_no_name_is_both_there_and_lacking() -> None:
     names = {each.name for each in setting_fields(EngineConfig)}
     aliases = {alias for each in setting_fields(EngineConfig) for alias in each.metadata["aliases"]}
-    assert not (names | aliases) & set(LACKING)
+    assert not (names | aliases) & set(UNSUPPORTED)
     assert not names & aliases
 
 

@@ -87,7 +87,7 @@ def test_a_report_of_another_shape_is_refused(tmp_path: Path, data: bytes, says:
 
 def test_a_report_beyond_all_measure_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(PASSED).write(tmp_path / "null.json")
-    monkeypatch.setattr(report, "MOST_BYTES", 100)
+    monkeypatch.setattr(report, "MAX_BYTES", 100)
     with pytest.raises(ValueError, match="longer than"):
         report.read(tmp_path / "null.json")
 
@@ -263,7 +263,7 @@ def test_a_quick_run_takes_some_of_each_check_and_vouches_for_nothing(
 def test_a_quick_run_leaves_out_no_check() -> None:
     """And so no clause that the kit proves."""
     subject = Subject("cpu")
-    assert all(kit._few(each.trials(subject)) for each in kit.checks())
+    assert all(kit._quick_trials(each.trials(subject)) for each in kit.checks())
 
 
 def test_on_a_terminal_the_trial_of_the_moment_is_shown(
@@ -358,7 +358,7 @@ def test_a_package_brings_its_table_and_an_emulation_does_not_speak_for_a_device
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "vendor.py"
-    TABLE.write(tmp_path / support.FILE)
+    TABLE.write(tmp_path / support.SUPPORT_FILE)
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(module))
     shipped = support.support_evidence(CHOSEN)
     assert shipped.support == TABLE and "shipped with the package" in shipped.origin
@@ -380,7 +380,7 @@ def test_of_two_tables_the_newer_speaks(
     """One that the kit left here before an upgrade does not hide what the new package brings."""
     tables = {"own": replace(TABLE, date=own), "shipped": replace(TABLE, date=shipped, supported=frozenset({"graphs"}))}
     tables["own"].write(home / "null.json")
-    tables["shipped"].write(tmp_path / support.FILE)
+    tables["shipped"].write(tmp_path / support.SUPPORT_FILE)
     monkeypatch.setattr(support.sys.modules[NULL.__module__], "__file__", str(tmp_path / "vendor.py"))
     assert support.support_evidence(CHOSEN).support == tables[speaks]
     real = SelectedPlatform(

@@ -92,7 +92,7 @@ def test_a_probe_that_leaves_something_behind_and_takes_long(planted: Any, monke
     subject.chosen = replace(subject.chosen, platform=planted.Touches)
     said = first_failure("probe.pure", subject)
     assert "changed environment variables (PROBED); it opened 1 devices" in said and "threads running" in said
-    monkeypatch.setattr(probe, "PATIENCE", 0.0)
+    monkeypatch.setattr(probe, "TIMEOUT", 0.0)
     assert "0 s are allowed" in first_failure("probe.quick", subject)
 
 
@@ -593,7 +593,7 @@ class Absent(Wrapped):
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.rank == 1:
             threading.Event().wait()
-        rank_threads.PATIENCE = 3.0
+        rank_threads.TIMEOUT = 3.0
         return x
 
 
@@ -626,7 +626,7 @@ def test_collectives_that_are_none(kind: type[Wrapped], says: str) -> None:
 
 
 def test_ranks_that_wait_for_each_other_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_threads, "PATIENCE", rank_threads.PATIENCE)  # which Absent shortens
+    monkeypatch.setattr(rank_threads, "TIMEOUT", rank_threads.TIMEOUT)  # which Absent shortens
     said = first_failure("communicator.collectives", stand_in(connecting(Absent)))
     assert "ranks [1] of 2 still wait for the others" in said
 

@@ -51,7 +51,7 @@ def ends(server_key: bytes = KEY, server_protocol: bytes = PROTOCOL) -> tuple[An
 
 
 def test_frames_of_any_size_arrive_as_sent_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "AT_ONCE", 1 << 20)
+    monkeypatch.setattr(connection, "MAX_WRITE_BYTES", 1 << 20)
     client, server = ends()
     for size in (0, 1, 100_000, 2**20 - TAG, 2**20, 5 * 2**20 + 12345):
         payload = os.urandom(size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quintet.distributed.exchange import MOST_NOTE, MessageExchange, RankLost
+from quintet.distributed.exchange import MAX_MESSAGE, MessageExchange, RankLost
 
 
 def pair(seconds: float = 30) -> tuple[MessageExchange, socket.socket]:
@@ -47,7 +47,7 @@ def test_one_that_is_silent_is_named() -> None:
 
 def test_a_note_that_is_too_long_is_not_taken() -> None:
     notes, other = pair()
-    other.sendall((MOST_NOTE + 1).to_bytes(2, "big"))
+    other.sendall((MAX_MESSAGE + 1).to_bytes(2, "big"))
     with pytest.raises(RankLost, match="a note of 2049 bytes, where 2048 at most are taken"):
         notes.exchange(b"a")
     other.close()

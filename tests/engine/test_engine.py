@@ -266,7 +266,7 @@ def test_what_ctrl_c_left_half_added_is_taken_back(monkeypatch: pytest.MonkeyPat
     (output,) = client.abort(["only"])
     assert output.finished and output.outputs[0].finish_reason == "abort" and len(client.output_processor) == 0
     complete(client, [3], greedy())
-    assert not client._watches and client.request_stats.latency.sum > 0
+    assert not client._timers and client.request_stats.latency.sum > 0
 
 
 def test_reset_prefix_cache_forgets() -> None:

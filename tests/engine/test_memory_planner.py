@@ -31,7 +31,9 @@ def test_the_cache_gets_what_weights_and_activations_leave() -> None:
 
 
 def test_captured_steps_have_their_place_and_are_told() -> None:
-    made = plan(replace(SIZES, estimate=TAKES._replace(captured=100 * MIB)), gpu_memory_utilization=0.4, max_num_seqs=256)
+    made = plan(
+        replace(SIZES, estimate=TAKES._replace(captured=100 * MIB)), gpu_memory_utilization=0.4, max_num_seqs=256
+    )
     assert made.num_pages == 800 and "captured steps 0.10 GiB" in str(made) and "captured" not in str(plan())
     with pytest.raises(ValueError, match=r"0\.59 GiB of 0\.78 GiB hold weights and 0\.20 GiB activations"):
         plan(replace(SIZES, estimate=TAKES._replace(captured=100 * MIB)), gpu_memory_utilization=0.2)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quintet.chat.prompts import Prompt
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
-from quintet.engine.executor.shape_buckets import LEAST, describe, padding_waste, plan_buckets
+from quintet.engine.executor.shape_buckets import MIN_TOKENS, describe, padding_waste, plan_buckets
 from quintet.interface.types import HostBatch, HostGroup, ShapeBucket
 from tests.helpers.platforms.null_engine import drain, greedy, null_client
 
@@ -114,9 +114,9 @@ def test_a_mixed_step_is_padded_with_tokens_of_nobody_and_empty_requests() -> No
 
 
 def test_an_empty_step_is_padding_throughout() -> None:
-    empty = ShapeBucket(LEAST, 2, 4, (3, 5)).batch
+    empty = ShapeBucket(MIN_TOKENS, 2, 4, (3, 5)).batch
     assert not any(field.any() for field in (empty.token_ids, empty.positions, *empty.leaves()[5:]))
-    assert empty.query_start_loc.shape == (3,) and empty.token_to_seq.tolist() == [1] * LEAST
+    assert empty.query_start_loc.shape == (3,) and empty.token_to_seq.tolist() == [1] * MIN_TOKENS
     assert [group.block_table.shape for group in empty.groups] == [(2, 3), (2, 5)]
 
 

@@ -118,7 +118,7 @@ def test_modelscope_stands_in_for_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
     made = told(tmp_path / "made")
     (made / "model.safetensors").touch()
     scope = Scope(made)
-    monkeypatch.setattr(modelscope, "_imported", lambda module: scope)
+    monkeypatch.setattr(modelscope, "_import_package", lambda module: scope)
     config = EngineConfig(model="owner/name", revision="v1", ignore_patterns="*.onnx", download_dir=str(tmp_path))
     assert resolve_model(config, MODELSCOPE) == made
     ((name, how),) = scope.asked

@@ -15,7 +15,7 @@ from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import Worker
 from quintet.engine.startup import launch, prepare
 from quintet.hub.hf_config import HFConfig, freeze, read_config, thaw
-from quintet.hub.legacy_configs import FOREIGN
+from quintet.hub.legacy_configs import LEGACY_ADAPTERS
 from quintet.hub.resolve import load_model_config
 from quintet.models import families
 from quintet.ops.activation import UnknownActivation
@@ -58,9 +58,11 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 8}),
 ]
 # 96 heads do not divide the hidden size that glm4_moe has where it says nothing; of the rest, transformers has no class
-ODD = {"glm4_moe", "kimi_k2", *FOREIGN}
+ODD = {"glm4_moe", "kimi_k2", *LEGACY_ADAPTERS}
 BARE: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in sorted({*families()} - ODD)]
-TINY = [(family, each) for family, found in models.EVERY.items() if family not in FOREIGN for each in found.values()]
+TINY = [
+    (family, each) for family, found in models.EVERY.items() if family not in LEGACY_ADAPTERS for each in found.values()
+]
 PER_LAYER = "allow_global_per_layer_attribute_access"
 # Of the installation; an object of transformers' own, plain in the file; and the text, which is compared by itself.
 ASIDE = {"transformers_version", "_name_or_path", "per_layer_config", "text_config", PER_LAYER}

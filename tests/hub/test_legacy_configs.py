@@ -13,7 +13,7 @@ from quintet.config.cache_dir import cache_folder
 from quintet.engine.executor.worker import ModelSizes, Worker
 from quintet.engine.startup import prepare
 from quintet.hub.config_checks import check_architectures
-from quintet.hub.legacy_configs import FOREIGN
+from quintet.hub.legacy_configs import LEGACY_ADAPTERS
 from quintet.hub.resolve import load_model_config
 from quintet.models import families, model_class
 from quintet.platforms.cpu import PLATFORM
@@ -26,8 +26,8 @@ from quintet_tools.checkpoints.tiny import PLAIN, configured, variant
 
 
 def test_what_is_read_can_be_built_and_is_compared() -> None:
-    assert {*FOREIGN} == {*PUBLISHED, *PUBLISHED_ENCODERS} <= {*families()}
-    assert not {*FOREIGN} & {*CONFIG_MAPPING}, "transformers has learned of one: compare with its class"
+    assert {*LEGACY_ADAPTERS} == {*PUBLISHED, *PUBLISHED_ENCODERS} <= {*families()}
+    assert not {*LEGACY_ADAPTERS} & {*CONFIG_MAPPING}, "transformers has learned of one: compare with its class"
 
 
 def test_reading_registers_nothing() -> None:

@@ -18,7 +18,7 @@ NAME = readings.digest("test", [b"part"])
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    readings._say.cache_clear()
+    readings._warn.cache_clear()
     return cache_folder("readings")
 
 
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_made_costs_the_import_and_no_more(
 
 
 def test_what_was_not_used_for_longest_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readings, "MOST_FILES", 3)
+    monkeypatch.setattr(readings, "MAX_FILES", 3)
     names = [readings.digest("test", [bytes([index])]) for index in range(4)]
     for index, name in enumerate(names[:3]):
         readings.store(name, index)
@@ -105,8 +105,8 @@ def test_what_was_not_used_for_longest_goes_first(folder: Path, monkeypatch: pyt
 
 def test_bytes_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(readings, "MOST", 1000)
-    monkeypatch.setattr(readings, "MOST_IN_ALL", 2000)
+    monkeypatch.setattr(readings, "MAX_BYTES", 1000)
+    monkeypatch.setattr(readings, "MAX_IN_ALL", 2000)
     readings.store(NAME, "x" * 1000)
     assert not folder.exists() and "over 1000; each start with this model imports transformers" in caplog.text
     for index in range(9):

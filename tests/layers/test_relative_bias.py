@@ -5,7 +5,7 @@ import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from quintet.interface.types import AttentionSpec, Batch
-from quintet.layers.attention.relative_bias import FURTHEST, bias_by_distance
+from quintet.layers.attention.relative_bias import MAX_DISTANCE, bias_by_distance
 from quintet.ops.attention import biased_attention
 
 
@@ -15,7 +15,7 @@ def test_each_distance_has_the_number_of_its_bucket(buckets: int) -> None:
     table = bias_by_distance(learned)
     distances = torch.arange(-1000, 1001)  # a key's position, less the query's
     wanted = learned[MPNetEncoder.relative_position_bucket(distances, num_buckets=buckets)].T
-    assert torch.equal(table[:, distances.clamp(-FURTHEST, FURTHEST) + FURTHEST], wanted)
+    assert torch.equal(table[:, distances.clamp(-MAX_DISTANCE, MAX_DISTANCE) + MAX_DISTANCE], wanted)
 
 
 def test_specification_adds_what_torch_adds_as_a_mask() -> None:

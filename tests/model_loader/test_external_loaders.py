@@ -73,7 +73,7 @@ def test_files_of_a_store_are_fetched(
     error: Exception | None, kind: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streamer = Streamer(error)
-    monkeypatch.setattr(other_readers, "_imported", lambda load_format: streamer)
+    monkeypatch.setattr(other_readers, "_import_package", lambda load_format: streamer)
     config = EngineConfig(model="s3://bucket/model", load_format="runai_streamer", download_dir=str(tmp_path))
     if kind is not None:
         with pytest.raises(kind, match=says):

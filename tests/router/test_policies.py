@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quintet.clients.http_client import HttpClient
-from quintet.router.backends import KEPT, Pool, RouterBackend, address_of
+from quintet.router.backends import MAX_KNOWN_CHUNKS, Pool, RouterBackend, address_of
 from quintet.router.policies import make_policy
 from quintet.router.request_info import CHUNK, ENDS, RequestInfo, read_body
 from quintet.router.routes import POSTS
@@ -91,9 +91,9 @@ def test_a_known_beginning_does_not_outweigh_everything() -> None:
 
 def test_memory_is_bounded() -> None:
     there, policy = servers(1), make_policy("prefix", 4)
-    for number in range(KEPT // len(ENDS) + 9):
+    for number in range(MAX_KNOWN_CHUNKS // len(ENDS) + 9):
         policy(there, ask(prompt=f"{number:09}" + "a" * ENDS[-1]))
-    assert len(there[0].prefixes) == KEPT
+    assert len(there[0].prefixes) == MAX_KNOWN_CHUNKS
 
 
 def test_a_session_stays_and_others_do_not_move_when_servers_come_and_go() -> None:

@@ -20,7 +20,7 @@ from quintet.router.config import RouterConfig
 from quintet.server.config import ServerConfig
 from quintet.server.hosts import is_loopback
 from quintet.server.http.admin import health as alive
-from quintet.server.http.middleware.auth import PUBLIC
+from quintet.server.http.middleware.auth import PUBLIC_PATHS
 from quintet.server.metrics import routes as metrics
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_ports_and_probes_are_the_servers(manifest: dict[str, Document], contain
     assert {name: each["path"] for name, each in paths.items()} == {
         "startup": "/health", "liveness": "/health", "readiness": "/ready",
     }  # fmt: skip
-    assert {each["path"] for each in paths.values()} <= ROUTES & set(PUBLIC)  # a probe brings no key
+    assert {each["path"] for each in paths.values()} <= ROUTES & set(PUBLIC_PATHS)  # a probe brings no key
     told = manifest["Deployment"]["spec"]["template"]["metadata"]["annotations"]
     assert told["prometheus.io/port"] == str(served().port)
     assert told["prometheus.io/path"] in ROUTES
@@ -286,7 +286,7 @@ def test_a_router_is_started_before_its_servers() -> None:
     backends = flags.from_arguments(door, RouterConfig).backend
     assert set(backends) == {f"http://{name}:{served().port}" for name in services if name != "router"}
     assert services["router"]["ports"] == [f"127.0.0.1:{ROUTER_PORT}:{ROUTER_PORT}"]
-    assert f":{ROUTER_PORT}/health" in services["router"]["healthcheck"]["test"][-1] and "/health" in PUBLIC
+    assert f":{ROUTER_PORT}/health" in services["router"]["healthcheck"]["test"][-1] and "/health" in PUBLIC_PATHS
     for name, service in services.items():
         assert (service["image"], service["read_only"], service["cap_drop"]) == ("quintet:cpu", True, ["ALL"])
         assert service["environment"]["QUINTET_API_KEY"].startswith("${QUINTET_API_KEY:?")

@@ -33,11 +33,11 @@ def _content(path: Path) -> str | None:
 
 def test_no_table_stands_beside_a_platform_without_a_report(script: Any) -> None:
     written = {ROOT / path for path in script.files()}
-    assert set((ROOT / "quintet" / "platforms").rglob(support.FILE)) <= written
+    assert set((ROOT / "quintet" / "platforms").rglob(support.SUPPORT_FILE)) <= written
 
 
 def test_the_tables_can_be_read_and_nothing_in_them_failed(script: Any) -> None:
-    tables = [path for path in script.files() if path.name == support.FILE]
+    tables = [path for path in script.files() if path.name == support.SUPPORT_FILE]
     assert len(tables) >= 2, "the platforms that run anywhere have reports"
     for path in tables:
         assert support.read(ROOT / path).supported

@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 
-from quintet.server.config import PROBES, ServerConfig
+from quintet.server.config import PROBE_PATHS, ServerConfig
 from tests.helpers.servers.serving import ENDLESS, LONG, NULL, PATIENCE, Server, until
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} (DEBUG|INFO|WARNING|ERROR) +\S.*")
@@ -15,7 +15,7 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4} (DEBUG|INFO|W
 
 def test_every_line_has_its_time_and_level_and_probes_have_none() -> None:
     with Server(*NULL, "--api-workers", "2", "--uvicorn-log-level", "info") as server:
-        for path in PROBES:
+        for path in PROBE_PATHS:
             httpx.get(server.url + path, timeout=PATIENCE)
         httpx.get(server.url + "/v1/models", timeout=PATIENCE)
         assert server.stop(signal.SIGINT) == 0

@@ -173,7 +173,7 @@ def test_the_batchs_own_server_is_told_the_flag_as_typed() -> None:
     given = reader.parse(
         ["-i", "x", "-o", "y", "--block-size", "7", "-sc", '{"method": "ngram"}', "--no-enforce-eager"]
     )
-    assert _local._words(given) == ["--block-size=7", "-sc.method=ngram", "--no-enforce-eager"]
+    assert _local._flag_words(given) == ["--block-size=7", "-sc.method=ngram", "--no-enforce-eager"]
     with pytest.raises(ValueError, match="^KV cache needs 65 pages .*--num_gpu_blocks_override 2; lower"):
         words = ["-i", "x", "-o", "y", *NULL, "--num_gpu_blocks_override", "2"]
         with _local.local_server(reader.parse(words)):

@@ -524,7 +524,7 @@ def test_what_a_grammar_alone_decides_takes_no_steps(monkeypatch: pytest.MonkeyP
     wanted += [params(json=LETTER, max_tokens=90, repetition_penalty=1.5, presence_penalty=1.0, min_tokens=50)]
     said, steps = [], []
     for most in (0, 3, 256):
-        monkeypatch.setattr("quintet.engine.step_output.JUMP", most)
+        monkeypatch.setattr("quintet.engine.step_output.MAX_JUMP", most)
         served = client(enable_prefix_caching=False)
         said.append(told(served, *wanted))
         stats = served.engine.stats()
@@ -561,7 +561,7 @@ def test_a_step_behind_another_lands_before_a_jump() -> None:
         work.take(prepared.ranks.workers[0].ops)
         served = launch(prepared, progress=False, grammars=GrammarCompiler(reader(), SIZE, [1]))
         work.begin()
-        served._answers._jumps = jump
+        served._answers._can_jump = jump
         for index, shape in enumerate([{"json": LETTER}, {"json": LETTER}, None, {"regex": "(ab){9}[0-9]"}]):
             served.add(request(f"{index}", shape, temperature=1.5, most=60 if shape else 5))
         found = run(served)

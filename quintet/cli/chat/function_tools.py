@@ -41,7 +41,7 @@ class FunctionTool:
         try:
             given = self.model.model_validate(arguments)
         except ValidationError as error:
-            raise ValueError("; ".join(_said(each) for each in error.errors())) from None
+            raise ValueError("; ".join(_validation_message(each) for each in error.errors())) from None
         values = {str(field.alias): getattr(given, name) for name, field in self.model.model_fields.items()}
         with contextlib.redirect_stdout(sys.stderr):
             result = self.function(**values)
@@ -102,5 +102,5 @@ def _fields(function: Callable[..., Any], meant: Mapping[str, str]) -> dict[str,
     return fields
 
 
-def _said(error: Any) -> str:
+def _validation_message(error: Any) -> str:
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"

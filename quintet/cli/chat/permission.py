@@ -7,7 +7,7 @@ from quintet.cli.chat.tool import ToolInvocation, UserTool, printable, run_tool,
 from quintet.common.suggestions import unknown_name_error
 
 _SHOWN = 300  # characters of a result
-_ASK = "run it? [y]es, [n]o, [a]lways this tool: "
+_QUESTION = "run it? [y]es, [n]o, [a]lways this tool: "
 REFUSED = "The user did not allow this call."
 
 
@@ -50,7 +50,7 @@ class Toolbox:
 
     def _result(self, call: ToolInvocation) -> str:
         self._say(f"call: {call.one_line}")
-        if call.name in self._tools and not self._may(call.name):
+        if call.name in self._tools and not self._is_allowed(call.name):
             self._say("not run")
             return REFUSED
         result = run_tool(self._tools, call)
@@ -58,14 +58,14 @@ class Toolbox:
         self._say(f"result: {printable(result[:_SHOWN])}{cut}")
         return result
 
-    def _may(self, name: str) -> bool:
+    def _is_allowed(self, name: str) -> bool:
         if name in self._allowed:
             return True
         if self._ask is None:
             self._say(f"(cannot ask for permission without a terminal; --allow-tool {name} lets it run)")
             return False
         while True:
-            said = self._ask(_ASK).strip().lower()
+            said = self._ask(_QUESTION).strip().lower()
             if said in ("a", "always"):
                 self._allowed.add(name)
             if said in ("a", "always", "y", "yes", "n", "no", ""):

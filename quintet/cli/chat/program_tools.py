@@ -19,7 +19,7 @@ from quintet.common.suggestions import refuse_unknown
 MAX_OUTPUT = 65_536  # bytes; a program that writes more is ended
 MAX_SECONDS = 600.0
 _KEYS = ("name", "description", "command", "parameters", "timeout")
-_PLACE = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class ProgramTool:
         there = self.parameters.get("properties", {})
         words: list[str] = []
         for word in self.command:
-            named = [each for each in _PLACE.findall(word) if each in there]
+            named = [each for each in _PLACEHOLDER.findall(word) if each in there]
             if any(each not in arguments for each in named):
                 continue
-            filled = _PLACE.sub(lambda at: _text(arguments[at[1]]) if at[1] in there else at[0], word)
+            filled = _PLACEHOLDER.sub(lambda at: _text(arguments[at[1]]) if at[1] in there else at[0], word)
             if named and filled[:1] == "-" != word[:1] and "--" not in words:
                 raise ValueError(f"{named[0]} may not begin with '-'")
             words.append(filled)
@@ -99,7 +99,7 @@ def program_tool(given: Any, where: str) -> ProgramTool:
         raise ValueError(f"{where}.name must be 1 to {MAX_NAME} letters, digits, _ or -")
     if not isinstance(command, list) or not command or not all(isinstance(each, str) for each in command):
         raise ValueError(f"{where}.command must be a list of words; no shell reads it")
-    if _PLACE.search(command[0]):
+    if _PLACEHOLDER.search(command[0]):
         raise ValueError(f"{where}.command must name the program in its first word; a call may not choose it")
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
         raise ValueError(f"{where}.parameters must be a JSON schema of an object")

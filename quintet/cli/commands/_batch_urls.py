@@ -52,7 +52,7 @@ def with_url_files(run: Run) -> Run:
         try:
             return _run(run, arguments, folder, transfer, source, target)
         finally:
-            _tidy(folder)
+            _remove_unless_unsent(folder)
 
     return run_over_http
 
@@ -82,7 +82,7 @@ def _run(
     return code
 
 
-def _tidy(folder: Path) -> None:
+def _remove_unless_unsent(folder: Path) -> None:
     """Deletes the folder, unless it holds output that could not be sent: that is left to the user."""
     (folder / "in.jsonl").unlink(missing_ok=True)
     left = [each for each in folder.iterdir() if each.stat().st_size]

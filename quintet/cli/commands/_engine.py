@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quintet import LLM
 
 # Commands print text: token ids alone, and how streamed outputs are cut, are for programs.
-_NOT_ON_A_COMMAND_LINE = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
+_NO_FLAG = ("detokenize", "output_kind", "extra_args", "repetition_detection", "stream_interval")
 
 
 def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = ()
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, exclude: Collection[str] = (), **defaults: Any) -> None:
     """The sampling flags. A command that has them leaves out the engine's own --seed: one is enough."""
-    flags.add_arguments(parser, SamplingParams, (*_NOT_ON_A_COMMAND_LINE, *exclude), "this request", defaults)
+    flags.add_arguments(parser, SamplingParams, (*_NO_FLAG, *exclude), "this request", defaults)
 
 
 def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from quintet.config.schema.typed_flags import as_typed
 SERVE = (*python_command("quintet.cli.main"), "serve")
 START_SECONDS = 3600.0  # a large model may have to be downloaded first
 _STOP_SECONDS = 10.0
-_LOOK_SECONDS = 0.05  # between two looks at /ready
-_LAST_WORDS = 40  # lines of the log that are shown when it fails
+_POLL_SECONDS = 0.05  # between two looks at /ready
+_LOG_TAIL_LINES = 40  # lines of the log that are shown when it fails
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def local_server(arguments: argparse.Namespace) -> Iterator[ServerTarget]:
     """
     with PrivateFolder() as folder:
         server = ServerTarget(uds=f"{folder}/socket", api_key=secrets.token_urlsafe())
-        command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_words(arguments)]
+        command = [*SERVE, "--uds", f"{folder}/socket", "--api-key", str(server.api_key), *_flag_words(arguments)]
         log = folder / "log"
         # A session of its own: Ctrl-C is for this command, which then ends the server.
         with (
@@ -57,14 +57,12 @@ def local_server(arguments: argparse.Namespace) -> Iterator[ServerTarget]:
                 _wait(server, process, log)
                 yield server
                 if process.poll() is not None:  # what is left unanswered has its reason here
-                    engine.print_stderr(
-                        f"the server ended with code {process.returncode}; its log:\n{_last_words(log)}"
-                    )
+                    engine.print_stderr(f"the server ended with code {process.returncode}; its log:\n{_log_tail(log)}")
             finally:
                 end(process, _STOP_SECONDS)
 
 
-def _words(arguments: argparse.Namespace) -> list[str]:
+def _flag_words(arguments: argparse.Namespace) -> list[str]:
     """The engine flags that were given, once more as words."""
     words, typed = [], getattr(arguments, "typed", {})
     for name, value in engine.engine_settings(arguments).items():
@@ -85,12 +83,12 @@ def _wait(server: ServerTarget, process: "subprocess.Popen[bytes]", log: Path) -
     end = time.monotonic() + START_SECONDS
     while not _is_ready(server):
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(_LOOK_SECONDS)
+            code = process.wait(_POLL_SECONDS)
             raise ValueError(
-                _refusal(log) or f"the server ended with code {code} before it was ready; its log:\n{_last_words(log)}"
+                _user_error(log) or f"the server ended with code {code} before it was ready; its log:\n{_log_tail(log)}"
             )
         if time.monotonic() > end:
-            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log:\n{_last_words(log)}")
+            raise ValueError(f"the server was not ready after {START_SECONDS:g} s; its log:\n{_log_tail(log)}")
 
 
 def _is_ready(server: ServerTarget) -> bool:
@@ -102,12 +100,12 @@ def _is_ready(server: ServerTarget) -> bool:
         return False
 
 
-def _refusal(log: Path) -> str | None:
+def _user_error(log: Path) -> str | None:
     """Returns the error in the server's log that the user can fix; None if there is none."""
     found = re.search(r"^quintet serve: error: (.+)$", log.read_text(encoding="utf-8", errors="replace"), re.M)
     return found and found[1]
 
 
-def _last_words(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-_LAST_WORDS:]) or "(nothing)"
+    return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(nothing)"

@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     seen = run_loop(_measure(server, load, endpoint, (warmup, calls)))
     if load.save_trace:
         _save_trace(load.save_trace, seen)
-    figures = {**_what(server, load, model, endpoint), **seen.figures(dict(arguments.goodput))}
+    figures = {**_describe_run(server, load, model, endpoint), **seen.figures(dict(arguments.goodput))}
     if load.output_json:
         Path(load.output_json).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     _print(figures)
@@ -242,7 +242,7 @@ async def _measure(
     connections = HttpClient(server.address, server.headers(), HttpTimeouts(first_byte=load.timeout, idle=load.timeout))
     sender = Sender(connections, server.display_name, endpoint)
     try:
-        await _warm(sender, warmup, load.max_concurrency)
+        await _warm_up(sender, warmup, load.max_concurrency)
         if load.profile:
             await _trace(connections, server, "/start_profile")
         times = arrival_times(len(timed), load.request_rate, load.seed)
@@ -251,7 +251,7 @@ async def _measure(
         with tqdm(total=len(timed), disable=not sys.stderr.isatty(), unit=" requests", mininterval=1.0) as bar:
             started, busy = time.perf_counter(), time.process_time()
             outcomes = await sender.send_all(timed, times, load.max_concurrency, bar.update)
-            seen = LoadResult(outcomes, _last(outcomes) - started, time.process_time() - busy)
+            seen = LoadResult(outcomes, _last_token_time(outcomes) - started, time.process_time() - busy)
         if load.profile:
             engine.print_stderr(f"traced: {(await _trace(connections, server, '/stop_profile')).decode()}")
         return seen
@@ -272,7 +272,7 @@ async def _trace(connections: "HttpClient", server: target.ServerTarget, path: s
     return answer.body
 
 
-async def _warm(sender: "Sender", calls: "Sequence[LoadRequest]", most: int | None) -> None:
+async def _warm_up(sender: "Sender", calls: "Sequence[LoadRequest]", most: int | None) -> None:
     """The first alone: if it fails, so would the others."""
     if calls:
         first = await sender.send(calls[0])
@@ -282,12 +282,12 @@ async def _warm(sender: "Sender", calls: "Sequence[LoadRequest]", most: int | No
         await sender.send_all(calls[1:], iter([0.0] * len(calls[1:])), most or 1, lambda: None)
 
 
-def _last(outcomes: "Sequence[RequestOutcome]") -> float:
+def _last_token_time(outcomes: "Sequence[RequestOutcome]") -> float:
     """Returns the time of the last token; now if there was none."""
     return max((each.times[-1] for each in outcomes if each.times), default=time.perf_counter())
 
 
-def _what(server: target.ServerTarget, load: ServeLoad, model: str, endpoint: str) -> dict[str, Any]:
+def _describe_run(server: target.ServerTarget, load: ServeLoad, model: str, endpoint: str) -> dict[str, Any]:
     return {
         "server": server.display_name,
         "model": model,

@@ -57,14 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _local(wanted: dict[str, Any], arguments: argparse.Namespace) -> int:
-    extras = _extras(arguments)  # a wrong file is refused before the model is loaded
+    extras = _conversation_options(arguments)  # a wrong file is refused before the model is loaded
     extras.template |= _parsers(arguments)
     llm = engine.open_engine(arguments, arguments.quiet)
     try:
         talk = TerminalConversation(
             llm, engine.sampling_params(llm, wanted, max_tokens=None), arguments.quiet, extras=extras
         )
-        return _converse(talk, llm.config.model, arguments.system)
+        return _run_conversation(talk, llm.config.model, arguments.system)
     finally:
         llm.close()
 
@@ -89,11 +89,11 @@ def _remote(server: target.ServerTarget, wanted: dict[str, Any], arguments: argp
     from quintet.clients.remote_engine import RemoteEngine, ServerSpeed
 
     remote = RemoteEngine(server, engine.engine_settings(arguments).get("model"))
-    talk = TerminalConversation(remote, wanted, arguments.quiet, ServerSpeed, _extras(arguments))
-    return _converse(talk, f"{remote.model} at {server.display_name}", arguments.system)
+    talk = TerminalConversation(remote, wanted, arguments.quiet, ServerSpeed, _conversation_options(arguments))
+    return _run_conversation(talk, f"{remote.model} at {server.display_name}", arguments.system)
 
 
-def _extras(arguments: argparse.Namespace) -> ConversationOptions:
+def _conversation_options(arguments: argparse.Namespace) -> ConversationOptions:
     extras = ConversationOptions(rounds=arguments.max_tool_rounds)
     if extras.rounds < 1:
         raise ValueError(f"--max-tool-rounds must be 1 or more, not {extras.rounds}")
@@ -110,13 +110,13 @@ def _extras(arguments: argparse.Namespace) -> ConversationOptions:
     from quintet.cli.chat.permission import Toolbox
     from quintet.cli.chat.tool_files import read_tools
 
-    ask = _ask if sys.stdin.isatty() else None
+    ask = _ask_user if sys.stdin.isatty() else None
     extras.tools = Toolbox(read_tools(arguments.tools), arguments.allow_tool, engine.print_stderr, ask)
     extras.template["tools"] = extras.tools.specs
     return extras
 
 
-def _ask(question: str) -> str:
+def _ask_user(question: str) -> str:
     """Returns what the user types; Ctrl-D means no."""
     try:
         return input(question)
@@ -125,7 +125,7 @@ def _ask(question: str) -> str:
         return "no"
 
 
-def _converse(talk: TerminalConversation, name: str, system: str | None) -> int:
+def _run_conversation(talk: TerminalConversation, name: str, system: str | None) -> int:
     talk.begin(system)
     if talk.interactive:
         with contextlib.suppress(ImportError):

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_stderr(f"quintet conformance: could not run: {error or type(error).__name__}")
         return COULD_NOT_RUN
     print(report)
-    _keep(report, request)
+    _save_report(report, request)
     if report.failures:
         return FAILED
     return PASSED if report.passed else COULD_NOT_RUN
@@ -107,7 +107,7 @@ def _report(request: ConformanceRequest, config: EngineConfig) -> "ConformanceRe
     return report
 
 
-def _keep(report: "ConformanceReport", request: ConformanceRequest) -> None:
+def _save_report(report: "ConformanceReport", request: ConformanceRequest) -> None:
     """Writes the report to the requested files; and for `quintet platforms --features`, if the run was complete."""
     from quintet.conformance import features
     from quintet.engine.platform_support import local_table_path

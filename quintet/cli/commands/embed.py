@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from quintet import LLM
 
-_OTHERS = ("task", "step_tag_id", "returned_token_ids", "skip_reading_prefix_cache", "use_activation")
+_EXCLUDED = ("task", "step_tag_id", "returned_token_ids", "skip_reading_prefix_cache", "use_activation")
 _WHOLE = -1  # texts that are too long are cut, as libraries of embeddings do, and counted
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--field", default="text", metavar="NAME", help="which entry of objects is the text (text)")
     group.add_argument("--prompt-name", metavar="NAME", help="the model's prompt that is put before each text")
     group.add_argument("--quiet", "-q", action="store_true", help="print no figures to standard error")
-    flags.add_arguments(parser, PoolingParams, _OTHERS, "vectors", {"truncate_prompt_tokens": _WHOLE})
+    flags.add_arguments(parser, PoolingParams, _EXCLUDED, "vectors", {"truncate_prompt_tokens": _WHOLE})
     engine.add_arguments(parser, model=BUNDLED_EMBED)
 
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     llm = _texts.open_model(arguments)
     try:
         started = time.perf_counter()
-        with _sink(arguments) as write:
+        with _open_output(arguments) as write:
             done = _embed(llm, lines, params, arguments.prompt_name, write)
         seconds = time.perf_counter() - started
     finally:
@@ -74,7 +74,7 @@ def _lines(arguments: argparse.Namespace) -> Iterator[TextLine]:
     return _texts.read(arguments.input or _texts.STDIN, arguments.field)
 
 
-class _Done(NamedTuple):
+class _EmbedCounts(NamedTuple):
     """Counts of embedded texts."""
 
     texts: int
@@ -84,7 +84,7 @@ class _Done(NamedTuple):
 
 def _embed(
     llm: "LLM", lines: Iterator[TextLine], params: PoolingParams, prompt_name: str | None, write: "_Write"
-) -> _Done:
+) -> _EmbedCounts:
     count, cut, last, most = 0, 0, 0, llm.pooling_bounds.max_model_len
     for batch in _texts.batches(lines):
         texts = [each.text for each in batch]
@@ -95,32 +95,32 @@ def _embed(
         count, last = count + len(batch), batch[-1].number
     if not count:
         raise ValueError("there are no texts; put one on each line")
-    return _Done(count, cut, last - count)
+    return _EmbedCounts(count, cut, last - count)
 
 
 _Write = Callable[[TextLine, "np.ndarray[Any, np.dtype[np.float32]]"], None]
 
 
 @contextlib.contextmanager
-def _sink(arguments: argparse.Namespace) -> Iterator[_Write]:
+def _open_output(arguments: argparse.Namespace) -> Iterator[_Write]:
     """Opens the output and yields a function that writes one vector to it."""
     if arguments.output is None:
-        yield lambda line, vector: _tell(sys.stdout, line, vector)
+        yield lambda line, vector: _write_json_line(sys.stdout, line, vector)
     elif arguments.output.endswith(".npy"):
-        with _array(arguments.output) as write:
+        with _npy_writer(arguments.output) as write:
             yield write
     else:
         with _texts.atomic_file(arguments.output) as part, part.open("w", encoding="utf-8") as file:
-            yield lambda line, vector: _tell(file, line, vector)
+            yield lambda line, vector: _write_json_line(file, line, vector)
 
 
-def _tell(file: IO[str], line: TextLine, vector: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
+def _write_json_line(file: IO[str], line: TextLine, vector: "np.ndarray[Any, np.dtype[np.float32]]") -> None:
     told = {**(line.other_fields or {"text": line.text}), "embedding": vector.tolist()}
     file.write(json.dumps(told, ensure_ascii=False) + "\n")
 
 
 @contextlib.contextmanager
-def _array(file: str) -> Iterator[_Write]:
+def _npy_writer(file: str) -> Iterator[_Write]:
     """NumPy's own format; how many rows there are is known when all are."""
     import numpy as np
 

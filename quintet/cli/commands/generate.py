@@ -98,11 +98,11 @@ def _text(prompt: str, output: "RequestOutput") -> str:
     """The prompt after a mark, then each completion, with a line for each of its tokens where those are wanted."""
     lines = [f"> {prompt}"]
     for each in output.outputs:
-        lines += [each.text, *map(_likely, each.token_ids, each.logprobs or ())]
+        lines += [each.text, *map(_token_line, each.token_ids, each.logprobs or ())]
     return "\n".join([*lines, ""])
 
 
-def _likely(token_id: int, at: "LogprobsAt") -> str:
+def _token_line(token_id: int, at: "LogprobsAt") -> str:
     """The token that was drawn, and the likeliest others."""
     others = [f"{each.decoded_token!r} {each.logprob:.3f}" for other, each in at.items() if other != token_id]
     own = f"{at[token_id].logprob:10.3f}  {at[token_id].decoded_token!r}"

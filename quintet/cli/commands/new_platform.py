@@ -11,7 +11,7 @@ from quintet.common.value_parsers import text
 from quintet.config import option
 from quintet.config.schema import flags
 
-MOST = 30  # characters of a name
+MAX_NAME = 30  # characters of a name
 _FILES = {  # template -> where it goes
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -59,9 +59,9 @@ def check_name(name: str) -> None:
     from quintet.platforms import BUILT_IN, discover
 
     good = name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")
-    if not good or keyword.iskeyword(name) or len(name) > MOST:
+    if not good or keyword.iskeyword(name) or len(name) > MAX_NAME:
         raise ValueError(
-            f"{name!r} is no name for a platform: lower-case letters, digits and underscores, {MOST} at most, a letter "
+            f"{name!r} is no name for a platform: lower-case letters, digits and underscores, {MAX_NAME} at most, a letter "
             "first, and no word of Python's, as in tinyvec"
         )
     taken = {"auto": "a word of --device", **dict.fromkeys(BUILT_IN, "a part of quintet")}
@@ -95,10 +95,10 @@ def package(name: str) -> dict[str, str]:
     }
     home = Path(conformance.__file__).with_name("template")
     texts = {path: (home / f"{each}.txt").read_text(encoding="utf-8") for each, path in _FILES.items()}
-    return {_filled(path, values): _filled(content, values) for path, content in texts.items()}
+    return {_fill_template(path, values): _fill_template(content, values) for path, content in texts.items()}
 
 
-def _filled(content: str, values: dict[str, str]) -> str:
+def _fill_template(content: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         content = content.replace(f"@{name}@", value)
     return content

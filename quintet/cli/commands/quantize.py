@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quintet.conformance.divergence import Divergence
     from quintet.quantize.quantize import QuantizeResult
 
-SEQUENCES, LONGEST = 16, 512  # of the text that both models are compared on
+NUM_SEQUENCES, MAX_LENGTH = 16, 512  # of the text that both models are compared on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(_summary(written))
     report: dict[str, Any] = {"model": arguments.MODEL, **asdict(written), "folder": str(written.folder)}
     if asked.report:
-        found = _compared(arguments.MODEL, written, asked)
+        found = _compare(arguments.MODEL, written, asked)
         print(found)
         report |= {"on": asked.evaluate or "the model's own words", **asdict(found)}
     if asked.json:
@@ -51,12 +51,12 @@ def _summary(written: "QuantizeResult") -> str:
     )
 
 
-def _compared(model: str, written: "QuantizeResult", asked: QuantizeConfig) -> "Divergence":
+def _compare(model: str, written: "QuantizeResult", asked: QuantizeConfig) -> "Divergence":
     """Both models over the same text."""
     from quintet.conformance.divergence import divergence
     from quintet.quantize.eval_text import held_out
 
     print_stderr("comparing with the original ...")
     before = EngineConfig(model, device=asked.device)
-    rows = held_out(before, asked.evaluate, SEQUENCES, LONGEST)
+    rows = held_out(before, asked.evaluate, NUM_SEQUENCES, MAX_LENGTH)
     return divergence(before, before.replace(model=str(written.folder)), rows)

@@ -7,7 +7,7 @@ import logging
 from quintet.common.logging_setup import install_server_log
 from quintet.config import read_environment
 from quintet.config.schema import flags
-from quintet.router.config import NOT_OF_THE_DOOR, PORT, RouterConfig
+from quintet.router.config import EXCLUDED_SERVER_FIELDS, PORT, RouterConfig
 from quintet.server.config import ServerConfig
 from quintet.server.file_limits import fit_file_limit
 from quintet.server.hosts import is_loopback
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser, RouterConfig)
-    flags.add_arguments(parser, ServerConfig, exclude=NOT_OF_THE_DOOR, defaults={"port": PORT})
+    flags.add_arguments(parser, ServerConfig, exclude=EXCLUDED_SERVER_FIELDS, defaults={"port": PORT})
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Routes until SIGTERM or Ctrl-C."""
-    config, door = flags.from_arguments(arguments, RouterConfig), _door(arguments)
+    config, door = flags.from_arguments(arguments, RouterConfig), _server_config(arguments)
     install_server_log(dataclasses.asdict(door))
     if not (door.uds or door.api_key or is_loopback(door.host)):
         logger.warning("other machines can use this router without a key; give --api-key, or keep --host 127.0.0.1")
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _door(arguments: argparse.Namespace) -> ServerConfig:
+def _server_config(arguments: argparse.Namespace) -> ServerConfig:
     """Flags come before the environment."""
     given = {"port": PORT, **flags.given_settings(arguments, ServerConfig)}
     environment = read_environment()

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     with open(arguments.input_file, "rb") as source:
         work = look(source, output, part, pace.max_line_bytes)
         started = time.perf_counter()
-        tally = _work(work, server, arguments, pace)
+        tally = _run_batch(work, server, arguments, pace)
     seconds = time.perf_counter() - started
     os.replace(part, output)
     if tally.failed or tally.ignored or not arguments.quiet:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if tally.failed else 0
 
 
-def _work(
+def _run_batch(
     work: "BatchRun", server: target.ServerTarget, arguments: argparse.Namespace, pace: BatchPace
 ) -> "BatchCounts":
     """Fills the part. What is in it outlives this process, however that ends."""

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     served, loaded = _settings(arguments)
     install_server_log(dataclasses.asdict(served))
     if served.headless or loaded.node_rank:
-        return _follow(served, loaded)
+        return _run_follower(served, loaded)
     if not (served.uds or served.api_key or is_loopback(served.host)):
         logger.warning("other machines can use this server without a key; give --api-key, or keep --host 127.0.0.1")
     served = fit_file_limit(served)
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return Supervisor(loaded, served, listener, arguments.wording).run()
 
 
-def _follow(served: ServerConfig, loaded: EngineConfig) -> int:
+def _run_follower(served: ServerConfig, loaded: EngineConfig) -> int:
     """A machine beside machine 0."""
     if not loaded.node_rank:
         raise ValueError(
@@ -71,7 +71,9 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     if arguments.config:
         file, spelled = read_config_file(arguments.config)
         typed = {*flags.given_settings(arguments, ServerConfig), *engine.engine_settings(arguments)}
-        arguments.wording = _with_keys(arguments.wording, {k: v for k, v in spelled.items() if k not in typed}, file)
+        arguments.wording = _with_file_keys(
+            arguments.wording, {k: v for k, v in spelled.items() if k not in typed}, file
+        )
     server_names = {each.name for each in dataclasses.fields(ServerConfig)}
     server = {name: file.pop(name) for name in list(file) if name in server_names}
     server.update(flags.given_settings(arguments, ServerConfig))
@@ -94,7 +96,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[ServerConfig, EngineConfig
     return ServerConfig(**server), config
 
 
-def _with_keys(wording: NameTranslation, spelled: dict[str, Spelling], file: dict[str, Any]) -> NameTranslation:
+def _with_file_keys(wording: NameTranslation, spelled: dict[str, Spelling], file: dict[str, Any]) -> NameTranslation:
     """Makes errors about a setting of the config file name the file's key."""
     return wording.with_more(
         spelled, {f"{each.file}: {each.word}": strings_in(file[name]) for name, each in spelled.items() if name in file}

@@ -15,7 +15,7 @@ C = TypeVar("C", bound=Callable[..., None])
 
 def documented(cls: T) -> T:
     """Adds the class's fields and their help texts to its docstring."""
-    cls.__doc__ = f"{cls.__doc__}\n\n{_listed(setting_fields(cls))}"
+    cls.__doc__ = f"{cls.__doc__}\n\n{_field_docs(setting_fields(cls))}"
     return cls
 
 
@@ -32,13 +32,13 @@ def accepts_fields_of(config: type) -> Callable[[C], C]:
             for each in added
         ]
         call.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
-        call.__doc__ = f"{call.__doc__}\n\n{_listed(added)}"
+        call.__doc__ = f"{call.__doc__}\n\n{_field_docs(added)}"
         return call
 
     return decorate
 
 
-def _listed(fields: Iterable[Field[Any]]) -> str:
+def _field_docs(fields: Iterable[Field[Any]]) -> str:
     lines = [f"{each.name}: {each.metadata['help']} [{_default(each)!r}]" for each in fields]
     wrapped = (textwrap.fill(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8) for line in lines)
     return "\n".join(["    Fields, and in brackets what holds if one is not given:", "", *wrapped, "    "])

@@ -31,10 +31,10 @@ class Spelling(NamedTuple):
             return f"no {self.word}"
         if self.switch and value in ("True", "False"):
             return self.word if value == "True" else self.word.replace("--", "--no-", 1)
-        return f"{self.word} {_as_word(value)}"
+        return f"{self.word} {_as_shell_word(value)}"
 
 
-def _quoted(text: str, said: str) -> bool:
+def _is_quoted(text: str, said: str) -> bool:
     return repr(text) in said or ("/" in text[:-1] and text in said and not said.startswith(text))
 
 
@@ -44,7 +44,7 @@ def _as_json(value: str) -> str:
     ).replace("'", '"')
 
 
-def _as_word(value: str) -> str:
+def _as_shell_word(value: str) -> str:
     """Formats a value for a shell."""
     if value.startswith("{"):
         return f"'{_as_json(value)}'"
@@ -75,15 +75,15 @@ class NameTranslation:
             return spelling.word if value is None else spelling.with_value(value)
 
         said = self._pattern().sub(reworded, message)
-        said = said if files else self._owned(said)
+        said = said if files else self._add_flag_name(said)
         said = re.sub(r"^(argument (?:\S+/)?(\S+?)(?:/\S+)?: )\2 ", r"\1", said)  # argparse has named it already
         return "".join(f"{file}: " for file in files if file not in said) + said
 
-    def _owned(self, said: str) -> str:
+    def _add_flag_name(self, said: str) -> str:
         """Puts the flag in front of a message that quotes the flag's text without its name."""
         if any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", said) for word in self.texts):
             return said
-        owners = [word for word, texts in self.texts.items() if any(_quoted(each, said) for each in texts)]
+        owners = [word for word, texts in self.texts.items() if any(_is_quoted(each, said) for each in texts)]
         return f"{', '.join(owners)}: {said}" if owners else said
 
     def with_more(self, spelled: Mapping[str, Spelling], texts: Mapping[str, Sequence[str]]) -> "NameTranslation":

@@ -111,7 +111,7 @@ class Nested:
         """Builds it from entries. Unsupported and unknown ones are refused, unless an unsupported one is off."""
         known = {each.name for each in dataclasses.fields(cls)}
         given = cls.entries(value).items()
-        asked = {name: each for name, each in given if name in known or not cls._asks_nothing(name, each)}
+        asked = {name: each for name, each in given if name in known or not cls._is_turned_off(name, each)}
         for name in asked:
             if reason := unsupported_reason(f"{cls.name}.{name}"):
                 raise NestedError(f"{cls.name}.{name} is not there: {reason}")
@@ -122,7 +122,7 @@ class Nested:
             raise NestedError(str(error)) from None
 
     @classmethod
-    def _asks_nothing(cls, name: str, value: Any) -> bool:
+    def _is_turned_off(cls, name: str, value: Any) -> bool:
         """True if the entry is known as unsupported and is turned off: then it changes nothing."""
         off = not any(value.values()) if isinstance(value, Mapping) else not value
         return off and unsupported_reason(f"{cls.name}.{name}") is not None

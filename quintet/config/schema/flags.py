@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         flags = [word.split("=")[0] for word in extra if word.startswith("-") and word != "-"]
         if flags:
             known = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            self.error("\n".join(_refusal(flag, known) for flag in flags))
+            self.error("\n".join(_unknown_flag_error(flag, known) for flag in flags))
         for word in extra + words[end + 1 :]:
             self._place(namespace, word)
         namespace.typed, namespace.wording = self.typed_flags, self.name_translation(namespace)
@@ -109,10 +109,10 @@ _STEMS = {
 def normalize_argv(argv: Sequence[str]) -> list[str]:
     """Underscores in a flag's name become dashes, short stems long; what follows "=" or "--" stays as it is."""
     end = list(argv).index("--") if "--" in argv else len(argv)
-    return [_dashes(word) if at < end else word for at, word in enumerate(argv)]
+    return [_with_dashes(word) if at < end else word for at, word in enumerate(argv)]
 
 
-def _dashes(word: str) -> str:
+def _with_dashes(word: str) -> str:
     stem = next((stem for stem in _STEMS if word.startswith(stem)), None)
     if stem:
         word = _STEMS[stem] + word[len(stem) :]
@@ -122,7 +122,7 @@ def _dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def _refusal(flag: str, known: Collection[str]) -> str:
+def _unknown_flag_error(flag: str, known: Collection[str]) -> str:
     advice = unsupported_reason(flag.lstrip("-").rstrip("+").replace("-", "_"))
     if advice:
         return f"there is no {flag}: {advice}"
@@ -134,7 +134,7 @@ def _refusal(flag: str, known: Collection[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _ArgumentType:
     """Parsing of a field from the command line."""
 
     read: Read
@@ -164,7 +164,7 @@ def add_arguments(
         if title not in groups:
             groups[title] = parser if isinstance(parser, Group) else parser.add_argument_group(title)
         default = (defaults or {}).get(each.name, _default(each))
-        _add(groups[title], cls, each, (_shape(hints[each.name]), default))
+        _add(groups[title], cls, each, (_argument_type(hints[each.name]), default))
 
 
 def _fields(cls: type) -> list[Field[Any]]:
@@ -181,7 +181,7 @@ def _default(each: Field[Any]) -> Any:
     return each.default_factory() if each.default_factory is not MISSING else each.default
 
 
-def _add(target: Any, cls: type, each: Field[Any], how: tuple[_Shape, Any]) -> None:
+def _add(target: Any, cls: type, each: Field[Any], how: tuple[_ArgumentType, Any]) -> None:
     shape, default = how
     if "nested" in each.metadata:
         _add_nested(target, cls, each)
@@ -219,7 +219,7 @@ def _dest(cls: type, name: str) -> str:
     return f"{cls.__name__}.{name}"  # two dataclasses may share a name
 
 
-def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
+def _help(each: Field[Any], shape: _ArgumentType, default: Any) -> str:
     text = str(each.metadata.get("help", "")) + (
         "; may be repeated" if shape.many and not each.metadata.get("nargs") else ""
     )
@@ -230,7 +230,7 @@ def _help(each: Field[Any], shape: _Shape, default: Any) -> str:
     return text.replace("%", "%%")
 
 
-def _checked(each: Field[Any], shape: _Shape) -> Read:
+def _checked(each: Field[Any], shape: _ArgumentType) -> Read:
     """Reads the word by the field's type, then by the field's own check; argparse shows what either says.
 
     One entry of a list is checked when the dataclass is made, for the check is the list's.
@@ -253,24 +253,24 @@ def _read(read: Read) -> Read:
     return parse
 
 
-def _shape(hint: Any) -> _Shape:
+def _argument_type(hint: Any) -> _ArgumentType:
     """Returns the parsing of a type: bool, int, float, str, mapping, list, and unions. Any is text, one or several."""
     if hint is Any:
-        return _Shape(str, many=True)
+        return _ArgumentType(str, many=True)
     kinds = {typing.get_origin(each) or each: each for each in _members(hint)}
     for kind in (list, tuple):
         if kind in kinds:
             element = typing.get_args(kinds[kind])[0]
-            return _Shape(integer, "N", many=True) if element is int else _Shape(str, many=True)
+            return _ArgumentType(integer, "N", many=True) if element is int else _ArgumentType(str, many=True)
     if dict in kinds or any(map(dataclasses.is_dataclass, kinds)):
-        return _Shape(_json, "JSON")
+        return _ArgumentType(_json, "JSON")
     if str in kinds:  # whatever else it may be, the field's own check reads the word
-        return _Shape(str)
+        return _ArgumentType(str)
     if bool in kinds:
-        return _Shape(str, truth=True)
+        return _ArgumentType(str, truth=True)
     if float in kinds:
-        return _Shape(_number, "X")
-    return _Shape(integer, "N")
+        return _ArgumentType(_number, "X")
+    return _ArgumentType(integer, "N")
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

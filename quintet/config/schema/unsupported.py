@@ -17,7 +17,7 @@ _NO_TORCH_COMPILE = "no platform uses torch.compile; leave it out"
 _ATTENTION = "an attention backend has no settings of its own; leave it out, and choose by attention_backend"
 _NO_DRAFTER = "no second model guesses yet; leave it out, and use speculative_config={'method': 'ngram'}"
 _NO_SUFFIXES = "suffix decoding does not exist yet; leave it out, and use speculative_config={'method': 'ngram'}"
-LACKING: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "enable_sleep_mode": "sleep() is there wherever the platform can; leave it out (`quintet serve` has the flag)",
     "io_processor_plugin": "it is the server's (`quintet serve --io-processor-plugin`); leave it out",
     "swap_space": "a preempted request is computed again, nothing is swapped; leave it out, or use kv_offloading_size",
@@ -137,9 +137,9 @@ LACKING: Mapping[str, str] = {
 
 def unsupported_reason(name: str) -> str | None:
     """Why a setting, or the one that it is an entry of, is not there; None if this says nothing of it."""
-    while name and name not in LACKING:
+    while name and name not in UNSUPPORTED:
         name = name.rpartition(".")[0]
-    return LACKING.get(name)
+    return UNSUPPORTED.get(name)
 
 
 # of LLM and AsyncLLM

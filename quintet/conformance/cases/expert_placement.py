@@ -23,4 +23,4 @@ def count_experts(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{tokens} tokens, {k} of {num}, after {most}", (ids, torch.full((num,), most, dtype=torch.int32))
 
 
-DEALT: dict[str, Cases] = {"count_experts": count_experts, "local_experts": local_experts}
+EXPERT_PLACEMENT: dict[str, Cases] = {"count_experts": count_experts, "local_experts": local_experts}

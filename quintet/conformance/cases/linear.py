@@ -51,10 +51,10 @@ def linear_fp8(dtype: torch.dtype, kind: str = "fp8", activations: int = 16) -> 
 
 def linear_fp8a8(dtype: torch.dtype) -> Iterator[Case]:
     for what, (x, weight, bias, outputs) in linear_fp8(dtype, "fp8a8", 8):
-        yield what, (_untied_fp8(x, weight.format.group, weight.values.dtype), weight, bias, outputs)
+        yield what, (_away_from_fp8_ties(x, weight.format.group, weight.values.dtype), weight, bias, outputs)
 
 
-def _untied_fp8(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
+def _away_from_fp8_ties(x: Tensor, block: int, kind: torch.dtype) -> Tensor:
     return away_from_ties(x, block, torch.finfo(kind).max, lambda v: v.to(kind).float())
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.expert_placement import DEALT
+from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
 from quintet.conformance.cases.linear import PRODUCTS
 from quintet.conformance.cases.random_arguments import Case, Cases, randn
-from quintet.conformance.cases.states import BESIDE, STATES
+from quintet.conformance.cases.states import STATE_HELPERS, STATES
 from quintet.conformance.cases.streams import STREAMS
 from quintet.conformance.harness.batches import AttentionRequest, RandomKVCache, spec
 from quintet.interface.types import AttentionSpec, HeadNorms, RotaryArgs
@@ -363,8 +363,8 @@ def xielu(dtype: torch.dtype) -> Iterator[Case]:
 CASES: dict[str, Cases] = {
     **PRODUCTS,
     **STATES,
-    **BESIDE,
-    **DEALT,
+    **STATE_HELPERS,
+    **EXPERT_PLACEMENT,
     **STREAMS,
     "activate": activations,
     "add": add,

@@ -104,7 +104,9 @@ def sigmoid_gate(dtype: torch.dtype) -> Iterator[Case]:
         yield f"{rows}x{width}", (randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype, scale=4.0))
 
 
-def _replaced(tokens: int, heads: int, values: int, width: int, dtype: torch.dtype) -> tuple[WKV7Inputs, WKV7Weights]:
+def _wkv7_inputs(
+    tokens: int, heads: int, values: int, width: int, dtype: torch.dtype
+) -> tuple[WKV7Inputs, WKV7Weights]:
     r, w, k, a = (randn(tokens, heads, width, dtype=dtype) for _ in range(4))
     moves = WKV7Inputs(r, w, k, randn(tokens, heads, values, dtype=dtype), a)
     return moves, WKV7Weights(_heads(heads, width), _heads(heads, width))
@@ -114,7 +116,7 @@ def wkv7(dtype: torch.dtype) -> Iterator[Case]:
     for heads, values, width in ((1, 1, 2), (3, 16, 16), (2, 7, 33)):
         for counts, units in MIXES:
             state = randn(UNITS, heads, values, width, dtype=torch.float32)
-            moves, rule = _replaced(sum(counts), heads, values, width, dtype)
+            moves, rule = _wkv7_inputs(sum(counts), heads, values, width, dtype)
             yield (
                 f"{heads} heads of {values} by {width}, {counts} tokens",
                 (moves, rule, state, _context(counts, units)),
@@ -123,7 +125,7 @@ def wkv7(dtype: torch.dtype) -> Iterator[Case]:
 
 def wkv7_out(dtype: torch.dtype) -> Iterator[Case]:
     for tokens, heads, values, width in ((1, 1, 2, 3), (5, 3, 16, 16), (33, 2, 7, 33)):
-        moves, rule = _replaced(tokens, heads, values, width, dtype)
+        moves, rule = _wkv7_inputs(tokens, heads, values, width, dtype)
         finish = WKV7OutputWeights(_heads(heads, width), _heads(heads, values), _heads(heads, values))
         o, gate = randn(tokens, heads, values, dtype=torch.float32), randn(tokens, heads * values, dtype=dtype)
         yield f"{tokens} tokens, {heads} heads of {values} by {width}", (o, moves, rule, finish, gate, 6.4e-4)
@@ -156,7 +158,7 @@ STATES: dict[str, Cases] = {
     "state_space": state_space,
     "wkv7": wkv7,
 }
-BESIDE: dict[str, Cases] = {
+STATE_HELPERS: dict[str, Cases] = {
     "between": between,
     "blend": blend,
     "gated_norm": gated_norm,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quintet.conformance.check import ContractViolation, require
 from quintet.conformance.close import dtype_name
-from quintet.conformance.formats import FLOATS, INT8_MOST, Float8Encoding, through_cache
+from quintet.conformance.formats import FLOATS, MAX_INT8, Float8Encoding, through_cache
 from quintet.conformance.harness.attention import AttentionInputs, AttentionSession, first_served
 from quintet.conformance.harness.batches import spec
 from quintet.conformance.harness.subject import Subject
@@ -82,7 +82,7 @@ def require_same(cached: torch.dtype, want: Tensor, got: Tensor) -> None:
 def float8_rounding(cache: RoundTripCache) -> None:
     """The nearest number is kept; the largest of what lies beyond it, or an infinity where there is one; NaN stays."""
     of = FLOATS[cache.cached]
-    x = cache.rows(_between(of)).double()
+    x = cache.rows(_between_neighbours(of)).double()
     got = cache.round_trip(x)
     most = float(of.numbers[-1])
     clamped = x.clamp(-most, most)
@@ -94,10 +94,10 @@ def float8_rounding(cache: RoundTripCache) -> None:
             f"{dtype_name(cache.cached)}: of {float(x[at]):g}, {float(got[at]):g} was kept, and "
             f"{float(of.nearest(x[at])):g} is nearer; {int(wrong.sum())} numbers are wrong"
         )
-    _nothing_spreads(cache, torch.nan)
+    _nan_stays_in_token(cache, torch.nan)
 
 
-def _between(of: Float8Encoding) -> Tensor:
+def _between_neighbours(of: Float8Encoding) -> Tensor:
     """At the quarters between neighbours, and beyond the ends."""
     low, high = of.numbers[:-1], of.numbers[1:]
     most = float(of.numbers[-1])
@@ -105,7 +105,7 @@ def _between(of: Float8Encoding) -> Tensor:
     return torch.cat([*(low + (high - low) * part for part in (0.25, 0.5, 0.75)), torch.tensor(beyond).double()])
 
 
-def _nothing_spreads(cache: RoundTripCache, value: float) -> None:
+def _nan_stays_in_token(cache: RoundTripCache, value: float) -> None:
     """A number that is none stays in its token, and shows there."""
     x = torch.ones(6 * HEADS, cache.width, dtype=cache.dtype)
     x[2 * HEADS, 3] = value
@@ -118,9 +118,9 @@ def _nothing_spreads(cache: RoundTripCache, value: float) -> None:
 def int8_codes(cache: RoundTripCache) -> None:
     """Each row ends at 127 steps of a power of two, so that every step is exact."""
     count = cache.width - 1
-    steps = torch.arange(-INT8_MOST, INT8_MOST + 1)
+    steps = torch.arange(-MAX_INT8, MAX_INT8 + 1)
     steps = torch.nn.functional.pad(steps, (0, -len(steps) % count)).reshape(-1, count)
-    rows = torch.cat([torch.full((len(steps), 1), INT8_MOST), steps], 1).double()
+    rows = torch.cat([torch.full((len(steps), 1), MAX_INT8), steps], 1).double()
     for step in (1.0, 2.0**-12, 2.0**6):
         want = rows * step
         got = cache.round_trip(want)
@@ -142,7 +142,7 @@ def int8_rounding(cache: RoundTripCache) -> None:
     x[5] = 0
     x = x.to(cache.dtype).double()
     got = cache.round_trip(x)
-    scale = x.abs().amax(-1, keepdim=True) / INT8_MOST
+    scale = x.abs().amax(-1, keepdim=True) / MAX_INT8
     allowed = scale * 0.501 + torch.finfo(cache.dtype).eps * x.abs()
     wrong = ~((got - x).abs() <= allowed)
     if bool(wrong.any()):
@@ -152,7 +152,7 @@ def int8_rounding(cache: RoundTripCache) -> None:
             f"{int(wrong.sum())} of {wrong.numel()} numbers are not the nearest"
         )
     for value in (torch.nan, torch.inf):
-        _nothing_spreads(cache, value)
+        _nan_stays_in_token(cache, value)
 
 
 def own_numbers(cache: RoundTripCache) -> None:

@@ -28,7 +28,7 @@ def send(subject: Subject, x: Any, use: str = "vector") -> Any:
     """Host tensors on the device, in tuples of any kind too; the rest as it is. Nothing else holds what was sent."""
     if isinstance(x, Tensor):
         return subject.up(x.clone()) if use == "vector" else subject.place(x.clone(), use)["x"]
-    return _mapped(lambda each: send(subject, each, use), x)
+    return _map_tensors(lambda each: send(subject, each, use), x)
 
 
 def results(subject: Subject, calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
@@ -38,10 +38,10 @@ def results(subject: Subject, calls: Sequence[OpCall]) -> list[tuple[Tensor, ...
     """
     if subject.facts.ops_only:
         return _compiled(subject, calls)
-    return [tuple(subject.down(each) for each in _tensors(_called(call, call.args))) for call in calls]
+    return [tuple(subject.down(each) for each in _tensors(_run_call(call, call.args))) for call in calls]
 
 
-def _called(call: OpCall, args: tuple[Any, ...]) -> Any:
+def _run_call(call: OpCall, args: tuple[Any, ...]) -> Any:
     try:
         return call.function(*args)
     except Exception as error:  # the error does not name the call
@@ -52,7 +52,7 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-class _Together(nn.Module):
+class _CombinedModel(nn.Module):
     """All calls in one step; its logits are one row: the numbers of every result, in float32, which holds them."""
 
     def __init__(self, calls: Sequence[OpCall]) -> None:
@@ -66,7 +66,7 @@ class _Together(nn.Module):
 
     def forward(self, state: State, batch: Batch) -> tuple[Outputs, State]:
         given = zip(self._calls, self._args, strict=True)
-        found = [_tensors(_called(call, self._restored(args))) for call, args in given]
+        found = [_tensors(_run_call(call, self._restored(args))) for call, args in given]
         self.shapes = [[(torch.Size(x.shape), x.dtype) for x in each] for each in found]
         flat = [x.reshape(-1).to(torch.float32) for each in found for x in each]
         return Outputs(torch.cat(flat)[None]), state
@@ -78,10 +78,10 @@ class _Together(nn.Module):
             self._count += 1
             self.register_parameter(name, nn.Parameter(x, requires_grad=False))
             return _Name(name)
-        return _mapped(self._registered, x)
+        return _map_tensors(self._registered, x)
 
     def _restored(self, x: Any) -> Any:
-        return getattr(self, x.name) if isinstance(x, _Name) else _mapped(self._restored, x)
+        return getattr(self, x.name) if isinstance(x, _Name) else _map_tensors(self._restored, x)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class _Name:
     name: str
 
 
-def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
+def _map_tensors(function: Callable[[Any], Any], x: Any) -> Any:
     if not isinstance(x, tuple):
         return x
     parts = [function(each) for each in x]
@@ -97,7 +97,7 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _compiled(subject: Subject, calls: Sequence[OpCall]) -> list[tuple[Tensor, ...]]:
-    model = _Together(calls)
+    model = _CombinedModel(calls)
     step = subject.platform.compile(model, [NOTHING])
     host = NOTHING.batch
     out, _ = step((), host.on(subject.device.to_device(host.leaves())))

@@ -41,15 +41,15 @@ class Trap:
         """The platform with this trap in it."""
 
         def open(self: Platform, rank: int) -> Device:
-            return trap._guard(platform.open(self, rank))
+            return trap._wrap_device(platform.open(self, rank))
 
         def compile(self: Platform, model: nn.Module, buckets: Iterable[ShapeBucket]) -> Step:
-            return trap._guarded(platform.compile(self, model, buckets))
+            return trap._wrap_step(platform.compile(self, model, buckets))
 
         trap = self
         return type(f"Trapped{platform.__name__}", (platform,), {"open": open, "compile": compile})
 
-    def _guarded(self, step: Step) -> Step:
+    def _wrap_step(self, step: Step) -> Step:
         def trapped(state: State, batch: Batch) -> tuple[Outputs, State]:
             self.pass_through("before")
             result = step(state, batch)
@@ -58,7 +58,7 @@ class Trap:
 
         return trapped
 
-    def _guard(self, device: Device) -> Device:
+    def _wrap_device(self, device: Device) -> Device:
         """The same device, which the platform may know by more than the contract says, with another to_host()."""
         to_host = device.to_host
 

@@ -105,25 +105,25 @@ def check_products(subject: Subject, scheme: WeightFormat | None, dtype: torch.d
     calls, wants = [], []
     for product in PRODUCTS[:most]:
         x, weight, bias = _numbers(product, scheme, dtype)
-        layer = _loaded(there, product.layer(build), product.checkpoint(weight, bias))
+        layer = _load_layer(there, product.layer(build), product.checkpoint(weight, bias))
         calls.append(OpCall(str(product), layer, (send(there, x),)))
         wants.append(_specified(x, weight, bias, scheme))
     if scheme is not None and scheme.kind == "w8a8":
         x, weight = long_sums(dtype)
         product = LinearCase(1, weight.shape[1], (1,))
-        layer = _loaded(there, product.layer(build), product.checkpoint(weight, None))
+        layer = _load_layer(there, product.layer(build), product.checkpoint(weight, None))
         calls.append(OpCall("sums beyond 2**24", layer, (send(there, x),)))
         wants.append(torch.ones(1, 1))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, _least(scheme))
+        require_close(call.what, got, want, _min_tolerance(scheme))
 
 
 def check_poisoned_row(subject: Subject, scheme: WeightFormat, dtype: torch.dtype, values: Sequence[float]) -> None:
     """One row of x holds such a value: the others' products are what they are without it."""
     there, product, row = subject.with_new_platform() if subject.facts.ops_only else subject, PRODUCTS[2], 1
     x, weight, bias = _numbers(product, scheme, dtype)
-    layer = _loaded(
+    layer = _load_layer(
         there, product.layer(_build(there, QuantizationPlan(scheme), dtype)), product.checkpoint(weight, bias)
     )
     calls, kept, want = [], torch.arange(len(x)) != row, _specified(x, weight, bias, scheme)
@@ -131,7 +131,7 @@ def check_poisoned_row(subject: Subject, scheme: WeightFormat, dtype: torch.dtyp
         x[row, ::11] = value
         calls.append(OpCall(f"{product}, {value} in row {row}", layer, (send(there, x),)))
     for call, (got,) in zip(calls, results(there, calls), strict=True):
-        require_close(call.what, got[kept], want[kept], _least(scheme))
+        require_close(call.what, got[kept], want[kept], _min_tolerance(scheme))
 
 
 def check_tied_table(subject: Subject, dtype: torch.dtype) -> None:
@@ -161,17 +161,17 @@ def check_quantized_embedding(subject: Subject, dtype: torch.dtype, forms: Seque
         )
         build = _build(there, QuantizationPlan(checkpoint=quantized, supported_kinds=there.facts.weight_formats), dtype)
         table, head = VocabParallelEmbedding(build, 77, 128), column_parallel(build, 128, {"/layer": replicated(77, 1)})
-        _tied(there, (table, head), matrix)
+        _check_tied(there, (table, head), matrix)
         for each, layer, given in (("rows", table, ids), ("a head", head, x)):
             calls.append(OpCall(f"{each} of {what}", layer, (send(there, given),)))
         known = dequantized(matrix)
         wants += [(known[ids.long()], fmt), (x.float() @ known.t(), fmt)]
     for call, (got,), (want, fmt) in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, _least(fmt.float_activations))
+        require_close(call.what, got, want, _min_tolerance(fmt.float_activations))
 
 
-def _tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
+def _check_tied(subject: Subject, layers: Sequence[Layer], matrix: Matrix) -> None:
     """All of them on one matrix, as the loader places it."""
     named = attributes(matrix).items()
     tensors = {"layer.weight" if name == "weight" else f"layer.weight.{name}": each.clone() for name, each in named}
@@ -190,7 +190,7 @@ def check_experts(subject: Subject, dtype: torch.dtype, most: int) -> None:
     build, calls, wants = _build(there, QuantizationPlan(), dtype), [], []
     for what, (x, gate_up, down, *chosen, kind) in list(CASES["experts"](dtype))[::4][:most]:
         names = [f"experts.{expert}" for expert in range(len(down))]
-        layer = _loaded(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
+        layer = _load_layer(there, Experts(build, down.shape[1:], kind, names), _one_by_one(names, gate_up, down))
         calls.append(OpCall(what, layer, tuple(send(there, each) for each in (x, *chosen))))
         raised = [each.float() for each in (x, gate_up, down)]
         wants.append(Op.registry["experts"].reference(*raised, *chosen, kind))
@@ -213,7 +213,7 @@ def _build(subject: Subject, forms: QuantizationPlan, dtype: torch.dtype) -> Bui
     return BuildContext(subject.ops, _no_attention, SingleRank(), dtype, 16, 128, forms, layers=layers)
 
 
-def _least(scheme: WeightFormat | None) -> float:
+def _min_tolerance(scheme: WeightFormat | None) -> float:
     if scheme is not None and any(8 * each % 1 for each in scheme.codebook):
         return IN_BYTES
     return SIXTEEN_BITS if scheme is not None and scheme.activations == 16 else 0.0
@@ -223,7 +223,7 @@ def _no_attention(spec: AttentionSpec | StateSpec) -> Any:
     raise AssertionError("a product attends to nothing")
 
 
-def _loaded(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
+def _load_layer(subject: Subject, layer: L, tensors: dict[str, Tensor]) -> L:
     layer.finalize("layer")
     before = {name: each.clone() for name, each in tensors.items()}
     for weight in layer.weights("layer"):
@@ -245,11 +245,11 @@ def _numbers(
     if fits.plain:
         return x, randn(outputs, inputs, dtype=dtype, scale=inputs**-0.5), bias
     if fits.activations == 8:
-        x = _untied(x, fits)
+        x = _away_from_ties(x, fits)
     return x, _on_grid(outputs, inputs, fits).to(dtype), bias
 
 
-def _untied(x: Tensor, fmt: WeightFormat) -> Tensor:
+def _away_from_ties(x: Tensor, fmt: WeightFormat) -> Tensor:
     """Without what lies between two numbers of the activations' type."""
     if fmt.dtype is None:
         return away_from_ties(x, fmt.group, 127.0, torch.round)
@@ -356,12 +356,12 @@ def check_checkpoint_format(subject: Subject, fmt: WeightFormat, dtype: torch.dt
         matrix, bias = reader.random_matrix(sum(product.widths), product.inputs), None
         x = randn(product.rows, product.inputs, dtype=dtype)
         if fmt.activations == 8:
-            x = _untied(x, matrix.format)
+            x = _away_from_ties(x, matrix.format)
         if product.bias:
             bias = randn(sum(product.widths), dtype=dtype)
-        layer = _loaded(there, product.layer(build), product.canonical_checkpoint(matrix, bias))
+        layer = _load_layer(there, product.layer(build), product.canonical_checkpoint(matrix, bias))
         calls.append(OpCall(str(product), layer, (send(there, x),)))
         wants.append(Op.registry["linear"].reference(x.float(), matrix, None if bias is None else bias.float(), (0,)))
     for call, (got,), want in zip(calls, results(there, calls), wants, strict=True):
         require(got.dtype == dtype, f"{call.what}: the result is {got.dtype}, {dtype} is wanted")
-        require_close(call.what, got, want, _least(fmt))
+        require_close(call.what, got, want, _min_tolerance(fmt))

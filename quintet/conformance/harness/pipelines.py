@@ -11,13 +11,13 @@ from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 STEPS = 40  # many times as many as can be under way
 
 
-def _given(step: int, rows: int, dtype: torch.dtype) -> Tensor:
+def _sent_tensors(step: int, rows: int, dtype: torch.dtype) -> Tensor:
     return torch.randn((rows, 24), generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
 def _number(pipe: StageChannel, step: int, rows: int) -> None:
     """A stage's part of a step: what came has the step's number and the stages' before it."""
-    tensors = [_given(step, rows, torch.float32), _given(step + 1, rows, torch.bfloat16)]
+    tensors = [_sent_tensors(step, rows, torch.float32), _sent_tensors(step + 1, rows, torch.bfloat16)]
     if pipe.stage > 0:
         came, want = pipe.receive(), b"".join(bytes(each.view(torch.uint8).numpy()) for each in tensors)
         require(bytes(came.cpu().numpy()) == want, f"stage {pipe.stage} got other bytes in step {step}")
@@ -25,14 +25,14 @@ def _number(pipe: StageChannel, step: int, rows: int) -> None:
         pipe.send(tensors)
 
 
-def _heard(pipe: StageChannel, step: int) -> None:
+def _collect_report(pipe: StageChannel, step: int) -> None:
     notes, result = pipe.collect()
     want = [f"{stage} in {step}".encode() for stage in range(pipe.stages)]
     require(notes == want, f"of step {step} stage {pipe.stage} heard {notes}")
     require(result == bytes([step % 251]) * (step * 100), f"of step {step} stage {pipe.stage} heard another result")
 
 
-def _say(pipe: StageChannel, step: int) -> None:
+def _send_report(pipe: StageChannel, step: int) -> None:
     pipe.report(f"{pipe.stage} in {step}".encode(), bytes([step % 251]) * (step * 100))
 
 
@@ -40,20 +40,20 @@ def _one_by_one(pipe: StageChannel) -> None:
     for step in range(STEPS):
         pipe.begin()
         _number(pipe, step, 1 + step % 5 * 100)
-        _say(pipe, step)
-        _heard(pipe, step)
+        _send_report(pipe, step)
+        _collect_report(pipe, step)
 
 
-def _one_behind_the_other(pipe: StageChannel) -> None:
+def _overlapped(pipe: StageChannel) -> None:
     """As many under way as there are stages."""
     for step in range(STEPS):
         pipe.begin()
         _number(pipe, step, 1 + step % 5 * 100)
-        _say(pipe, step)
+        _send_report(pipe, step)
         if step >= pipe.stages - 1:
-            _heard(pipe, step - pipe.stages + 1)
+            _collect_report(pipe, step - pipe.stages + 1)
     for step in range(STEPS - pipe.stages + 1, STEPS):
-        _heard(pipe, step)
+        _collect_report(pipe, step)
 
 
 def _after_a_failure(pipe: StageChannel) -> None:
@@ -78,12 +78,12 @@ def _after_a_failure(pipe: StageChannel) -> None:
         pipe.restart()
         pipe.begin()
         _number(pipe, turn, 3)
-        _say(pipe, turn)
-        _heard(pipe, turn)
+        _send_report(pipe, turn)
+        _collect_report(pipe, turn)
 
 
 WORK: dict[str, Callable[[StageChannel], None]] = {
     "steps one by one": _one_by_one,
-    "steps one behind the other": _one_behind_the_other,
+    "steps one behind the other": _overlapped,
     "steps after one that failed": _after_a_failure,
 }

@@ -15,7 +15,7 @@ from quintet.engine.pooling.heads import FloatRows
 from quintet.engine.startup import launch, prepare
 from quintet.pooling_params import PoolingParams
 
-MOST_STEPS = 500  # many times what the texts need
+MAX_STEPS = 500  # many times what the texts need
 SETTINGS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64, "skip_tokenizer_init": True}
 
 
@@ -54,7 +54,7 @@ class PoolingEngine:
             self._count += 1
             for request in self._admission.admit(name, Prompt(list(ids), types=types), asked):
                 self._engine.add(request)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             for delta in self._engine.step():
                 if delta.data is None:
                     raise ContractViolation(f"text {waiting[delta.request_id]} ended without numbers: {delta.error}")
@@ -62,7 +62,7 @@ class PoolingEngine:
             self._engine.check_integrity()
             if not waiting:
                 break
-        require(not waiting, f"{len(waiting)} texts still wait after {MOST_STEPS} steps")
+        require(not waiting, f"{len(waiting)} texts still wait after {MAX_STEPS} steps")
         return [found[place] for place in range(len(texts))]
 
     def forget(self) -> None:

@@ -19,8 +19,8 @@ from quintet.ops import bind
 
 T = TypeVar("T")
 
-MOST = 4  # ranks that are tried
-PATIENCE = 60.0  # seconds for one piece of work: a first collective may set up a library
+MAX_RANKS = 4  # ranks that are tried
+TIMEOUT = 60.0  # seconds for one piece of work: a first collective may set up a library
 
 
 class Hung(ContractViolation):
@@ -89,10 +89,10 @@ class RankTeam:
         results: dict[int, T] = {}
         while len(results) < self.size:
             try:
-                number, result, error = done.get(timeout=PATIENCE)
+                number, result, error = done.get(timeout=TIMEOUT)
             except queue.Empty:
                 missing = sorted(set(range(self.size)) - set(results))
-                raise Hung(f"after {PATIENCE:.0f} s ranks {missing} of {self.size} still wait for the others") from None
+                raise Hung(f"after {TIMEOUT:.0f} s ranks {missing} of {self.size} still wait for the others") from None
             if error is not None:
                 raise error
             results[number] = result
@@ -104,7 +104,7 @@ class RankTeam:
 
 
 def sizes_of(subject: Subject) -> list[int]:
-    return sorted({size for size in (2, min(subject.facts.devices, MOST)) if 1 < size <= subject.facts.devices})
+    return sorted({size for size in (2, min(subject.facts.devices, MAX_RANKS)) if 1 < size <= subject.facts.devices})
 
 
 def equal(got: Tensor, want: Tensor, what: str) -> None:

@@ -24,8 +24,8 @@ from quintet.ops.sampling import Draw, sample
 from quintet.outputs import TokenDelta, TokenLogprobs
 from quintet.sampling_params import SamplingParams
 
-MOST_STEPS = 2000  # many times what any mix needs: an engine that takes more goes round in circles
-SHAKES = 64  # small changes of the logits under which a draw may turn out otherwise
+MAX_STEPS = 2000  # many times what any mix needs: an engine that takes more goes round in circles
+PERTURBATIONS = 64  # small changes of the logits under which a draw may turn out otherwise
 SETTINGS = {"max_model_len": SERVED, "max_num_seqs": 8}
 FIXED, FREE = 32, 128  # most tokens of a step: each size is compiled where shapes are fixed; a whole prompt otherwise
 
@@ -109,7 +109,7 @@ class TrafficEngine:
             self._step()
             between(step)
             step += 1
-            require(step < MOST_STEPS, f"requests still run after {step} steps: {sorted(self._said)}")
+            require(step < MAX_STEPS, f"requests still run after {step} steps: {sorted(self._said)}")
         left = self.stats.scheduler.kv_usage
         require(left == 0, f"all requests have ended, and they hold {left:.0%} of the pages")
         return self._said
@@ -191,7 +191,7 @@ def check_tokens(tiny: Tiny, ask: TrafficRequest, output: TrafficOutput, dtype: 
     logits = tiny.logits([*ask.prompt, *output.tokens[:-1]])[len(ask.prompt) - 1 :]
     drawn = _draw(logits, ask, len(ask.prompt))
     for at, (token, wanted) in enumerate(zip(output.tokens, drawn.tolist(), strict=True)):
-        if token != wanted and token not in _nearly(logits[at], ask, len(ask.prompt) + at, dtype):
+        if token != wanted and token not in _near_draws(logits[at], ask, len(ask.prompt) + at, dtype):
             raise ContractViolation(
                 f"request {ask.name}, token {at + 1} of {len(output.tokens)}: got {token}, the specification draws "
                 f"{wanted} from the reference's logits ({logits[at, token]:.4f} and {logits[at, wanted]:.4f})"
@@ -215,10 +215,10 @@ def _draw(logits: Tensor, ask: TrafficRequest, first: int, same: bool = False) -
     return tokens
 
 
-def _nearly(logits: Tensor, ask: TrafficRequest, position: int, dtype: torch.dtype) -> set[int]:
+def _near_draws(logits: Tensor, ask: TrafficRequest, position: int, dtype: torch.dtype) -> set[int]:
     """Returns the tokens drawn from logits that differ by as much as the dtype may make them differ."""
     generator = torch.Generator().manual_seed(position)
-    noise = torch.randn(SHAKES, logits.shape[0], generator=generator) * logits_tolerance(dtype) * logits.std()
+    noise = torch.randn(PERTURBATIONS, logits.shape[0], generator=generator) * logits_tolerance(dtype) * logits.std()
     return set(_draw(logits + noise, ask, position, same=True).tolist())
 
 

@@ -13,7 +13,7 @@ from quintet.conformance.harness.manual_steps import Stretch, host_batch
 from quintet.conformance.harness.reference_model import SERVED, Tiny
 from quintet.engine.executor.batch_builder import CaptureSizes, pad
 from quintet.engine.executor.worker import MemoryRoom, ModelSizes, Worker
-from quintet.engine.kv_cache.state_slots import EACH
+from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.platform import Capabilities, Platform
 from quintet.interface.types import HostBatch, HostInputs, MaxShape, Outputs, RankInfo, ShapeBucket
 from quintet.platforms import choose
@@ -21,7 +21,7 @@ from quintet.platforms import choose
 PAGED_TOKENS = 2048  # what the cache holds
 SIZES = (16, 128)
 REQUESTS = 8
-HELD = 64  # requests with states kept at once, where layers keep some
+MAX_STATE_REQUESTS = 64  # requests with states kept at once, where layers keep some
 
 
 class WorkerRunner:
@@ -55,7 +55,7 @@ class WorkerRunner:
             most = ShapeBucket(PAGED_TOKENS, REQUESTS, PAGED_TOKENS, tables)
             captured = self.worker.estimate(MaxShape(most, tiny.text.hidden_size, tiny.text.vocab_size)).buckets
         self._captured = CaptureSizes(captured)
-        slots = 1 + EACH * HELD
+        slots = 1 + SLOTS_PER_REQUEST * MAX_STATE_REQUESTS
         self.worker.load(tiny.folder, MemoryRoom(pages, slots), self._fixed or captured, progress=False)
         torch.set_num_threads(1)  # see tiny.make
         self._page_size = own.page_size

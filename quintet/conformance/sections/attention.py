@@ -373,7 +373,7 @@ def _refused_well(subject: Subject, dim: int, dtype: torch.dtype) -> None:
         if "kv_dtype" in features[one] and "kv_dtype" in features[other]:
             continue
         both = _reasons(subject, spec(4, 2, dim, **sizes, **features[one], **features[other])) or ""
-        missing = [each for each in _own((first, second)) if each not in both]
+        missing = [each for each in _device_memory((first, second)) if each not in both]
         require(not missing, f"a layer with {one} and {other} is refused with {both!r}; {missing} is not in it")
 
 
@@ -389,7 +389,7 @@ def _reasons(subject: Subject, of: AttentionSpec) -> str | None:
     return None
 
 
-def _own(messages: Iterable[str]) -> list[str]:
+def _device_memory(messages: Iterable[str]) -> list[str]:
     """Each message without what all begin with."""
     messages = list(messages)
     begin = len(os.path.commonprefix(messages))

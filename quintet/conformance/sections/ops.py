@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.conformance.cases.expert_placement import DEALT
+from quintet.conformance.cases.expert_placement import EXPERT_PLACEMENT
 from quintet.conformance.cases.model_ops import ATTENTION, CASES, DTYPES, PACKED, PAGES, SAMPLING, TYPES, USES
 from quintet.conformance.cases.published_formats import FORMS
 from quintet.conformance.cases.random_arguments import Case
@@ -49,7 +49,7 @@ def equals_the_specification(subject: Subject) -> Iterator[Trial]:
         if name not in CASES:
             yield Trial(f"{name}: an op that the platform brought", partial(_unknown, name))
             continue
-        for dtype in subject.facts.dtypes if not _packs(subject, name) else ():
+        for dtype in subject.facts.dtypes if not _is_packed(subject, name) else ():
             # a form that is not kept, and pages that go nowhere, say nothing of types
             typed = () if name in (*KEPT, *PAGES) else (f"dtype/{dtype_name(dtype)}",)
             features = (f"op/{name}", *typed)
@@ -98,8 +98,10 @@ def rows_do_not_spread(subject: Subject) -> Iterator[Trial]:
     """A request with numbers that overflow must not change its neighbours."""
     kinds = subject.facts.dtypes[:1] if _is_compiled(subject) else subject.facts.dtypes
     for name, dtype in itertools.product(sorted((*ROWS, *PAIRS, "embedding")), kinds):
-        if not _packs(subject, name):
-            yield Trial(f"{name} in {dtype_name(dtype)}", partial(_stays, subject, name, dtype), (f"op/{name}",))
+        if not _is_packed(subject, name):
+            yield Trial(
+                f"{name} in {dtype_name(dtype)}", partial(_rows_unchanged, subject, name, dtype), (f"op/{name}",)
+            )
     for scheme, dtype in itertools.product(_schemes(subject), kinds):
         call = partial(products.check_poisoned_row, subject, scheme, dtype, POISONS)
         yield Trial(f"products by {scheme.kind} in {dtype_name(dtype)}", call, (f"scheme/{scheme.kind}",))
@@ -110,7 +112,7 @@ def _schemes(subject: Subject) -> list[WeightFormat]:
     return [ONLINE[name] for name in sorted(subject.facts.weight_formats) if name in ONLINE]
 
 
-def _packs(subject: Subject, op: str) -> bool:
+def _is_packed(subject: Subject, op: str) -> bool:
     return PACKED.get(op) in subject.facts.weight_formats
 
 
@@ -133,7 +135,7 @@ def _specified(subject: Subject, name: str, dtype: torch.dtype) -> None:
         raise NotSupported("no provider of its own: pages go nowhere from this platform's cache")
     if name in STATES and not there.platform.supports_states:
         raise NotSupported("this platform keeps no states: no layer calls it")
-    if name in DEALT and there.facts.spmd:
+    if name in EXPERT_PLACEMENT and there.facts.spmd:
         raise NotSupported("one process drives all devices here: no expert is one rank's")
     kept, them = KEPT.get(name, ("", ""))
     if kept and kept not in there.facts.weight_formats:
@@ -166,16 +168,16 @@ def _now(there: Subject, call: OpCall) -> tuple[Tensor, ...]:
 
 
 def _wanted(name: str, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    want = Op.registry[name].reference(*(_raised(each) for each in args))
+    want = Op.registry[name].reference(*(_to_float32(each) for each in args))
     return want if isinstance(want, tuple) else (want,)
 
 
-def _raised(x: Any) -> Any:
+def _to_float32(x: Any) -> Any:
     """Activations and weights in float32, a copy; fp8 is a format, and stays."""
     if isinstance(x, Tensor):
         return x.to(torch.float32, copy=True) if x.dtype in DTYPES else x.clone()
     if isinstance(x, tuple):
-        parts = [_raised(each) for each in x]
+        parts = [_to_float32(each) for each in x]
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
     return x
 
@@ -194,7 +196,7 @@ def _compare(
         require_close(result, got, want)
 
 
-def _stays(subject: Subject, name: str, dtype: torch.dtype) -> None:
+def _rows_unchanged(subject: Subject, name: str, dtype: torch.dtype) -> None:
     """The rows beside a poisoned one are what they are without it."""
     there = subject.with_new_platform() if subject.facts.ops_only else subject
     what, args = next(case for case in CASES[name](dtype) if case[1][0].shape[0] >= 3)

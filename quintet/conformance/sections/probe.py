@@ -20,7 +20,7 @@ from quintet.conformance.harness.subject import Subject
 from quintet.interface.platform import Capabilities, Platform
 from quintet.ops.linear import EXTRAS, KINDS
 
-PATIENCE = 5.0  # seconds that the user of a command waits without wondering
+TIMEOUT = 5.0  # seconds that the user of a command waits without wondering
 LONG = 120.0  # seconds after which a process that probes is ended
 
 # What the process writes is its last line. Its baseline has what quintet itself needs: torch, and the contract.
@@ -68,7 +68,7 @@ print(json.dumps(facts))
 
 
 @lru_cache(maxsize=4)
-def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
+def _probe_in_child(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns the results and leftovers of probing and configuring, in a fresh process without the hidden packages."""
     kind = subject.chosen.platform
     given = [json.dumps(each) for each in (kind.__module__, kind.__qualname__, hidden)]
@@ -83,7 +83,7 @@ def _asked(subject: Subject, hidden: tuple[str, ...] = ()) -> dict[str, Any]:
 @check("probe.pure")
 def a_fresh_process(subject: Subject) -> Iterator[Trial]:
     def nothing() -> None:
-        facts = _asked(subject)
+        facts = _probe_in_child(subject)
         require("error" not in facts, f"probe() or configure() raised {facts.get('error')}")
         left = {
             f"changed environment variables ({', '.join(facts['variables'])})": facts["variables"],
@@ -100,10 +100,10 @@ def a_fresh_process(subject: Subject) -> Iterator[Trial]:
 @check("probe.quick")
 def seconds(subject: Subject) -> Iterator[Trial]:
     def quick() -> None:
-        took = _asked(subject)["seconds"]
-        if took > PATIENCE:  # a busy machine is no slow platform: once more
-            took = _asked.__wrapped__(subject)["seconds"]
-        require(took <= PATIENCE, f"importing, probing and configuring took {took:.1f} s; {PATIENCE:.0f} s are allowed")
+        took = _probe_in_child(subject)["seconds"]
+        if took > TIMEOUT:  # a busy machine is no slow platform: once more
+            took = _probe_in_child.__wrapped__(subject)["seconds"]
+        require(took <= TIMEOUT, f"importing, probing and configuring took {took:.1f} s; {TIMEOUT:.0f} s are allowed")
 
     yield Trial("importing its package, probe() and configure()", quick)
 
@@ -111,7 +111,7 @@ def seconds(subject: Subject) -> Iterator[Trial]:
 @check("probe.reasons")
 def reasons(subject: Subject) -> Iterator[Trial]:
     def bare() -> None:
-        facts = _asked(subject, _optional(subject.chosen.platform))
+        facts = _probe_in_child(subject, _optional(subject.chosen.platform))
         require("error" not in facts, f"where optional packages are missing, probe() raised {facts.get('error')}")
         if "reason" in facts:
             reason, remedy = facts["reason"], facts["remedy"]

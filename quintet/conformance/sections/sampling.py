@@ -45,8 +45,8 @@ def draws(subject: Subject) -> Iterator[Trial]:
     for name, kinds in DRAWS.items():
         features = () if name == "all together" else (f"sampling/{name}",)
         yield Trial(name, partial(_drawn, subject, kinds), (*features, "op/sample", "op/greedy"))
-    yield Trial("rows that come, go and change places", partial(_moving, subject), ("op/sample",))
-    yield Trial("places far on in a request", partial(_far, subject), ("op/sample",))
+    yield Trial("rows that come, go and change places", partial(_position_independent, subject), ("op/sample",))
+    yield Trial("places far on in a request", partial(_far_positions, subject), ("op/sample",))
     yield Trial(f"{LARGE} tokens", partial(_large, subject), ("op/sample",))
     yield Trial("rows from which nothing can be drawn", partial(_undrawable, subject), ("op/sample", "op/greedy"))
     for dtype in subject.facts.dtypes:
@@ -112,7 +112,7 @@ def _mixed(rng: random.Random, number: int, vocab: int = VOCAB) -> Request:
     )
 
 
-def _moving(subject: Subject) -> None:
+def _position_independent(subject: Subject) -> None:
     """A request's draw is its own, whatever stands beside it and wherever it stands."""
     rng, both = random.Random(1), SamplerPair(subject)
     requests = [_mixed(rng, number) for number in range(ROWS)]
@@ -122,7 +122,7 @@ def _moving(subject: Subject) -> None:
             _same_tokens(both, logits_of(chosen), chosen)
 
 
-def _far(subject: Subject) -> None:
+def _far_positions(subject: Subject) -> None:
     both = SamplerPair(subject)
     requests = [request(i, [5] * length) for i, length in enumerate((1, 2, 1000, 65_535, 65_536, 1_000_003))]
     for _ in range(2):
@@ -209,10 +209,10 @@ EDITS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # what a request asks fo
 def edits(subject: Subject) -> Iterator[Trial]:
     for name, (op, kinds) in EDITS.items():
         features = (f"sampling/{name}",) if name in SamplingParams.__dataclass_fields__ else ()
-        yield Trial(name, partial(_edited, subject, kinds), (*features, f"op/{op}"))
+        yield Trial(name, partial(_processed_logits, subject, kinds), (*features, f"op/{op}"))
 
 
-def _edited(subject: Subject, kinds: list[dict[str, Any]]) -> None:
+def _processed_logits(subject: Subject, kinds: list[dict[str, Any]]) -> None:
     """Compares the processed logits of every token, as the outputs grow."""
     both, rng = SamplerPair(subject, mode="processed_logits"), random.Random(3)
     requests = [request(i, [3, 1, 3, 8], **{"temperature": 0.0, "logprobs": -1, **k}) for i, k in enumerate(kinds)]

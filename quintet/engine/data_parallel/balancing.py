@@ -6,12 +6,14 @@ from typing import NamedTuple
 from quintet.engine.data_parallel.prefix_affinity import PrefixIndex
 from quintet.engine.observability.stats import Stats
 
-AHEAD = 2  # requests that an engine may have more than the one with the fewest, and still get a prefix that it has
-KEPT = 1 << 16  # pages of prompts that are remembered of each engine
-MOST_PAGES = 1024  # pages of a prompt that are compared: what prompts share is at their start
+MAX_EXTRA_REQUESTS = (
+    2  # requests that an engine may have more than the one with the fewest, and still get a prefix that it has
+)
+MAX_KNOWN_PAGES = 1 << 16  # pages of prompts that are remembered of each engine
+MAX_COMPARED_PAGES = 1024  # pages of a prompt that are compared: what prompts share is at their start
 
 
-class _Open(NamedTuple):
+class _OpenRequest(NamedTuple):
     """Engine and weight of a request that has not ended."""
 
     engine: int
@@ -23,9 +25,9 @@ class LoadBalancer:
 
     def __init__(self, count: int, page_size: int) -> None:
         self._page_size = page_size
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._own, self._others = [0] * count, [0] * count  # requests that have not ended
-        self._pages = [PrefixIndex(KEPT) for _ in range(count)]
+        self._pages = [PrefixIndex(MAX_KNOWN_PAGES) for _ in range(count)]
         self._next = 0  # the first choice among equal engines
 
     def choose(self, request_id: str, prompt_ids: Sequence[int], salt: bytes = b"", weight: int = 1) -> int:
@@ -33,13 +35,13 @@ class LoadBalancer:
         prompts of the same tokens apart."""
         chain, loads = self._chain(prompt_ids, salt), self.loads
         count, least = len(loads), min(loads)
-        near = [each for each in range(count) if loads[each] <= least + AHEAD]
+        near = [each for each in range(count) if loads[each] <= least + MAX_EXTRA_REQUESTS]
         best = max(
             near,
             key=lambda each: (self._pages[each].shared_length(chain), -loads[each], -((each - self._next) % count)),
         )
         self._next = (best + 1) % count
-        self._open[request_id] = _Open(best, weight)
+        self._open[request_id] = _OpenRequest(best, weight)
         self._own[best] += weight
         self._pages[best].add(chain)
         return best
@@ -76,7 +78,7 @@ class LoadBalancer:
         """Returns a number for each full page, which depends on its tokens and those before it. A wrong guess only
         costs time."""
         size, chain, last = self._page_size, list[int](), hash(salt)
-        for start in range(0, min(len(prompt_ids), size * MOST_PAGES) - size + 1, size):
+        for start in range(0, min(len(prompt_ids), size * MAX_COMPARED_PAGES) - size + 1, size):
             last = hash((last, *prompt_ids[start : start + size]))
             chain.append(last)
         return chain

@@ -34,7 +34,7 @@ from quintet.platforms.numa import unbound
 
 MODULE = "quintet.engine.processes.engine_process"
 UNREAD = 64  # messages of an engine that wait here; others wait there
-_TURN = 0.05  # seconds that compute() waits for an engine, so that calls in between get their turn
+_POLL_SECONDS = 0.05  # seconds that compute() waits for an engine, so that calls in between get their turn
 
 
 def per_engine_config(asked: EngineConfig, settled: EngineConfig) -> EngineConfig:
@@ -144,7 +144,7 @@ class DataParallelEngines:
 
     def compute(self) -> None:
         """Takes in what engines have sent; waits for a moment if that is nothing."""
-        self._listen(0.0 if self._deltas else _TURN)
+        self._listen(0.0 if self._deltas else _POLL_SECONDS)
         if self._ids and (hung := self.clients.hung(self._timeout, self._lost)) is not None:
             engine, why = hung
             self.children[engine].kill()
@@ -217,13 +217,15 @@ class DataParallelEngines:
                 raise wire.FIXABLE[answer.kind](answer.refused)
         return [answer.freed for answer in answers]
 
-    def _listen(self, seconds: float = _TURN) -> None:
+    def _listen(self, seconds: float = _POLL_SECONDS) -> None:
         """Takes in what has arrived; waits so long for something. Then looks for engines that have ended."""
         began = time.monotonic()
         ready = self._inbox.poll(round(seconds * 1000))
         with DeferredSigint():
             ended = [(n, how) for n, child in enumerate(self.children) if n not in self._lost and (how := child.exit)]
-            self.clients.turn(min(time.monotonic() - began, _TURN))  # this process may have been stopped meanwhile
+            self.clients.turn(
+                min(time.monotonic() - began, _POLL_SECONDS)
+            )  # this process may have been stopped meanwhile
             while ready:
                 self._hear(wire.decode_from_engine(self._inbox.recv()))
                 ready = self._inbox.poll(0)

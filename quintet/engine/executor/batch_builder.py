@@ -38,7 +38,7 @@ class BatchBuilder:
         if (
             decoding
             and requests[0].core_request.pooling is None  # one runner's requests are all of its kind
-            and all(r.num_computed + 1 == len(r.token_ids) and not _embedded(r) for r in requests)
+            and all(r.num_computed + 1 == len(r.token_ids) and not _has_embeds(r) for r in requests)
         ):
             batch, rows = self._decode(requests)
         else:
@@ -56,7 +56,7 @@ class BatchBuilder:
         lengths, groups = at + 1, []
         for index in self._groups:
             slots = [r.pages[index][p // size] * size + p % size for r, p in zip(requests, positions, strict=True)]
-            groups.append(HostGroup(np.array(slots, np.int32), _table(requests, index), lengths))
+            groups.append(HostGroup(np.array(slots, np.int32), _block_table(requests, index), lengths))
         if self._states:
             groups.append(
                 state_group([(r.state_slots.state, r.state_slots.next_state) for r in requests], count, lengths)
@@ -82,7 +82,7 @@ class BatchBuilder:
         places, offsets = positions // self._page_size, positions % self._page_size
         lengths, groups = computed + counts, []
         for index in self._groups:
-            table = _table(requests, index)
+            table = _block_table(requests, index)
             groups.append(HostGroup(table[owners, places] * self._page_size + offsets, table, lengths))
         if self._states:
             slots = [(request.state_slots.state, request.state_slots.next_state) for request in requests]
@@ -96,10 +96,10 @@ class BatchBuilder:
             logits_indices=wanted,
             groups=tuple(groups),
         )
-        if any(_embedded(request) for request in requests):
-            batch = batch._replace(inputs=_inputs(plan))
+        if any(_has_embeds(request) for request in requests):
+            batch = batch._replace(inputs=_host_inputs(plan))
         elif self._types:
-            batch = batch._replace(inputs=HostInputs(token_type_ids=_types(plan)))
+            batch = batch._replace(inputs=HostInputs(token_type_ids=_token_types(plan)))
         return batch, rows
 
     def _first(self, count: int) -> IntArray:
@@ -121,17 +121,17 @@ def _token_ids(plan: StepPlan) -> IntArray:
     return np.array(ids, np.int32)
 
 
-def _embedded(request: Request) -> bool:
+def _has_embeds(request: Request) -> bool:
     """True if embeddings stand in the places of the tokens that it computes next."""
     return request.num_computed < request.num_prompt and bool(request.core_request.embeds)
 
 
-def _inputs(plan: StepPlan) -> HostInputs:
+def _host_inputs(plan: StepPlan) -> HostInputs:
     """The embeddings of a step's prompts, and where they stand among its tokens."""
     rows, places = [], np.full(plan.num_tokens, -1, np.int32)
     at = found = 0
     for request, count in plan.tokens.items():
-        if _embedded(request):
+        if _has_embeds(request):
             start, stop = request.num_computed, min(request.num_computed + count, request.num_prompt)
             given = stop - start
             rows.append(np.frombuffer(request.core_request.embeds_of(start, stop), np.float32).reshape(given, -1))
@@ -141,7 +141,7 @@ def _inputs(plan: StepPlan) -> HostInputs:
     return HostInputs(embeds=np.concatenate(rows), embed_indices=places)
 
 
-def _types(plan: StepPlan) -> IntArray:
+def _token_types(plan: StepPlan) -> IntArray:
     """The segments of a step's tokens."""
     found = np.zeros(plan.num_tokens, np.int32)
     at = 0
@@ -153,7 +153,7 @@ def _types(plan: StepPlan) -> IntArray:
     return found
 
 
-def _table(requests: Sequence[Request], group: int) -> IntArray:
+def _block_table(requests: Sequence[Request], group: int) -> IntArray:
     rows = []
     for request in requests:
         row = request.table_rows[group]
@@ -183,14 +183,14 @@ def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
         table = np.zeros((bucket.requests, pages), np.int32)
         table[: group.block_table.shape[0], : group.block_table.shape[1]] = group.block_table
         groups.append(
-            HostGroup(_fill(group.slot_mapping, bucket.tokens), table, _fill(group.seq_lens, bucket.requests))
+            HostGroup(_pad_array(group.slot_mapping, bucket.tokens), table, _pad_array(group.seq_lens, bucket.requests))
         )
     return HostBatch(
-        token_ids=_fill(batch.token_ids, bucket.tokens),
-        positions=_fill(batch.positions, bucket.tokens),
-        token_to_seq=_fill(batch.token_to_seq, bucket.tokens, bucket.requests - 1),
+        token_ids=_pad_array(batch.token_ids, bucket.tokens),
+        positions=_pad_array(batch.positions, bucket.tokens),
+        token_to_seq=_pad_array(batch.token_to_seq, bucket.tokens, bucket.requests - 1),
         query_start_loc=starts,
-        logits_indices=_fill(batch.logits_indices, bucket.rows),
+        logits_indices=_pad_array(batch.logits_indices, bucket.rows),
         groups=tuple(groups),
         inputs=_pad_inputs(batch.inputs, bucket),
     )
@@ -198,12 +198,12 @@ def pad(batch: HostBatch, buckets: Sequence[ShapeBucket]) -> HostBatch:
 
 def _pad_inputs(inputs: HostInputs, bucket: ShapeBucket) -> HostInputs:
     if inputs.token_type_ids is not None:
-        inputs = inputs._replace(token_type_ids=_fill(inputs.token_type_ids, bucket.tokens))
+        inputs = inputs._replace(token_type_ids=_pad_array(inputs.token_type_ids, bucket.tokens))
     if inputs.embeds is None or inputs.embed_indices is None:
         return inputs
     embeds = np.zeros((bucket.tokens, bucket.width), np.float32)
     embeds[: len(inputs.embeds)] = inputs.embeds
-    return inputs._replace(embeds=embeds, embed_indices=_fill(inputs.embed_indices, bucket.tokens, -1))
+    return inputs._replace(embeds=embeds, embed_indices=_pad_array(inputs.embed_indices, bucket.tokens, -1))
 
 
 class CaptureSizes:
@@ -236,16 +236,16 @@ def _pad_mixed(batch: HostBatch, tokens: int, requests: int) -> HostBatch:
         table[: len(group.block_table)] = group.block_table
         groups.append(
             group._replace(
-                slot_mapping=_fill(group.slot_mapping, tokens),
+                slot_mapping=_pad_array(group.slot_mapping, tokens),
                 block_table=table,
-                seq_lens=_fill(group.seq_lens, requests),
+                seq_lens=_pad_array(group.seq_lens, requests),
             )
         )
     return batch._replace(
-        token_ids=_fill(batch.token_ids, tokens),
-        positions=_fill(batch.positions, tokens),
-        token_to_seq=_fill(batch.token_to_seq, tokens, requests - 1),
-        query_start_loc=_fill(batch.query_start_loc, requests + 1, batch.query_start_loc[-1]),
+        token_ids=_pad_array(batch.token_ids, tokens),
+        positions=_pad_array(batch.positions, tokens),
+        token_to_seq=_pad_array(batch.token_to_seq, tokens, requests - 1),
+        query_start_loc=_pad_array(batch.query_start_loc, requests + 1, batch.query_start_loc[-1]),
         groups=tuple(groups),
     )
 
@@ -262,10 +262,10 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
     for group in batch.groups:
         table = np.zeros((size, group.block_table.shape[1]), np.int32)
         table[:count] = group.block_table
-        groups.append(HostGroup(_fill(group.slot_mapping, size), table, _fill(group.seq_lens, size, 1)))
+        groups.append(HostGroup(_pad_array(group.slot_mapping, size), table, _pad_array(group.seq_lens, size, 1)))
     return batch._replace(
-        token_ids=_fill(batch.token_ids, size),
-        positions=_fill(batch.positions, size),
+        token_ids=_pad_array(batch.token_ids, size),
+        positions=_pad_array(batch.positions, size),
         token_to_seq=at[:-1],
         query_start_loc=at,
         logits_indices=rows,
@@ -273,7 +273,7 @@ def _pad_decode(batch: HostBatch, size: int) -> HostBatch:
     )
 
 
-def _fill(array: IntArray, size: int, value: int = 0) -> IntArray:
+def _pad_array(array: IntArray, size: int, value: int = 0) -> IntArray:
     filled = np.full(size, value, np.int32)
     filled[: len(array)] = array
     return filled

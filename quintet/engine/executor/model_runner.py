@@ -256,9 +256,11 @@ class ModelRunner(StepRunner):
             listed = None
             if logprobs is not None:
                 found = logprobs()
-                listed = _listed(found, slice(count), _most(num_logprobs_of(r.params) for r in requests))
+                listed = _to_token_logprobs(
+                    found, slice(count), _max_logprobs(num_logprobs_of(r.params) for r in requests)
+                )
                 if found.named:
-                    listed = _with_named(listed, requests, [column[:, 0].tolist() for column in found.named])
+                    listed = _add_named_tokens(listed, requests, [column[:, 0].tolist() for column in found.named])
             return StepResult(rows, token_ids().tolist()[:count], listed, prompts(), failed)
 
         return wait
@@ -314,12 +316,14 @@ class ModelRunner(StepRunner):
             own[places[request]] = request.token_ids[first + 1 : first + 1 + count]
             wanted[places[request]] = 1
             start += count
-        most = _most(request.params.prompt_logprobs for request in places)
+        most = _max_logprobs(request.params.prompt_logprobs for request in places)
         fetched = self._fetch(self._sampler.prompt_logprobs(logits, own, wanted, most))
 
         def wait() -> dict[Request, list[TokenLogprobs]]:
             found = fetched()
-            return {request: _listed(found, at, request.params.prompt_logprobs) for request, at in places.items()}
+            return {
+                request: _to_token_logprobs(found, at, request.params.prompt_logprobs) for request, at in places.items()
+            }
 
         return wait
 
@@ -334,20 +338,20 @@ class ModelRunner(StepRunner):
         return wait
 
 
-def _most(numbers: Iterable[int | None]) -> int:
+def _max_logprobs(numbers: Iterable[int | None]) -> int:
     """The largest number of log-probabilities that is asked for; -1 is all, None is not asked for."""
     asked = {number for number in numbers if number is not None}
     return -1 if -1 in asked else max(asked)
 
 
-def _listed(tensors: LogprobTensors, rows: slice, num: int | None) -> list[TokenLogprobs]:
+def _to_token_logprobs(tensors: LogprobTensors, rows: slice, num: int | None) -> list[TokenLogprobs]:
     """These rows of tensors on the host, with the `num` likeliest tokens of each; -1 is all that there are."""
     columns = slice(None if num is None or num < 0 else num + 1)
     ids, values, ranks = tensors.token_ids[rows, columns], tensors.logprobs[rows, columns], tensors.ranks[rows]
     return [TokenLogprobs(*row) for row in zip(ids.tolist(), values.tolist(), ranks.tolist(), strict=True)]
 
 
-def _with_named(
+def _add_named_tokens(
     listed: list[TokenLogprobs], requests: Sequence[Request], columns: Sequence[Sequence[float]]
 ) -> list[TokenLogprobs]:
     """Adds the tokens that a row's request names after its own; columns[k][row] is the log-probability of its k-th."""

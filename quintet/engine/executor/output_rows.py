@@ -54,7 +54,7 @@ def output_rows_of(requests: Sequence[Request], counts: Sequence[int], starts: I
     `counts` are the tokens that each request computes; they begin at starts [R + 1].
     """
     if requests and requests[0].core_request.pooling is not None:
-        return _pooled_rows(requests, counts, starts)
+        return _pooled_rows_of(requests, counts, starts)
     sample: list[Request] = []
     places: list[int] = []
     drafted: list[tuple[int, int, Request]] = []  # (drafts before it, place, request)
@@ -77,7 +77,9 @@ def output_rows_of(requests: Sequence[Request], counts: Sequence[int], starts: I
     return np.array(places + score_places, np.int32), OutputRows(sample, verify, score)
 
 
-def _pooled_rows(requests: Sequence[Request], counts: Sequence[int], starts: IntArray) -> tuple[IntArray, OutputRows]:
+def _pooled_rows_of(
+    requests: Sequence[Request], counts: Sequence[int], starts: IntArray
+) -> tuple[IntArray, OutputRows]:
     """The same where texts become numbers."""
     places: list[IntArray] = []
     pool = []

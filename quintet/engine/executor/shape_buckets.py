@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quintet.interface.types import ShapeBucket
 
-LEAST = 16  # tokens of the smallest variant: fewer would save nothing that a device with fixed shapes could use
+MIN_TOKENS = 16  # tokens of the smallest variant: fewer would save nothing that a device with fixed shapes could use
 
 
 def plan_buckets(most: ShapeBucket) -> tuple[ShapeBucket, ...]:
@@ -26,8 +26,8 @@ def plan_buckets(most: ShapeBucket) -> tuple[ShapeBucket, ...]:
 
 
 def _powers(step: int, most: int) -> list[int]:
-    """LEAST, step times that, ... and the most itself last."""
-    sizes = [LEAST]
+    """MIN_TOKENS, step times that, ... and the most itself last."""
+    sizes = [MIN_TOKENS]
     while sizes[-1] < most:
         sizes.append(min(sizes[-1] * step, most))
     return [*sizes[:-1], most]

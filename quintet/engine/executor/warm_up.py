@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 # Tokens of the two prompts: kernels are chosen by a step's tokens, up to 16 or 64, and more.
 SHORT, LONG = 48, 1024
 GREEDY = SamplingParams(temperature=0, detokenize=False)
-DRAWN = SamplingParams(temperature=1, top_k=50, top_p=0.9, detokenize=False)
+SAMPLED = SamplingParams(temperature=1, top_k=50, top_p=0.9, detokenize=False)
 
 
 def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | None) -> None:
@@ -27,7 +27,7 @@ def warm_up(engine: Engine, vocab: int, longest: int, bounds: PoolingBounds | No
     if longest < 2:
         return
     start, failures = time.perf_counter(), 0
-    for count, params in ((SHORT, GREEDY), (LONG, DRAWN))[: 1 if bounds is not None else 2]:
+    for count, params in ((SHORT, GREEDY), (LONG, SAMPLED))[: 1 if bounds is not None else 2]:
         ids = [at % vocab for at in range(max(1, min(count, longest - 2)))]
         if bounds is None:
             engine.add(CoreRequest("warm-up", ids, params, (0, 0), 2))

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from quintet.engine.kv_cache.groups import KVCacheLayout, group_layers
-from quintet.engine.kv_cache.state_slots import EACH
+from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST
 from quintet.interface.platform import DROPPED, Mixer, Platform, State
 from quintet.interface.types import (
     AttentionSpec,
@@ -45,7 +45,7 @@ from quintet.ops.registry import Instrument
 
 logger = logging.getLogger(__name__)
 
-FIRST = RankInfo()
+RANK_ZERO = RankInfo()
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MemoryRoom(NamedTuple):
     """Units of the cache; the first of each takes the writes of padding."""
 
     pages: int
-    slots: int = 1 + EACH  # of states, where layers keep some
+    slots: int = 1 + SLOTS_PER_REQUEST  # of states, where layers keep some
 
 
 class PreviousTokens(NamedTuple):
@@ -89,7 +89,7 @@ class Worker:
         platform: Platform,
         hf_config: Any,
         sizes: ModelSizes,
-        rank_info: RankInfo = FIRST,
+        rank_info: RankInfo = RANK_ZERO,
         timed: Instrument | None = None,
     ) -> None:
         """`timed` wraps the ops."""
@@ -116,7 +116,7 @@ class Worker:
                     f"platform {self.platform.name} keeps pages alone, and layers of {hf_config.model_type} keep a "
                     f"state per request ({spec.op}); run this model on another platform"
                 )
-            self._heeded(spec, hf_config.model_type)
+            self._check_supported(spec, hf_config.model_type)
             mixings.append(LayerMixer(self.platform.mixer(spec, self.ops, self.rank_info.rank)))
             return mixings[-1]
 
@@ -142,7 +142,9 @@ class Worker:
         here = self._keep(mixings) if self.rank_info.stages > 1 else mixings
         self.kv_cache_layout: KVCacheLayout = group_layers(mixings, here)
         self.kv_heads = _kv_heads(here, len(self.kv_cache_layout.layouts))  # on all ranks, of each layout of pages
-        self._planners = [_planner([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices]
+        self._planners = [
+            _planning_mixer([m for m in mixings if m.group == index]) for index in self.kv_cache_layout.indices
+        ]
         self._plans = any(type(mixer).plan is not Mixer.plan for mixer in self._planners)
 
     def _stage_of(self, hf_config: Any) -> Stage:
@@ -166,7 +168,7 @@ class Worker:
         self._reads = () if stage.first else self.model.shared_tensor_widths(stage.start)
         return layer_mixers_of(trunk.blocks)
 
-    def _heeded(self, spec: AttentionSpec | StateSpec, family: str) -> None:
+    def _check_supported(self, spec: AttentionSpec | StateSpec, family: str) -> None:
         """ValueError where a layer has what the platform's attention does not know of."""
         if (
             isinstance(spec, AttentionSpec)
@@ -242,8 +244,8 @@ class Worker:
     def sleep(self, level: int) -> int:
         """Gives memory back -> bytes; until wake() nothing may be asked of this worker."""
         freed = self.device.sleep(level)  # refuses before anything is let go
-        freed += sum(_storages(self._state).values())
-        self._step, self._whole, self._state = _asleep, _asleep, ()  # a recorded step holds addresses
+        freed += sum(_storage_bytes(self._state).values())
+        self._step, self._whole, self._state = _asleep_step, _asleep_step, ()  # a recorded step holds addresses
         if level == DROPPED:
             freed += self._drop_weights()
         return freed
@@ -261,14 +263,14 @@ class Worker:
         ValueError if they do not fit, and then nothing has changed. After a later error it may be repeated.
         """
         reading, step = ParameterLoad(self.model, folder), self._whole
-        self._step = _torn
+        self._step = _failed_reload_step
         reading.overwrite(self.platform)
         self._step, self._folder = step, folder
 
     def _drop_weights(self) -> int:
         """-> the bytes that they still took."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        held = _storages(tensors)
+        held = _storage_bytes(tensors)
         for tensor in tensors:
             tensor.data = tensor.new_empty(0)
         self._empty = True
@@ -292,7 +294,7 @@ class Worker:
         if not self._state and self.layouts:  # an interruption came between the old cache and the new one
             self.recreate_cache()
         if self._plans:
-            host = self._planned(host)
+            host = self._with_plans(host)
         arrays = host.leaves()
         if carried is not None:
             rows = np.full(len(host.token_ids), -1, np.int32)  # the step may have been padded
@@ -301,7 +303,7 @@ class Worker:
         tensors = self.device.to_device(arrays)
         batch = host.on(tensors)
         if carried is not None:
-            sampled = self._from_first(carried.sampled)
+            sampled = self._broadcast_from_first(carried.sampled)
             batch = batch._replace(token_ids=self.ops.place_tokens(batch.token_ids, sampled, tensors[-1]))
         if not self.stage.first:
             handed, beside = self._handed(len(host.token_ids))
@@ -319,13 +321,13 @@ class Worker:
         first = len(given) - tokens * sum(self._reads) * size
         return given[:first].view(-1, tokens, self._width * size), given[first:] if self._reads else None
 
-    def _planned(self, host: HostBatch) -> HostBatch:
+    def _with_plans(self, host: HostBatch) -> HostBatch:
         """Returns the batch with the plan of each group's mixer."""
         planned = zip(self._planners, host.groups, strict=True)
         groups = tuple([group._replace(plan=mixer.plan(host, group)) for mixer, group in planned])
         return host._replace(groups=groups)
 
-    def _from_first(self, x: Tensor) -> Tensor:
+    def _broadcast_from_first(self, x: Tensor) -> Tensor:
         """The first rank's x [S], on every rank; what the other ranks bring follows it."""
         if self.comm.size == 1:
             return x
@@ -336,12 +338,12 @@ class Worker:
         return self.device.to_device(arrays)
 
 
-def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+def _storage_bytes(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Address -> bytes of each piece of memory, however many tensors lie on it."""
     return {memory.data_ptr(): memory.nbytes() for memory in (tensor.untyped_storage() for tensor in tensors)}
 
 
-def _planner(mixings: Sequence[LayerMixer]) -> Mixer:
+def _planning_mixer(mixings: Sequence[LayerMixer]) -> Mixer:
     """Returns the mixer that plans for a group: any of them, since all are of one class."""
     kinds = {type(mixing.mixer) for mixing in mixings}
     if len(kinds) > 1:
@@ -352,12 +354,12 @@ def _planner(mixings: Sequence[LayerMixer]) -> Mixer:
     return mixings[0].mixer
 
 
-def _torn(state: State, batch: Batch) -> tuple[Outputs, State]:
+def _failed_reload_step(state: State, batch: Batch) -> tuple[Outputs, State]:
     """Step of a worker after reload() failed and left its weights partly replaced."""
     raise RuntimeError("the weights were replaced in part, and that failed; call reload_weights() again")
 
 
-def _asleep(state: State, batch: Batch) -> tuple[Outputs, State]:
+def _asleep_step(state: State, batch: Batch) -> tuple[Outputs, State]:
     """The step of a worker that sleeps."""
     raise RuntimeError("a step was asked of a worker that is asleep")
 

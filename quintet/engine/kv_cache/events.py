@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MEDIUM = "GPU"  # vLLM's word for the cache itself, whatever device it lies on
 END = (-1).to_bytes(8, "big", signed=True)
 LINGER = 200  # milliseconds that a closed engine gives its last events
-HERE = re.compile(r"(ipc|inproc)://.*|tcp://(\*|127\.\d+\.\d+\.\d+|localhost|\[?::1?\]?|0\.0\.0\.0):(\d+|\*)")
+LOCAL_ENDPOINT = re.compile(r"(ipc|inproc)://.*|tcp://(\*|127\.\d+\.\d+\.\d+|localhost|\[?::1?\]?|0\.0\.0\.0):(\d+|\*)")
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
@@ -83,7 +83,7 @@ class KVEventLog(StepHook):
     """Changes of the prefix cache since they were last published. The pool and its tables write to it."""
 
     def __init__(self, publisher: "Publisher", page_size: int, layout: str) -> None:
-        self._publisher, self._page_size, self._as_array = publisher, page_size, layout == "array"
+        self._publisher, self._page_size, self._encode_arrays = publisher, page_size, layout == "array"
         self._events: list[Event] = []
 
     def log_stored(self, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class KVEventLog(StepHook):
         """Publishes the collected events as one batch."""
         if self._events:
             events, self._events = self._events, []
-            batch: list[Any] = [_array(event) for event in events] if self._as_array else [*events]
+            batch: list[Any] = [_as_array(event) for event in events] if self._encode_arrays else [*events]
             self._publisher.send(EventBatch(time.time(), batch))
 
     def after_compute(self, scheduler: "Scheduler", running: bool) -> None:
@@ -128,12 +128,14 @@ def make_event_log(config: KVEventsConfig, page_size: int, engine: int) -> KVEve
     """Returns the journal of a data-parallel engine; addresses count up with the engine's number, as vLLM's do."""
     replay = config.replay_endpoint
     told = replace(
-        config, endpoint=_of(config.endpoint, engine), replay_endpoint=None if replay is None else _of(replay, engine)
+        config,
+        endpoint=_engine_endpoint(config.endpoint, engine),
+        replay_endpoint=None if replay is None else _engine_endpoint(replay, engine),
     )
     return KVEventLog(Publisher(told), page_size, config.layout)
 
 
-def _of(endpoint: str, engine: int) -> str:
+def _engine_endpoint(endpoint: str, engine: int) -> str:
     """Ports are counted up, but for one that the system chooses; other addresses have the number behind them."""
     address, _, port = endpoint.rpartition(":")
     if not engine or port == "*":
@@ -141,7 +143,7 @@ def _of(endpoint: str, engine: int) -> str:
     return f"{address}:{int(port) + engine}" if endpoint.startswith("tcp:") else f"{endpoint}_dp{engine}"
 
 
-def _array(event: Event) -> list[Any]:
+def _as_array(event: Event) -> list[Any]:
     """Encodes it as older vLLM versions: the type, and the fields up to the last that is not None."""
     fields = [getattr(event, name) for name in event.__struct_fields__]
     least = len(fields) - len(event.__struct_defaults__)
@@ -163,12 +165,12 @@ class Publisher:
         out, replay = self._context.socket(zmq.PUB), None
         out.sndhwm, out.linger = config.hwm, LINGER
         try:
-            self.endpoint = _join(out, "endpoint", config.endpoint)
+            self.endpoint = _bind(out, "endpoint", config.endpoint)
             self.replay_endpoint = ""
             if config.replay_endpoint is not None:
                 replay = self._context.socket(zmq.ROUTER)
                 replay.sndhwm, replay.linger = 0, LINGER  # bounded by what is kept
-                self.replay_endpoint = _join(replay, "replay_endpoint", config.replay_endpoint)
+                self.replay_endpoint = _bind(replay, "replay_endpoint", config.replay_endpoint)
         except ValueError:
             self._context.destroy(linger=0)
             raise
@@ -195,12 +197,12 @@ class Publisher:
             self._left_out += 1
 
 
-def _join(socket: "zmq.Socket[bytes]", entry: str, endpoint: str) -> str:
+def _bind(socket: "zmq.Socket[bytes]", entry: str, endpoint: str) -> str:
     """Listens there, if the address is this machine's -> the address with its port."""
     import zmq
 
     try:
-        if not HERE.fullmatch(endpoint):
+        if not LOCAL_ENDPOINT.fullmatch(endpoint):
             socket.connect(endpoint)
             return endpoint
         socket.bind(endpoint)

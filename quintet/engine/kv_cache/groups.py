@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from quintet.interface.types import Layout
 from quintet.layers.layer_state import LayerMixer
 
-ALIKE = 1.25  # the largest kind of layers has so many times the smallest at most, where all make one group each
+MAX_SIZE_RATIO = (
+    1.25  # the largest kind of layers has so many times the smallest at most, where all make one group each
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def group_layers(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | N
     here = set(mixings) if here is None else here
     keeping = [mixing for mixing in mixings if mixing.layouts]
     stateful = [mixing for mixing in keeping if {layout.unit for layout in mixing.layouts} == {"request"}]
-    paged = _paged([mixing for mixing in keeping if mixing not in stateful], here)
+    paged = _page_layout([mixing for mixing in keeping if mixing not in stateful], here)
     states: list[Layout] = []
     for mixing in stateful:
         place = len(paged.layouts) + len(states)
@@ -85,15 +87,15 @@ def group_layers(mixings: Sequence[LayerMixer], here: Collection[LayerMixer] | N
     return replace(paged, states=tuple(states), has_states=bool(stateful))
 
 
-def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCacheLayout:
+def _page_layout(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCacheLayout:
     """Returns the arrangement of the layers that keep pages."""
     kinds: dict[KVCacheGroup, list[LayerMixer]] = {}
     for mixing in mixings:
-        kinds.setdefault(_keeps(mixing), []).append(mixing)
+        kinds.setdefault(_group_of(mixing), []).append(mixing)
     if not kinds:
         return KVCacheLayout((), ())
     shapes = {tuple((each.dtype, each.shape, each.shards) for each in m.layouts) for ms in kinds.values() for m in ms}
-    groups = _cut(kinds) if len(shapes) == 1 else list(kinds.items())
+    groups = _equal_groups(kinds) if len(shapes) == 1 else list(kinds.items())
     layouts: list[Layout] = []
     for index, (_, members) in enumerate(groups):
         place = 0 if len(shapes) == 1 else len(layouts)
@@ -107,15 +109,15 @@ def _paged(mixings: Sequence[LayerMixer], here: Collection[LayerMixer]) -> KVCac
     return KVCacheLayout(tuple(keeps for keeps, _ in groups), tuple(layouts))
 
 
-def _keeps(mixing: LayerMixer) -> KVCacheGroup:
+def _group_of(mixing: LayerMixer) -> KVCacheGroup:
     keeps = {KVCacheGroup(layout.window, layout.chunked) for layout in mixing.layouts}
     if len(keeps) > 1 or {layout.unit for layout in mixing.layouts} != {"page"}:
         raise ValueError(f"a layer keeps {mixing.layouts}: pages of one window, or states, are all that is kept here")
     return next(iter(keeps))
 
 
-def _cut(kinds: dict[KVCacheGroup, list[LayerMixer]]) -> list[tuple[KVCacheGroup, list[LayerMixer]]]:
+def _equal_groups(kinds: dict[KVCacheGroup, list[LayerMixer]]) -> list[tuple[KVCacheGroup, list[LayerMixer]]]:
     """Groups of equally many layers: as many as the rarest kind has, or the commonest where they are nearly as many."""
     counts = [len(members) for members in kinds.values()]
-    size = max(counts) if max(counts) <= ALIKE * min(counts) else min(counts)
+    size = max(counts) if max(counts) <= MAX_SIZE_RATIO * min(counts) else min(counts)
     return [(keeps, ms[first : first + size]) for keeps, ms in kinds.items() for first in range(0, len(ms), size)]

@@ -13,9 +13,9 @@ from quintet.engine.kv_cache.events import KVEventLog
 from quintet.engine.kv_cache.groups import KVCacheGroup
 from quintet.engine.kv_cache.page_pool import NULL_PAGE, PagePool
 from quintet.engine.kv_cache.state_slots import StateSlotPool
-from quintet.engine.request import LAST, Request, StateSlots
+from quintet.engine.request import LAST_TOKEN, Request, StateSlots
 
-HASH = 16  # bytes of a page's hash, before the number of its group
+HASH_BYTES = 16  # bytes of a page's hash, before the number of its group
 HasPage = Callable[[bytes], bool]
 
 
@@ -63,7 +63,7 @@ class KVCacheManager:
 
         A waiting request asks in every step, and gets the earlier result as long as that is valid.
         """
-        if not self.pool.caching or not (self.groups or self.state_slots) or not _reads(request):
+        if not self.pool.caching or not (self.groups or self.state_slots) or not _can_read_cache(request):
             return PrefixMatch(pages=tuple([] for _ in self.groups))
         known, losses = request.prefix_match, self._losses
         if known is not None and known.cache_version == losses and not self.pool.has(known.next_hash):
@@ -86,7 +86,7 @@ class KVCacheManager:
     def missing_hashes(self, request: Request, has: HasPage) -> list[bytes]:
         """The hashes of the pages with which a longer beginning would be cached than find() says, which `has` knows of;
         those that are cached and those that are not, in the order of their tokens. Nothing, if it would not."""
-        if not self.pool.caching or not self.groups or self.state_slots is not None or not _reads(request):
+        if not self.pool.caching or not self.groups or self.state_slots is not None or not _can_read_cache(request):
             return []
         chain, here = (
             self._chain(request, len(request.token_ids) - 1),
@@ -104,7 +104,7 @@ class KVCacheManager:
 
     def group_hashes(self, request: Request) -> list[bytes]:
         """The hashes of all pages that beyond() may give."""
-        if not self.pool.caching or not self.groups or self.state_slots is not None or not _reads(request):
+        if not self.pool.caching or not self.groups or self.state_slots is not None or not _can_read_cache(request):
             return []
         return [
             group_hash(digest, index) for digest in self.prefix_hashes(request) for index in range(len(self.groups))
@@ -116,7 +116,7 @@ class KVCacheManager:
         while count != before:
             before = count
             for index in range(len(self.groups)):
-                count = self._covered(chain, count, index, has)
+                count = self._covered_pages(chain, count, index, has)
         return count
 
     def _met(self, chain: Sequence[bytes], count: int) -> int:
@@ -128,7 +128,7 @@ class KVCacheManager:
             count = self._longest(chain[:before], self.pool.has)
         return count
 
-    def _covered(self, chain: Sequence[bytes], count: int, index: int, has: HasPage) -> int:
+    def _covered_pages(self, chain: Sequence[bytes], count: int, index: int, has: HasPage) -> int:
         """`count` pages or, if the group lacks one that the next token sees, those before it: no more would do. All of
         them are wanted from the left where all are seen, and from the right where a window is."""
         first = self.groups[index].first_visible(count * self.page_size) // self.page_size
@@ -212,14 +212,14 @@ class KVCacheManager:
         """Gives back the pages that no later token of their group can see."""
         for index in self.windows:
             pages, trimmed = request.pages[index], request.trimmed[index]
-            seen = request.num_computed if request.transfer_params is None else self._lent(request)
+            seen = request.num_computed if request.transfer_params is None else self._first_needed(request)
             first = min(self.groups[index].first_visible(seen) // self.page_size, len(pages))
             if first > trimmed:
                 self.pool.release(pages[trimmed:first])
                 pages[trimmed:first] = [NULL_PAGE] * (first - trimmed)
                 request.trimmed[index], request.table_rows[index] = first, None
 
-    def _lent(self, request: Request) -> int:
+    def _first_needed(self, request: Request) -> int:
         """First token to compute after the pages that it keeps: at another engine, the one after its prompt's pages."""
         assert request.transfer_params is not None
         whole = (request.num_prompt - 1) // self.page_size * self.page_size
@@ -274,11 +274,11 @@ def clear_cache_state(request: Request) -> None:
     request.asked_connector, request.num_fetched, request.num_available = False, 0, 0
 
 
-def _reads(request: Request) -> bool:
+def _can_read_cache(request: Request) -> bool:
     """True if cached pages of its beginning may be used: no outputs of those tokens are wanted."""
     pooling = request.core_request.pooling
     if pooling is not None:
-        return request.core_request.pooled_rows == LAST and not pooling.skip_reading_prefix_cache
+        return request.core_request.pooled_rows == LAST_TOKEN and not pooling.skip_reading_prefix_cache
     return not request.wants_prompt_logprobs
 
 
@@ -308,9 +308,11 @@ def extend_page_hashes(
     """
     for index in range(len(hashes), len(token_ids) // page_size):
         parent = (
-            hashes[index - 1] if index else hashlib.blake2b(salt, digest_size=HASH, person=b"quintet-root").digest()
+            hashes[index - 1]
+            if index
+            else hashlib.blake2b(salt, digest_size=HASH_BYTES, person=b"quintet-root").digest()
         )
         tokens = array("i", token_ids[index * page_size : (index + 1) * page_size])
-        digest = hashlib.blake2b(parent + tokens.tobytes(), digest_size=HASH)
+        digest = hashlib.blake2b(parent + tokens.tobytes(), digest_size=HASH_BYTES)
         digest.update(beside(index * page_size, (index + 1) * page_size))
         hashes.append(digest.digest())

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from quintet.engine.kv_cache.page_pool import PagePool
 from quintet.engine.request import Request, StateSlots
 
-EACH = 2  # slots of a running request: one that the step reads, and one that it writes
+SLOTS_PER_REQUEST = 2  # slots of a running request: one that the step reads, and one that it writes
 
 
 class StateSlotPool:

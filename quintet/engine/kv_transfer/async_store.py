@@ -19,9 +19,9 @@ from quintet.engine.kv_transfer.offload.threaded_load import ThreadedLoad
 
 logger = logging.getLogger(__name__)
 
-QUEUED = 2**28  # bytes of pages that wait to be stored; pages that do not fit are not stored
-BEGINNING = 60.0  # seconds that a store may take to start
-ENDING = 10.0  # seconds that close() waits for queued pages to be stored, and for the store
+MAX_QUEUED_BYTES = 2**28  # bytes of pages that wait to be stored; pages that do not fit are not stored
+START_SECONDS = 60.0  # seconds that a store may take to start
+CLOSE_SECONDS = 10.0  # seconds that close() waits for queued pages to be stored, and for the store
 
 
 class PageStore(Protocol):
@@ -63,11 +63,11 @@ class AsyncStoreConnector(KVConnector):
         self._thread = threading.Thread(target=self._run, args=(begin, begun), name="quintet-pages", daemon=True)
         self._thread.start()
         try:
-            self._patience = begun.result(BEGINNING).timeout
+            self._patience = begun.result(START_SECONDS).timeout
         except TooLate:
             self._closing = 0.0
             raise ValueError(
-                f"{name} has not begun within {BEGINNING:g} s; see whether what it connects to is there"
+                f"{name} has not begun within {START_SECONDS:g} s; see whether what it connects to is there"
             ) from None
 
     def has(self, key: bytes) -> bool:
@@ -91,7 +91,7 @@ class AsyncStoreConnector(KVConnector):
             for key, row in zip(keys, rows, strict=True):
                 if key in self._queued:
                     continue
-                if self._queued_bytes + row.nbytes > QUEUED:
+                if self._queued_bytes + row.nbytes > MAX_QUEUED_BYTES:
                     self._counts["not_kept"] += 1
                     continue
                 self._queued.add(key)
@@ -112,9 +112,9 @@ class AsyncStoreConnector(KVConnector):
     def close(self) -> None:
         with self._wake:
             if self._closing is None:
-                self._closing = time.monotonic() + ENDING
+                self._closing = time.monotonic() + CLOSE_SECONDS
             self._wake.notify()
-        self._thread.join(ENDING / 10 if self.is_stuck else 1.1 * ENDING)
+        self._thread.join(CLOSE_SECONDS / 10 if self.is_stuck else 1.1 * CLOSE_SECONDS)
         if self._thread.is_alive():
             logger.warning("%s does not end; what waited to be kept there is lost", self.name)
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-PATIENCE = 30.0  # seconds until pages that have not arrived count as failed
+LOAD_TIMEOUT = 30.0  # seconds until pages that have not arrived count as failed
 
 
 def check_kv_transfer(config: EngineConfig, facts: Capabilities, ranks: WorkerGroup) -> None:
@@ -54,7 +54,7 @@ def check_kv_transfer(config: EngineConfig, facts: Capabilities, ranks: WorkerGr
     elif config.kv_transfer_config.kv_connector is None:
         return
     if ranks.channel is not None:
-        _check_alike(config)
+        _check_rank_processes(config)
         if facts.spmd:
             raise ValueError(
                 f"{name}: each machine holds a part of every page here, and no other can copy that; leave it out"
@@ -77,7 +77,7 @@ def check_kv_transfer(config: EngineConfig, facts: Capabilities, ranks: WorkerGr
         raise ValueError(f"{name}: pages of this device cannot be copied to the host; leave it out")
 
 
-def _check_alike(config: EngineConfig) -> None:
+def _check_rank_processes(config: EngineConfig) -> None:
     """Raises ValueError where rank processes cannot send and receive their parts of pages."""
     if config.kv_offloading_backend == LMCACHE:
         raise ValueError(
@@ -118,10 +118,10 @@ def make_kv_transfer(
     if not config.stores_kv_externally and not meets:
         return None
     copies = PageCopier(ranks, prepared.capabilities.static_shapes)
-    council = None if ranks.channel is None else RankAgreement(ranks.channel, PATIENCE)
+    council = None if ranks.channel is None else RankAgreement(ranks.channel, LOAD_TIMEOUT)
     if ranks.channel is not None:  # their parts of a page may differ in size; all copy the same number of pages
-        copies.pages_per_copy = min(_told(ranks.channel, copies.pages_per_copy))
-    places, shared = _places(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
+        copies.pages_per_copy = min(_gather(ranks.channel, copies.pages_per_copy))
+    places, shared = _make_connector(config, copies, ranks, council), config.kv_offloading_backend == LMCACHE
     transfer = None
     try:
         cut = not config.calculate_kv_scales  # each rank has the scales of its own heads only
@@ -138,27 +138,29 @@ def make_kv_transfer(
         places.close()
         raise
     policy = (meets and config.kv_transfer_config.kv_load_failure_policy) or config.kv_load_failure_policy
-    patience = PATIENCE if council is None else math.inf  # ranks agree on timeouts (rank_agreement.py)
+    patience = LOAD_TIMEOUT if council is None else math.inf  # ranks agree on timeouts (rank_agreement.py)
     return KVTransferManager(places, copies, tables, identity, patience, policy == "fail", transfer, council)
 
 
-def _places(config: EngineConfig, copies: PageCopier, ranks: WorkerGroup, council: RankAgreement | None) -> KVConnector:
+def _make_connector(
+    config: EngineConfig, copies: PageCopier, ranks: WorkerGroup, council: RankAgreement | None
+) -> KVConnector:
     if not config.stores_kv_externally:
         return NullConnector()
     if config.kv_offloading_backend != LMCACHE:
-        return _tiers(config, copies, ranks, council)
+        return _make_tiers(config, copies, ranks, council)
     asked, key = dict(config.kv_offloading_lmcache or {}), kv_transfer_key(config.kv_transfer_config)
     if config.kv_offloading_size is not None:  # as in vLLM
         asked |= {"local_cpu": True, "max_local_cpu_size": float(config.kv_offloading_size)}
     return AsyncStoreConnector("LMCache", lambda: LMCacheStore(asked, copies.words, key), copies.words)
 
 
-def _told(channel: Channel, number: int) -> list[int]:
+def _gather(channel: Channel, number: int) -> list[int]:
     """Returns the number of every rank."""
     return [msgspec.msgpack.decode(note, type=int) for note in channel.exchange(msgspec.msgpack.encode(number))]
 
 
-def _tiers(
+def _make_tiers(
     config: EngineConfig, copies: PageCopier, ranks: WorkerGroup, council: RankAgreement | None
 ) -> TieredConnector:
     """Makes the connector for CPU memory, and for a folder if one is configured. Rank processes each hold their part of
@@ -168,7 +170,7 @@ def _tiers(
     _check_memory(size)
     count = size // max(copies.nbytes, 1)
     if ranks.channel is not None:
-        count = min(_told(ranks.channel, count // ranks.workers[0].rank_info.size))
+        count = min(_gather(ranks.channel, count // ranks.workers[0].rank_info.size))
     host = HostTier(count, copies.words, order)
     if not host.capacity:
         raise ValueError(

@@ -13,7 +13,7 @@ from quintet.engine.kv_transfer.p2p.protocol import PagePart
 from quintet.layers.build import split_heads
 from quintet.ops.pages import WORD
 
-ALIGNED = 16  # words: a tensor starts at a multiple of 64 bytes of a row, which aligns every dtype of a cache
+ALIGN_WORDS = 16  # words: a tensor starts at a multiple of 64 bytes of a row, which aligns every dtype of a cache
 HeadPlane = tuple[int, int, int]  # tensor, plane, head
 
 
@@ -62,7 +62,7 @@ def row_offsets(grid: PageGrid, part: PagePart) -> tuple[dict[HeadPlane, tuple[i
     """Returns the byte offsets of each piece in a process's row, one per copy of the piece; and the words of the
     row."""
     found: dict[HeadPlane, list[int]] = {}
-    start, line = 0, WORD * ALIGNED
+    start, line = 0, WORD * ALIGN_WORDS
     for rank in range(part.first, part.first + part.count):
         for tensor, kept in enumerate(grid):
             heads = heads_of(kept.heads, rank, part.size)
@@ -81,7 +81,7 @@ def producer_shares(
     if givers == takers:
         return [ProducerShare(taker, None, 1, 0)]
     kinds = {kept.heads for kept in grid}
-    asked = [{heads: _asked(heads, givers, part, at) for heads in kinds} for at, part in enumerate(takers)]
+    asked = [{heads: _producers_of_heads(heads, givers, part, at) for heads in kinds} for at, part in enumerate(takers)]
     needed = [{giver for of_kind in each.values() for giver in of_kind.values()} for each in asked]
     pieces: dict[int, list[HeadPlane]] = {}
     for piece in row_offsets(grid, takers[taker])[0]:
@@ -91,27 +91,27 @@ def producer_shares(
     for giver, part in enumerate(givers):
         readers = [at for at, each in enumerate(needed) if giver in each] or [giver % len(takers)]
         if taker in readers:
-            cut = _cut(grid, part, takers[taker], pieces.get(giver, []))
+            cut = _head_slice(grid, part, takers[taker], pieces.get(giver, []))
             found.append(ProducerShare(giver, cut, len(readers), readers.index(taker)))
     return found
 
 
-def _asked(heads: int, givers: Sequence[PagePart], taker: PagePart, at: int) -> dict[int, int]:
+def _producers_of_heads(heads: int, givers: Sequence[PagePart], taker: PagePart, at: int) -> dict[int, int]:
     """Returns the producer that one consumer asks for each of its heads, of `heads` in all."""
     having: dict[int, list[int]] = {}
     for giver, part in enumerate(givers):
-        for head in _held(heads, part):
+        for head in _heads_of_part(heads, part):
             having.setdefault(head, []).append(giver)
-    return {head: having[head][at % len(having[head])] for head in _held(heads, taker)}
+    return {head: having[head][at % len(having[head])] for head in _heads_of_part(heads, taker)}
 
 
-def _held(heads: int, part: PagePart) -> list[int]:
+def _heads_of_part(heads: int, part: PagePart) -> list[int]:
     """Returns the heads that a process's ranks have."""
     ranks = range(part.first, part.first + part.count)
     return sorted({head for rank in ranks for head in heads_of(heads, rank, part.size)})
 
 
-def _cut(grid: PageGrid, giver: PagePart, taker: PagePart, pieces: Sequence[HeadPlane]) -> HeadSlice:
+def _head_slice(grid: PageGrid, giver: PagePart, taker: PagePart, pieces: Sequence[HeadPlane]) -> HeadSlice:
     (there, words), (here, _) = row_offsets(grid, giver), row_offsets(grid, taker)
     wanted, places, come = list[tuple[int, int]](), list[tuple[int, int, int]](), 0
     for start, piece in sorted((there[piece][0], piece) for piece in pieces):
@@ -122,10 +122,10 @@ def _cut(grid: PageGrid, giver: PagePart, taker: PagePart, pieces: Sequence[Head
             wanted.append((start, nbytes))
         places += [(place, come, nbytes) for place in here[piece]]
         come += nbytes
-    return HeadSlice(words, tuple(wanted), tuple(_joined(places)))
+    return HeadSlice(words, tuple(wanted), tuple(_merge_ranges(places)))
 
 
-def _joined(places: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+def _merge_ranges(places: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Returns the same places, with adjacent ones joined."""
     found: list[tuple[int, int, int]] = []
     for place, come, nbytes in places:

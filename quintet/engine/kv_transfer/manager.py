@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.common.interrupts import DeferredSigint
-from quintet.engine.kv_cache.manager import HASH, KVCacheManager, log_stored
+from quintet.engine.kv_cache.manager import HASH_BYTES, KVCacheManager, log_stored
 from quintet.engine.kv_transfer.connector import KVConnector, Load, Lookup, PageRows
 from quintet.engine.kv_transfer.multi_source import PageSource, first_of
 from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the copier uses the runner's workers, the runner knows the 
 
 logger = logging.getLogger(__name__)
 
-WAIT = 0.02  # seconds that an idle engine waits
+IDLE_WAIT = 0.02  # seconds that an idle engine waits
 CachedPage = tuple[int, bytes]  # a page, and the hash under which it was entered into the prefix cache
 
 
@@ -86,29 +86,29 @@ class KVTransferManager(StepHook):
         self.rank_agreement = council
         self._found: dict[Request, set[bytes]] = {}  # of waiting requests: pages that a look-up found
         self._lookups: dict[Request, tuple[Lookup, list[bytes]]] = {}  # look-ups in progress, and their pages
-        closing = connector.close if transfer is None else partial(_close_both, connector, transfer)
+        closing = connector.close if transfer is None else partial(_close_all, connector, transfer)
         self._close = weakref.finalize(self, closing)  # threads hold the connector, and nothing of the engine
-        self._identity, self._patience, self._fails = identity, patience, fails
-        self._root = _root(identity, b"")
-        self._arrivals: dict[Request, PendingLoad] = {}
+        self._fingerprint, self._patience, self._fails = identity, patience, fails
+        self._root = _key_prefix_of(identity, b"")
+        self._pending: dict[Request, PendingLoad] = {}
         self._queued: dict[Request, int] = {}  # requests that will load so many pages when there is room
         self._copying: tuple[list[bytes], Callable[[], PageRows]] | None = None
         self._at_once = copies.pages_per_copy  # pages
-        self._num_asked = 0  # tokens of prompts that were looked up in the KV connector
+        self._num_queried = 0  # tokens of prompts that were looked up in the KV connector
         self._num_loaded = self._num_stored = self._num_failed = 0  # pages
 
     @property
     def held_pages(self) -> list[list[int]]:
         """Returns the pages that are held for each waiting request."""
-        return [arrival.cached_pages + arrival.pages for arrival in self._arrivals.values()]
+        return [arrival.cached_pages + arrival.pages for arrival in self._pending.values()]
 
     @property
     def num_waiting(self) -> int:
         """Returns the number of requests that wait for pages, or for a look-up."""
-        return len(self._arrivals) + len(self._lookups)
+        return len(self._pending) + len(self._lookups)
 
     def add_stats(self, stats: Stats) -> Stats:
-        counts = KVConnectorStats(self._num_asked, self._num_stored, self._num_loaded, self._num_failed)
+        counts = KVConnectorStats(self._num_queried, self._num_stored, self._num_loaded, self._num_failed)
         page_transfer = PageTransferStats() if self.p2p_transfer is None else self.p2p_transfer.stats()
         return replace(stats, kv_connector=counts, page_transfer=page_transfer)
 
@@ -117,11 +117,11 @@ class KVTransferManager(StepHook):
     def start_load(self, request: Request, alone: bool) -> LoadState:
         """Returns what a request waits for. The first call for a request starts to load its pages, if there is room for
         all of them; if it is alone there will not be more room, and it starts without them."""
-        if request in self._arrivals:
+        if request in self._pending:
             return LoadState.LOADING
         if request.asked_connector and self._tables.find_prefix(request).tokens >= request.num_available:
             return LoadState.READY  # else other requests took its pages before it could start
-        if request in self._queued and self._is_much(self._queued[request]):
+        if request in self._queued and self._exceeds_load_share(self._queued[request]):
             return LoadState.LOADING
         if not self._looked_up(request):
             return LoadState.LOADING
@@ -135,8 +135,8 @@ class KVTransferManager(StepHook):
         held = [self._pool.page(each) for each in wanted if self._pool.has(each)]
         whole, need = len(request.token_ids), len(missing) + sum(map(self._pool.is_free, held))
         if need > self._pool.num_free or not self._tables.fits(found, whole, whole):
-            return LoadState.READY if alone and not self._arrivals else LoadState.NEEDS_PAGES
-        if self._is_much(len(missing)):
+            return LoadState.READY if alone and not self._pending else LoadState.NEEDS_PAGES
+        if self._exceeds_load_share(len(missing)):
             self._queued[request] = len(missing)
             return LoadState.LOADING
         self._count(request, found.tokens)
@@ -187,23 +187,23 @@ class KVTransferManager(StepHook):
             digests = self._tables.group_hashes(request)
             self._found[request] = {digest for digest, lies in zip(digests, there, strict=True) if lies}
 
-    def _is_much(self, more: int) -> bool:
+    def _exceeds_load_share(self, more: int) -> bool:
         """Returns whether so many more pages should wait until other loads have ended: half of the pool is for running
         requests."""
-        return bool(self._arrivals) and sum(map(len, self.held_pages)) + more > self._pool.num_pages // 2
+        return bool(self._pending) and sum(map(len, self.held_pages)) + more > self._pool.num_pages // 2
 
     def _count(self, request: Request, here: int) -> None:
         request.asked_connector = True
         self._queued.pop(request, None)
         self._found.pop(request, None)
         if request.num_preemptions == 0:
-            self._num_asked += request.num_prompt - here
+            self._num_queried += request.num_prompt - here
 
     def _begin(self, request: Request, source: PageSource, held: list[int], missing: list[bytes], here: int) -> None:
         with DeferredSigint():
             self._pool.retain(held)
             pages = self._pool.allocate(len(missing))
-            self._arrivals[request] = PendingLoad(source.load(missing), held, pages, missing, here)
+            self._pending[request] = PendingLoad(source.load(missing), held, pages, missing, here)
 
     @property
     def waits_for_steps(self) -> bool:
@@ -216,7 +216,7 @@ class KVTransferManager(StepHook):
             self.connector.changed.clear()
             if self.rank_agreement is not None and self.rank_agreement.has_work:
                 self._meet(self.rank_agreement)
-            for request, arrival in list(self._arrivals.items()):
+            for request, arrival in list(self._pending.items()):
                 self._write(request, arrival)
                 late = time.monotonic() - arrival.last_arrival > self._patience
                 if late and not arrival.load.done:
@@ -245,7 +245,7 @@ class KVTransferManager(StepHook):
             return
         arrival.last_arrival = time.monotonic()
         pages = [arrival.pages[place] for place in arrived.indices]
-        if not self._copied(partial(self.page_copier.write, pages, arrived.rows), by_all=True):
+        if not self._try_copy(partial(self.page_copier.write, pages, arrived.rows), by_all=True):
             self._fail(arrival, len(pages), "they could not be copied to the device")
             return
         self._num_loaded += len(pages)
@@ -254,7 +254,7 @@ class KVTransferManager(StepHook):
         for page, place in zip(pages, arrived.indices, strict=True):
             digest = arrival.digests[place]
             if self._pool.commit(page, digest) and journal is not None:
-                log_stored(journal, request, digest, positions[digest[:HASH]], self._tables.page_size)
+                log_stored(journal, request, digest, positions[digest[:HASH_BYTES]], self._tables.page_size)
 
     def _fail(self, arrival: PendingLoad, count: int, why: str) -> None:
         self._num_failed += count
@@ -263,9 +263,9 @@ class KVTransferManager(StepHook):
     def cancel_last_load(self) -> bool:
         """Drops the latest load, since a running request needs pages; its request asks again when there is room.
         Returns whether there was one."""
-        if not self._arrivals:
+        if not self._pending:
             return False
-        last = next(reversed(self._arrivals))
+        last = next(reversed(self._pending))
         self.cancel_request(last)
         last.asked_connector = False
         if last.transfer_params is not None:
@@ -280,12 +280,12 @@ class KVTransferManager(StepHook):
             self._lookups.pop(request)[0].cancel()
         if self.rank_agreement is not None:
             self.rank_agreement.drop(request)
-        if request in self._arrivals:
-            self._arrivals[request].load.cancel()
+        if request in self._pending:
+            self._pending[request].load.cancel()
             self._end(request)
 
     def _end(self, request: Request) -> None:
-        arrival = self._arrivals.pop(request)
+        arrival = self._pending.pop(request)
         self._pool.release(arrival.cached_pages + arrival.pages)
         request.prefix_match = None  # it was looked up before
 
@@ -294,12 +294,12 @@ class KVTransferManager(StepHook):
     def after_step(self, plan: "StepPlan") -> None:
         """Stores pages that a finished step has computed: they are copied piece by piece, the last while the next step
         runs. They need not be held: the next owner of such a page writes to it after the copy."""
-        self._settle()
+        self._finish_copies()
         new = [each for each in plan.new_cached_pages if self._is_new(*each)] if self.connector.stores else []
         for first in range(0, len(new), self._at_once):
-            self._settle()
+            self._finish_copies()
             pages, digests = zip(*new[first : first + self._at_once], strict=True)
-            self._copied(partial(self._copy, pages, [self._root + digest for digest in digests]))
+            self._try_copy(partial(self._copy, pages, [self._root + digest for digest in digests]))
 
     def _is_new(self, page: int, digest: bytes) -> bool:
         """Returns whether the page still has this content, and the connector does not."""
@@ -308,17 +308,17 @@ class KVTransferManager(StepHook):
     def after_compute(self, scheduler: "Scheduler", running: bool) -> None:
         """Without requests, finishes storing pages. While no step runs, waits a moment for pages of requests."""
         if not (scheduler.running or scheduler.waiting):
-            self._settle()
+            self._finish_copies()
         elif self.num_waiting and not running:
-            self.connector.changed.wait(WAIT)
+            self.connector.changed.wait(IDLE_WAIT)
 
-    def _settle(self) -> None:
+    def _finish_copies(self) -> None:
         """Waits for the copies in progress, and hands their pages to the connector, or to the transfer."""
         if self.p2p_transfer is not None:
-            self._copied(self.p2p_transfer.finish_copy)
+            self._try_copy(self.p2p_transfer.finish_copy)
         if self._copying is not None:
             (keys, wait), self._copying = self._copying, None
-            self._copied(partial(self._store, keys, wait), by_all=True)
+            self._try_copy(partial(self._store, keys, wait), by_all=True)
 
     def offer_pages(self, request: Request) -> dict[str, Any] | None:
         """Copies the pages of a request that is about to end, if another engine continues its prompt -> the
@@ -326,7 +326,7 @@ class KVTransferManager(StepHook):
         answer: list[dict[str, Any] | None] = [None]
         transfer = self.p2p_transfer
         if transfer is not None:
-            self._copied(lambda: answer.__setitem__(0, transfer.offer_pages(request)))
+            self._try_copy(lambda: answer.__setitem__(0, transfer.offer_pages(request)))
         return answer[0]
 
     def _copy(self, pages: Sequence[int], keys: list[bytes]) -> None:
@@ -338,7 +338,7 @@ class KVTransferManager(StepHook):
             self.connector.store(keys, rows)
         self._num_stored += len(keys)
 
-    def _copied(self, copy: Callable[[], None], by_all: bool = False) -> bool:
+    def _try_copy(self, copy: Callable[[], None], by_all: bool = False) -> bool:
         """Runs a copy, and returns whether it succeeded. A failed copy fails no request; a device error does, and so
         does a copy that all ranks make: the others would know of pages that this one does not have."""
         try:
@@ -356,11 +356,11 @@ class KVTransferManager(StepHook):
 
     def start_over(self) -> None:
         """Drops all loads and copies after the pool was reset: no page is held, and arriving pages are discarded."""
-        for arrival in self._arrivals.values():
+        for arrival in self._pending.values():
             arrival.load.cancel()
         for lookup, _ in self._lookups.values():
             lookup.cancel()
-        for each in (self._arrivals, self._lookups, self._queued, self._found):
+        for each in (self._pending, self._lookups, self._queued, self._found):
             each.clear()
         if self.rank_agreement is not None:
             self.rank_agreement.drop()
@@ -371,12 +371,12 @@ class KVTransferManager(StepHook):
     def reset_prefix_cache(self) -> None:
         """Changes the root of all keys: pages stored before are not found any more, and a later start does not find
         pages stored from now on, which may have other weights."""
-        for request in [*self._arrivals, *self._lookups, *self._found]:
+        for request in [*self._pending, *self._lookups, *self._found]:
             self.cancel_request(request)
         if self.rank_agreement is not None:
             self.rank_agreement.drop()
         self._copying = None
-        self._root = _root(self._identity, os.urandom(16))
+        self._root = _key_prefix_of(self._fingerprint, os.urandom(16))
         with DeferredSigint():
             self.connector.clear()
 
@@ -389,11 +389,11 @@ class KVTransferManager(StepHook):
         self._close()
 
 
-def _close_both(connector: KVConnector, transfer: P2PTransfer) -> None:
+def _close_all(connector: KVConnector, transfer: P2PTransfer) -> None:
     connector.close()
     transfer.close()
 
 
-def _root(identity: bytes, epoch: bytes) -> bytes:
+def _key_prefix_of(identity: bytes, epoch: bytes) -> bytes:
     """Returns the prefix of every page's key."""
     return hashlib.blake2b(identity + epoch, digest_size=16, person=b"quintet-pages").digest()

@@ -9,11 +9,11 @@ from torch import Tensor
 from quintet.engine.executor.worker import Worker
 from quintet.engine.executor.worker_group import WorkerGroup
 from quintet.engine.kv_transfer.connector import PageRows
-from quintet.engine.kv_transfer.head_slices import ALIGNED
+from quintet.engine.kv_transfer.head_slices import ALIGN_WORDS
 from quintet.interface.types import IntArray
 from quintet.ops.pages import WORD
 
-AT_ONCE = 2**26  # bytes that are copied between two steps: the next step waits for them
+BYTES_PER_COPY = 2**26  # bytes that are copied between two steps: the next step waits for them
 
 
 class PageCopier:
@@ -29,10 +29,10 @@ class PageCopier:
             of_rank = []
             for words in sizes:
                 of_rank.append(slice(start, start + words))
-                start += -(-words // ALIGNED) * ALIGNED
+                start += -(-words // ALIGN_WORDS) * ALIGN_WORDS
             self._places.append(of_rank)
         self.words = start  # of a row
-        self.pages_per_copy = max(1, AT_ONCE // max(self.nbytes, 1))  # pages that are copied between two steps
+        self.pages_per_copy = max(1, BYTES_PER_COPY // max(self.nbytes, 1))  # pages that are copied between two steps
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +69,7 @@ class PageCopier:
         return ids
 
 
-def _paged(worker: Worker) -> list[int]:
+def _page_tensors(worker: Worker) -> list[int]:
     """Returns the indices of the worker's state tensors that hold pages and are not empty."""
     return [at for at in range(len(worker.kv_cache_layout.layouts)) if worker._state[at].nbytes > 0]
 
@@ -77,19 +77,19 @@ def _paged(worker: Worker) -> list[int]:
 def _words(worker: Worker) -> list[int]:
     """Returns the words of one page in each of these tensors."""
     state = worker._state
-    return [-(-(state[at].nbytes // state[at].shape[0]) // WORD) for at in _paged(worker)]
+    return [-(-(state[at].nbytes // state[at].shape[0]) // WORD) for at in _page_tensors(worker)]
 
 
 @torch.inference_mode()
 def _read(worker: Worker, pages: IntArray) -> list[Callable[[], Tensor]]:
     (ids,) = worker.upload(pages)
-    return [worker.device.to_host(worker.ops.gather_pages(worker._state[at], ids)) for at in _paged(worker)]
+    return [worker.device.to_host(worker.ops.gather_pages(worker._state[at], ids)) for at in _page_tensors(worker)]
 
 
 @torch.inference_mode()
 def _write(worker: Worker, pages: IntArray, content: Sequence[IntArray]) -> None:
     ids, *parts = worker.upload(pages, *content)
     state = list(worker._state)
-    for at, part in zip(_paged(worker), parts, strict=True):
+    for at, part in zip(_page_tensors(worker), parts, strict=True):
         state[at] = worker.ops.scatter_pages(state[at], ids, part)
     worker._state = tuple(state)

@@ -15,11 +15,11 @@ from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 from quintet.engine.request import Request
 from quintet.interface.platform import Channel
 
-PIECE = 990  # bytes of a note that ranks exchange at once; a longer one takes several
-WHY = 300  # characters of why a page does not come
+CHUNK_BYTES = 990  # bytes of a note that ranks exchange at once; a longer one takes several
+MAX_REASON = 300  # characters of why a page does not come
 Bits = np.ndarray[Any, np.dtype[np.bool_]]
-LOOKED_UP = 64  # requests that are looked up in one meeting
-AHEAD = 2  # times the pages taken at once: so far may a rank be ahead of the slowest, in all loads together
+MAX_LOOKUPS = 64  # requests that are looked up in one meeting
+MAX_LEAD = 2  # times the pages taken at once: so far may a rank be ahead of the slowest, in all loads together
 
 
 class RankReport(msgspec.Struct, array_like=True):
@@ -56,9 +56,9 @@ class RankAgreement:
         return self._loads[-1]
 
     def look_up(self, request: Request, lie: Callable[[], list[bool]]) -> None:
-        """Asks, at the next meeting, which pages of a request every rank has. Requests beyond LOOKED_UP wait for a
+        """Asks, at the next meeting, which pages of a request every rank has. Requests beyond MAX_LOOKUPS wait for a
         later one."""
-        if request not in self._asked and len(self._asked) < LOOKED_UP:
+        if request not in self._asked and len(self._asked) < MAX_LOOKUPS:
             self._asked[request] = lie()
 
     def drop(self, request: Request | None = None) -> None:
@@ -75,34 +75,34 @@ class RankAgreement:
         have. most: pages that this rank takes of each load before. A rank far ahead takes fewer, and leaves the rest in
         its load; the slowest always goes on, whatever pages it has, so that some rank always does."""
         asked, self._asked = self._asked, {}
-        share = max(1, AHEAD * most // max(len(self._loads), 1))
+        share = max(1, MAX_LEAD * most // max(len(self._loads), 1))
         for load in self._loads:
             load.gather(min(most, share - load.lead))
-        why = next((why for load in self._loads for why in load.failed.values()), "")[:WHY]
+        why = next((why for load in self._loads for why in load.failed.values()), "")[:MAX_REASON]
         bits = ([load.pack(load.rows) for load in self._loads], [load.pack(load.failed) for load in self._loads])
         known = [load.num_known for load in self._loads]
-        note = _encode(RankReport([_packed(each) for each in asked.values()], *bits, known, why))
+        note = _encode(RankReport([_pack_bits(each) for each in asked.values()], *bits, known, why))
         said = [_decode(each) for each in self._exchange(note)]
         named = next(
             (f"rank {rank} of {len(said)}: {each.reason}" for rank, each in enumerate(said) if each.reason), ""
         )
         for at, load in enumerate(self._loads):
-            came = [_unpacked(each.arrived[at], load.count) for each in said]
-            failed = [_unpacked(each.failed[at], load.count) for each in said]
+            came = [_unpack_bits(each.arrived[at], load.count) for each in said]
+            failed = [_unpack_bits(each.failed[at], load.count) for each in said]
             load.lead = load.num_known - min(each.num_known[at] for each in said)
             load.apply_reports(np.logical_and.reduce(came), np.logical_or.reduce(failed), named)
         return {
-            request: np.logical_and.reduce([_unpacked(each.found[at], len(lie)) for each in said]).tolist()
+            request: np.logical_and.reduce([_unpack_bits(each.found[at], len(lie)) for each in said]).tolist()
             for at, (request, lie) in enumerate(asked.items())
         }
 
     def _exchange(self, note: bytes) -> list[bytes]:
         """Returns the notes of all ranks, of any length, in rank order."""
-        first = self._channel.exchange(len(note).to_bytes(4, "little") + note[:PIECE])
+        first = self._channel.exchange(len(note).to_bytes(4, "little") + note[:CHUNK_BYTES])
         whole = [bytearray(each[4:]) for each in first]
         longest = max(int.from_bytes(each[:4], "little") for each in first)
-        for start in range(PIECE, longest, PIECE):
-            for rank, more in enumerate(self._channel.exchange(note[start : start + PIECE])):
+        for start in range(CHUNK_BYTES, longest, CHUNK_BYTES):
+            for rank, more in enumerate(self._channel.exchange(note[start : start + CHUNK_BYTES])):
                 whole[rank] += more
         return [bytes(each) for each in whole]
 
@@ -164,7 +164,7 @@ class AgreedLoad(Load):
             self.failed.update(dict.fromkeys(late, f"nothing more came within {self._patience:g} s"))
 
     def pack(self, places: Container[int]) -> bytes:
-        return _packed([place in places for place in range(self.count)])
+        return _pack_bits([place in places for place in range(self.count)])
 
     def apply_reports(self, came: Bits, failed: Bits, why: str) -> None:
         """Applies the reports of all ranks."""
@@ -174,9 +174,9 @@ class AgreedLoad(Load):
             self.rows.pop(place, None)
 
 
-def _packed(bits: Sequence[bool]) -> bytes:
+def _pack_bits(bits: Sequence[bool]) -> bytes:
     return np.packbits(np.array(bits, np.bool_)).tobytes()
 
 
-def _unpacked(said: bytes, count: int) -> Bits:
+def _unpack_bits(said: bytes, count: int) -> Bits:
     return np.unpackbits(np.frombuffer(said, np.uint8), count=count).astype(np.bool_)

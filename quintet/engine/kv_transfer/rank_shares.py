@@ -16,7 +16,7 @@ from quintet.engine.kv_transfer.rank_agreement import RankAgreement
 from quintet.engine.kv_transfer_params import LeasePeer
 from quintet.interface.types import PAGE_AXES
 
-MOST_SHARED = 32  # characters of an engine's name, which a rank's number follows
+MAX_NAME = 32  # characters of an engine's name, which a rank's number follows
 
 
 class RankShares:
@@ -40,10 +40,10 @@ class RankShares:
         """Gives all ranks the engine name of rank 0, and the same loan names, which others cannot guess."""
         if self._channel is None:
             return
-        if len(transfer.engine) > MOST_SHARED:
+        if len(transfer.engine) > MAX_NAME:
             raise ValueError(
                 f"kv_transfer_config.engine_id={transfer.engine!r}: where ranks are processes it has at most "
-                f"{MOST_SHARED} characters; give a shorter one"
+                f"{MAX_NAME} characters; give a shorter one"
             )
         told = self._channel.exchange(msgspec.msgpack.encode((transfer.engine, secrets.token_bytes(32))))[0]
         transfer.engine, secret = msgspec.msgpack.decode(told, type=tuple[str, bytes])

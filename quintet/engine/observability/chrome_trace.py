@@ -31,9 +31,9 @@ def write_trace(path: Path, events: Sequence[TraceEvent], facts: Mapping[str, An
                 if size >= most:
                     break
                 track = tracks.setdefault(event.track, len(tracks) + 1)
-                size += file.write(_line(_complete(event, pid, track, base)))
+                size += file.write(_line(_complete_event(event, pid, track, base)))
                 written += 1
-            lines = [_line(each)[:-2] for each in _names(tracks, pid)]
+            lines = [_line(each)[:-2] for each in _name_events(tracks, pid)]
             told = {**facts, "baseTimeNanoseconds": base, "events left out": len(events) - written}
             file.write(b",\n".join(lines) + b'\n], "otherData": ' + json.dumps(told).encode() + b"}\n")
         part.replace(path)
@@ -45,13 +45,13 @@ def _line(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event).encode() + b",\n"
 
 
-def _complete(event: TraceEvent, pid: int, track: int, base: int) -> dict[str, Any]:
+def _complete_event(event: TraceEvent, pid: int, track: int, base: int) -> dict[str, Any]:
     began, lasted = (event.started - base) / 1000, (event.ended - event.started) / 1000
     made = {"name": event.name, "cat": event.kind, "ph": "X", "pid": pid, "tid": track, "ts": began, "dur": lasted}
     return made if event.arguments is None else {**made, "args": event.arguments}
 
 
-def _names(tracks: Mapping[int | str, int], pid: int) -> Iterator[dict[str, Any]]:
+def _name_events(tracks: Mapping[int | str, int], pid: int) -> Iterator[dict[str, Any]]:
     """The process has one, and every track: so that there is always a last event."""
     yield {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": "quintet"}}
     threads = {each.ident: each.name for each in threading.enumerate()}

@@ -14,8 +14,28 @@ _SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.2, *_SECONDS)
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
                80.0, 160.0, 640.0, 2560.0)  # fmt: skip
-_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN)
+_TOKEN_SECONDS = (
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
+BETWEEN_TOKENS = (0.0005, 0.001, 0.0025, 0.005, *_TOKEN_SECONDS)
 TOKENS = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5)) + (1e6,)
 COMPLETIONS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
@@ -97,11 +117,11 @@ class RequestTimer:
                 if each.finish_reason is not None:
                     self.reasons.append(each.finish_reason)
         elif output.finished:
-            self._take_whole(output.outputs, output.metrics)
+            self._record_whole(output.outputs, output.metrics)
         if output.finished:
             self._finish(output)
 
-    def _take_whole(self, completions: Sequence[CompletionOutput], times: RequestMetrics) -> None:
+    def _record_whole(self, completions: Sequence[CompletionOutput], times: RequestMetrics) -> None:
         """All tokens at once. The longest completion ran from the first token to the last."""
         if times.time_to_first_token is not None:
             self._of_all.first_token.observe(times.time_to_first_token)

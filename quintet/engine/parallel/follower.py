@@ -24,7 +24,7 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-COMPILING = 600.0  # seconds for grammars that rank 0 has compiled: every rank must get the same result
+COMPILE_SECONDS = 600.0  # seconds for grammars that rank 0 has compiled: every rank must get the same result
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def follow(config: EngineConfig, rank_info: RankInfo, say: Callable[[str], objec
     channel = prepared.ranks.channel
     assert channel is not None
     try:
-        grammars = grammars_of(prepared, COMPILING)
+        grammars = grammars_of(prepared, COMPILE_SECONDS)
         engine = launch(prepared, progress=False, grammars=grammars)
         Follower(engine, prepared, channel, grammars).run()
     except DeviceLost as error:  # rank 0 reports it
@@ -119,7 +119,7 @@ class Follower:
     def _trace(self, wanted: bool) -> None:
         """Traces steps while rank 0 does: steps of a traced rank are not replayed, and all ranks do the same."""
         if wanted and self._recording is None:
-            self._recording = self._prepared.platform.profile(_nobody)
+            self._recording = self._prepared.platform.profile(_drop_event)
         elif not wanted and self._recording is not None:
             self._recording.stop()
             self._recording = None
@@ -149,7 +149,7 @@ def run_collective(
     return 0
 
 
-def _nobody(name: str, kind: str, track: int | str, begin: int, end: int) -> None:
+def _drop_event(name: str, kind: str, track: int | str, begin: int, end: int) -> None:
     """Drops the event: rank 0 writes the trace."""
 
 

@@ -17,8 +17,8 @@ from quintet.structured_output.grammar import Matcher, wait_for_any
 
 T = TypeVar("T")
 
-LONGEST = 800  # bytes of an error that other ranks receive
-MENDABLE = (ValueError, NotImplementedError, OSError, MemoryError)  # after which an engine is as it was
+MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
+RECOVERABLE = (ValueError, NotImplementedError, OSError, MemoryError)  # after which an engine is as it was
 
 
 class Leader(Engine):
@@ -56,7 +56,7 @@ class Leader(Engine):
         super().add(admitted)
         self._items.append(inbox.make_add(admitted))
 
-    def _heed_held(self) -> None:
+    def _add_compiled(self) -> None:
         """Enters requests with compiled grammars; where there is nothing else to do, waits a moment for one."""
         if len(self._held) == len(self):
             wait_for_any(matcher for _, matcher in self._held.values())
@@ -90,7 +90,7 @@ class Leader(Engine):
     def compute(self) -> None:
         with DeferredSigint():
             if self._held:
-                self._heed_held()
+                self._add_compiled()
             self._tell(None)
             try:
                 super().compute()
@@ -131,8 +131,8 @@ def run_on_all_ranks(channel: Channel, work: Callable[[], T]) -> T:
     DeviceLost."""
     try:
         result = work()
-    except MENDABLE as error:
-        said = channel.exchange(f"{type(error).__name__}: {error}".encode()[:LONGEST])
+    except RECOVERABLE as error:
+        said = channel.exchange(f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
         if all(said):
             raise
     else:

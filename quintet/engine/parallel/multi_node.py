@@ -19,12 +19,12 @@ from quintet.platforms import choose
 logger = logging.getLogger(__name__)
 
 # settings that may differ between machines: paths of files, and sizes of memory, of which the least counts
-OWN = frozenset({
+PER_MACHINE = frozenset({
     "model", "tokenizer", "hf_config_path", "download_dir", "compilation_cache_dir", "node_rank", "master_addr",
     "join_timeout_seconds",
     "kv_cache_memory_bytes", "num_pages", "gpu_memory_utilization", "hf_token", "profiler_config", "kv_events_config",
 })  # fmt: skip
-NAMED = 4  # settings that are named, where more differ
+MAX_NAMED = 4  # settings that are named, where more differ
 
 
 def endpoint_of(config: EngineConfig) -> str:
@@ -102,8 +102,10 @@ def check_same_settings(config: EngineConfig, ranks: WorkerGroup, hf_config: Any
     channel, place = ranks.channel, ranks.workers[0].rank_info
     if channel is None or (config.nnodes == 1 and config.distributed_executor_backend != EXTERNAL):
         return
-    mine = {**_sums(config), "the model's config.json": _sum(hf_config.to_dict())}
-    mine["the model's weights"] = 0 if weights is None else _sum([(f.name, f.stat().st_size) for f in weights.files()])
+    mine = {**_checksums(config), "the model's config.json": _checksum(hf_config.to_dict())}
+    mine["the model's weights"] = (
+        0 if weights is None else _checksum([(f.name, f.stat().st_size) for f in weights.files()])
+    )
     notes = channel.exchange(b"".join(each.to_bytes(4, "little") for each in mine.values()))
     first = notes[0]
     other = next((rank for rank, note in enumerate(notes) if note != first), None)
@@ -111,7 +113,7 @@ def check_same_settings(config: EngineConfig, ranks: WorkerGroup, hf_config: Any
         return
     theirs = notes[other]
     differ = [name for i, name in enumerate(mine) if first[4 * i : 4 * i + 4] != theirs[4 * i : 4 * i + 4]]
-    shown = [f"{name}={getattr(config, name)!r}" if hasattr(config, name) else name for name in differ[:NAMED]]
+    shown = [f"{name}={getattr(config, name)!r}" if hasattr(config, name) else name for name in differ[:MAX_NAMED]]
     why = (
         f"rank {other} was started with other settings than rank 0, which must be the same: {', '.join(shown)} on rank "
         f"{place.rank}"
@@ -120,12 +122,16 @@ def check_same_settings(config: EngineConfig, ranks: WorkerGroup, hf_config: Any
     raise ValueError(why)
 
 
-def _sums(config: EngineConfig) -> dict[str, int]:
+def _checksums(config: EngineConfig) -> dict[str, int]:
     config = dataclasses.replace(config, kv_transfer_config=config.kv_transfer_config.shared_part)
-    return {each.name: _sum(getattr(config, each.name)) for each in dataclasses.fields(config) if each.name not in OWN}
+    return {
+        each.name: _checksum(getattr(config, each.name))
+        for each in dataclasses.fields(config)
+        if each.name not in PER_MACHINE
+    }
 
 
-def _sum(value: Any) -> int:
+def _checksum(value: Any) -> int:
     """Returns a checksum: the same for what is written the same."""
     try:
         return zlib.crc32(msgspec.json.encode(value, order="sorted"))

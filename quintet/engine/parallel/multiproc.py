@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FOLLOWER = "quintet.engine.parallel.follower"
 CLOSED = "rank 0 has closed its engine"  # why ranks of other machines end, where nothing is wrong
 _GRACE = 5.0  # seconds that a rank has to end
-_AGAIN = 0.2  # seconds between two attempts to report the end of one
+_RETRY_SECONDS = 0.2  # seconds between two attempts to report the end of one
 
 
 class RankProcesses:
@@ -45,7 +45,7 @@ class RankProcesses:
         self._leads = config.node_rank == 0  # on this machine rank 0 gathers the others
         self._codes, self._first = list[int](), threading.Event()  # exit codes of those that have ended
         self._lost, self._closing, self._lock = "", threading.Event(), threading.Lock()
-        fields = plain_fields(config, _asked(config))
+        fields = plain_fields(config, _reason_for_processes(config))
         ended: weakref.WeakMethod[Callable[[int, Exit], None]] = weakref.WeakMethod(self._ended)
         self._children: list[Child] = []
         try:
@@ -110,7 +110,7 @@ class RankProcesses:
         return self._channel is not None or self._closing.is_set() or not self._leads
 
 
-def _asked(config: EngineConfig) -> str:
+def _reason_for_processes(config: EngineConfig) -> str:
     name = "tensor_parallel_size" if config.pipeline_parallel_size == 1 else "pipeline_parallel_size"
     return f"{name}={getattr(config, name)}"
 
@@ -132,7 +132,7 @@ def report_call_off(endpoint: str, why: str, done: Callable[[], bool]) -> None:
     """Reports to the process that gathers the ranks, and may not listen yet, that a rank will not come: until it has
     received that, or `done` returns True."""
     while not call_off(endpoint, why) and not done():
-        time.sleep(_AGAIN)
+        time.sleep(_RETRY_SECONDS)
 
 
 def _call(ended: "weakref.WeakMethod[Callable[[int, Exit], None]]", place: int, how: Exit) -> None:

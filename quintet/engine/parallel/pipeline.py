@@ -90,7 +90,7 @@ class PipelineRunner(StepRunner):
         self._last = pipe.stage == pipe.stages - 1
         self._broken: Exception | None = None  # why steps fail that start before the failed one has ended
         self._failed = False  # whether the last step that has ended failed
-        self._landed = 0
+        self._num_collected = 0
 
     @property
     def has_processors(self) -> bool:
@@ -150,7 +150,7 @@ class PipelineRunner(StepRunner):
         """Returns the result of a step on all ranks, or its error."""
         if isinstance(part, DeviceLost):
             return part
-        self._landed += 1
+        self._num_collected += 1
         try:
             notes, drawn = self._pipe.collect()
         except DeviceLost as error:
@@ -160,7 +160,7 @@ class PipelineRunner(StepRunner):
         alike = {token_ids for _, token_ids, _ in said[-ranks:]}
         own = part.why or StepResult(OutputRows([]), [], None, {}, {})
         mixed = [(planned + (token_ids if len(alike) > 1 else 0), why) for planned, token_ids, why in said]
-        result = reconcile(mixed, own, self._landed)
+        result = reconcile(mixed, own, self._num_collected)
         if isinstance(result, DeviceLost):
             channel = self._ranks.channel
             assert channel is not None

@@ -21,10 +21,10 @@ from quintet.interface.types import RankInfo
 logger = logging.getLogger(__name__)
 
 BACKEND = "ray"
-ROOM = 120.0  # seconds for the cluster to have room: an autoscaler may start a machine
-_LOOK = 1.0  # seconds between two looks at the actors
+PLACEMENT_SECONDS = 120.0  # seconds for the cluster to have room: an autoscaler may start a machine
+_POLL_SECONDS = 1.0  # seconds between two looks at the actors
 _GRACE = 5.0  # seconds that they have to end
-_ANSWER = 5.0  # seconds that a cluster has to answer
+_CONNECT_SECONDS = 5.0  # seconds that a cluster has to answer
 
 
 def import_ray() -> Any:
@@ -65,7 +65,7 @@ def cluster_address() -> str | None:
         return None
     host, _, port = str(address).rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         if said not in (None, "", "auto"):
@@ -118,11 +118,11 @@ class RankActors:
 
     def _room(self, facts: Capabilities) -> None:
         try:
-            self._ray.get(self._group.ready(), timeout=ROOM)
+            self._ray.get(self._group.ready(), timeout=PLACEMENT_SECONDS)
         except self._ray.exceptions.GetTimeoutError:
             raise ValueError(
                 f"the Ray cluster has no room for {self.size - 1} ranks of {rank_resources(facts, self.size)} beside this "
-                f"process after {ROOM:g} s; lower tensor_parallel_size, or add machines (ray status)"
+                f"process after {PLACEMENT_SECONDS:g} s; lower tensor_parallel_size, or add machines (ray status)"
             ) from None
 
     def _start(self, fields: dict[str, Any], bundle: dict[str, float]) -> None:
@@ -168,7 +168,7 @@ class RankActors:
         """Looks at the actors once; returns whether to go on."""
         if self._closing.is_set():
             return False
-        done, _ = self._ray.wait(self._runs, num_returns=1, timeout=_LOOK)
+        done, _ = self._ray.wait(self._runs, num_returns=1, timeout=_POLL_SECONDS)
         if not done or self._closing.is_set():
             return not self._closing.is_set()
         done, _ = self._ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
@@ -204,7 +204,7 @@ def _watch(actors: "weakref.ref[RankActors]", runs: list[Any]) -> None:
         if mine is None or not mine._look():
             return
         del mine
-        time.sleep(_LOOK / 10)
+        time.sleep(_POLL_SECONDS / 10)
 
 
 class RankActor:

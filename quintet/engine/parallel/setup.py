@@ -92,10 +92,10 @@ def join_ranks(config: EngineConfig, facts: Capabilities, rank_info: RankInfo | 
     started."""
     if rank_info is not None or not meet:
         return ParallelGroup(rank_info or RankInfo(0, num_ranks(config, facts), stages=config.pipeline_parallel_size))
-    return _started(config, facts, num_ranks(config, facts))
+    return _start_ranks(config, facts, num_ranks(config, facts))
 
 
-def _started(config: EngineConfig, facts: Capabilities, size: int) -> ParallelGroup:
+def _start_ranks(config: EngineConfig, facts: Capabilities, size: int) -> ParallelGroup:
     """Starts the other ranks of this machine, with this process as rank 0; or takes the rank that a launcher has
     set."""
     if config.distributed_executor_backend == EXTERNAL:
@@ -104,12 +104,12 @@ def _started(config: EngineConfig, facts: Capabilities, size: int) -> ParallelGr
         actors = RankActors(config, facts, size)
         return ParallelGroup(actors.rank_info, actors)
     if wants_processes(config, facts):
-        return _connected(config, size)
+        return _start_tcp_ranks(config, size)
     others = start_local_ranks(config, size) if config.nnodes > 1 else RankProcesses(config, size)
     return ParallelGroup(RankInfo(0, size, others.endpoint, config.pipeline_parallel_size), others)
 
 
-def _connected(config: EngineConfig, size: int) -> ParallelGroup:
+def _start_tcp_ranks(config: EngineConfig, size: int) -> ParallelGroup:
     """Starts ranks of this machine that meet over its loopback interface, by a key that is made for them alone."""
     listener = listen_on(LOOPBACK, 0)
     endpoint = f"tcp://{LOOPBACK}:{listener.getsockname()[1]}?key={secrets.token_hex(32)}"

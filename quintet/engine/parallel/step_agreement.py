@@ -10,8 +10,8 @@ from quintet.engine.executor.model_runner import StepResult
 from quintet.engine.scheduler import StepPlan
 from quintet.interface.platform import Channel, DeviceLost
 
-LONGEST = 800  # bytes of an error that other ranks receive
-_LEFT = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
+MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
+_LEFT_ERRORS = ("StepLeft", "HandedNothing")  # errors of a rank that waited for one that had left: not the cause
 StepEnd = tuple[int, str]  # a digest, and an error or nothing
 
 
@@ -52,7 +52,7 @@ def reconcile(said: Sequence[StepEnd], result: StepResult | Exception, step: int
         return DeviceLost(f"the ranks' step {step} differs ({plans}): they are no longer one model")
     if isinstance(result, Exception) and len(errors) == len(said) and len({each for _, each in errors}) == 1:
         return result  # as on one rank
-    rank, why = next((each for each in errors if not each[1].startswith(_LEFT)), errors[0])
+    rank, why = next((each for each in errors if not each[1].startswith(_LEFT_ERRORS)), errors[0])
     return RankFailed(f"rank {rank} of {len(said)}: {why}")
 
 
@@ -68,4 +68,4 @@ def crc32(numbers: Sequence[int]) -> int:
 
 
 def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".encode()[:LONGEST].decode(errors="ignore")
+    return f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES].decode(errors="ignore")

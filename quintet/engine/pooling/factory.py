@@ -16,7 +16,7 @@ from quintet.model_loader.weight_files import WeightFiles
 
 _NAMED = ("tokenizer.json",)
 # what checkpoints of cross-encoders call the function behind their score -> whether it is none
-_FUNCTIONS = ("sbert_ce_default_activation_function", "activation_fn")
+_ACTIVATION_KEYS = ("sbert_ce_default_activation_function", "activation_fn")
 
 
 def pooling_of(config: EngineConfig, whole: Any, folder: Path, family: type[ModelBase]) -> Pooling | None:
@@ -74,7 +74,7 @@ def bounds_of(pooling: Pooling, hf_config: Any, max_model_len: int) -> PoolingBo
 def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
     """Builds the pooler with the checkpoint's heads; random weights have none. ValueError if a head is missing."""
     if pooling.token_heads:
-        return _of_tokens(pooling, files, hf_config, folder)
+        return _sparse_pooler(pooling, files, hf_config, folder)
     if pooling.convert == "embed":
         head = tuple(heads.read_dense(each) for each in pooling.sentence.dense)
         return Pooler(pooling, {"token_embed" if pooling.sentence.pools_tokens else "embed": head} if head else {})
@@ -84,15 +84,15 @@ def make_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, fol
     tensors = heads.raw_tensors(files)
     named = getattr(hf_config, "classifier_from_token", None)
     if named:
-        head = _between(tensors, hf_config, folder, named)
+        head = _head_between_tokens(tensors, hf_config, folder, named)
         return Pooler(pooling, dict.fromkeys(tasks, head), softmax=len(head[-1].weight) > 1, regression=False)
     of_tokens = "score" not in tasks and "classify" not in tasks
     head = heads.classifier(tensors, hf_config, of_tokens)
-    softmax, regression = _after(pooling, hf_config, len(head[-1].weight))
+    softmax, regression = _logit_transforms(pooling, hf_config, len(head[-1].weight))
     return Pooler(pooling, dict.fromkeys(tasks, head), softmax, regression)
 
 
-def _of_tokens(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
+def _sparse_pooler(pooling: Pooling, files: WeightFiles | None, hf_config: Any, folder: Path) -> Pooler:
     """BGE M3's: a vector of each token but the first, and how much each counts but the first and the last."""
     first, last = getattr(hf_config, "bos_token_id", None), getattr(hf_config, "eos_token_id", None)
     left_out = {"token_embed": (first, None), "token_classify": (first, last)}
@@ -101,11 +101,11 @@ def _of_tokens(pooling: Pooling, files: WeightFiles | None, hf_config: Any, fold
     return Pooler(pooling, made, relu=True, excluded_tokens=left_out)
 
 
-def _after(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
+def _logit_transforms(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
     """Returns what Pooler does with the logits: its arguments softmax and regression."""
     problem = getattr(hf_config, "problem_type", None)
     beside = getattr(hf_config, "sentence_transformers", None) or {}
-    said = getattr(hf_config, _FUNCTIONS[0], None) or (
+    said = getattr(hf_config, _ACTIVATION_KEYS[0], None) or (
         beside.get("activation_fn") if isinstance(beside, dict) else None
     )
     identity = isinstance(said, str) and said.endswith("Identity")
@@ -114,7 +114,7 @@ def _after(pooling: Pooling, hf_config: Any, outputs: int) -> tuple[bool, bool]:
     return softmax, plain
 
 
-def _between(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:
+def _head_between_tokens(tensors: Any, hf_config: Any, folder: Path, named: Any) -> Head:
     """A head out of the rows that the vocabulary's head has for these tokens."""
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named) or not 1 <= len(named) <= 16:
         raise ValueError("classifier_from_token: a list of one to 16 tokens, by their text")

@@ -18,7 +18,7 @@ from quintet.model_loader.weight_files import WeightFiles, format_names
 
 FloatRows = np.ndarray[Any, np.dtype[np.float32]]
 # patterns of tensors that heads are made of: a trunk has no place for them
-TENSORS = (
+HEAD_TENSORS = (
     r"(.*\.)?pooler\..*",
     r"(cls|lm_head|generator_predictions|discriminator_predictions|vocab_(transform|layer_norm|projector))\..*",
     r"((model|transformer)\.)?(pre_classifier|classifier|score|v_head|value_head|rank_head)\..*",
@@ -37,7 +37,7 @@ def _sigmoid(x: FloatRows) -> FloatRows:
     return out
 
 
-_COMPUTED: Mapping[str, Callable[[FloatRows], FloatRows]] = {
+_ACTIVATIONS: Mapping[str, Callable[[FloatRows], FloatRows]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * np.float32(0.5) * (1 + _erf(x * np.float32(2**-0.5))),
@@ -73,7 +73,7 @@ class PoolingLinear:
     def __call__(self, x: FloatRows) -> FloatRows:
         # row by row: a product of many rows has other bits than one of each
         out = np.stack([self.weight @ row for row in x]) if len(x) else np.zeros((0, len(self.weight)), np.float32)
-        out = _COMPUTED[self.activation](out if self.bias is None else out + self.bias).astype(np.float32)
+        out = _ACTIVATIONS[self.activation](out if self.bias is None else out + self.bias).astype(np.float32)
         return out if self.norm is None else self.norm(out)
 
 
@@ -95,11 +95,11 @@ def raw_tensors(weights: WeightFiles) -> Mapping[str, StoredTensor]:
 
 def classifier(tensors: Mapping[str, StoredTensor], hf_config: Any, of_tokens: bool) -> Head:
     """Returns the head that computes classes, scores or rewards of hidden states. ValueError if there is none."""
-    for parts in _known(hf_config, of_tokens):
-        found = [_find(tensors, part.name) for part in parts]
+    for parts in _known_heads(hf_config, of_tokens):
+        found = [_find_linear(tensors, part.name) for part in parts]
         if all(found):
             return tuple(
-                _product(tensors, prefix, part, _eps(hf_config)) for prefix, part in zip(found, parts, strict=True)
+                _read_linear(tensors, prefix, part, _eps(hf_config)) for prefix, part in zip(found, parts, strict=True)
             )
     near = [name for name in tensors if "." in name and name.split(".")[-2] not in ("dense",)][-3:]
     raise ValueError(
@@ -108,7 +108,7 @@ def classifier(tensors: Mapping[str, StoredTensor], hf_config: Any, of_tokens: b
     )
 
 
-def _known(config: Any, of_tokens: bool) -> Iterable[Sequence[HeadLayer]]:
+def _known_heads(config: Any, of_tokens: bool) -> Iterable[Sequence[HeadLayer]]:
     """Heads, in the order in which they are looked for."""
     act = str(getattr(config, "classifier_activation", None) or "gelu")
     act = act if act in ACTIVATIONS else "gelu"
@@ -130,16 +130,16 @@ def _eps(config: Any) -> float:
     return float(getattr(config, "norm_eps", None) or getattr(config, "layer_norm_eps", None) or 1e-5)
 
 
-def _find(tensors: Mapping[str, StoredTensor], end: str) -> str:
+def _find_linear(tensors: Mapping[str, StoredTensor], end: str) -> str:
     """Returns the name of a linear layer that has a weight in the files; "": none."""
     return next(
         (n.removesuffix(".weight") for n in tensors if n == f"{end}.weight" or n.endswith(f".{end}.weight")), ""
     )
 
 
-def _product(tensors: Mapping[str, StoredTensor], name: str, part: HeadLayer, eps: float) -> PoolingLinear:
+def _read_linear(tensors: Mapping[str, StoredTensor], name: str, part: HeadLayer, eps: float) -> PoolingLinear:
     norm = None
-    if part.norm and (scale := _find(tensors, part.norm)):
+    if part.norm and (scale := _find_linear(tensors, part.norm)):
         norm = HeadNormWeights(read_tensor(tensors, f"{scale}.weight"), read_optional(tensors, f"{scale}.bias"), eps)
     weight = read_tensor(tensors, f"{name}.weight")
     if weight.ndim != 2:
@@ -172,7 +172,7 @@ def read_dense(folder: Path) -> PoolingLinear:
         raise ValueError(f"{folder}: activation_function is {activation!r}; {', '.join(ACTIVATIONS)} are computed here")
     files = WeightFiles(folder, "safetensors" if any(folder.glob("*.safetensors")) else "pt")
     tensors = raw_tensors(files)
-    name = _find(tensors, "linear")
+    name = _find_linear(tensors, "linear")
     if not name:
         raise ValueError(f"{folder} holds {format_names(sorted(tensors))}, and no linear.weight; fetch the model anew")
     return PoolingLinear(read_tensor(tensors, f"{name}.weight"), read_optional(tensors, f"{name}.bias"), activation)

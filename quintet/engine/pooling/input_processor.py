@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from quintet.chat.prompts import Prompt
-from quintet.engine.request import EACH, FIRST, LAST, CoreRequest
+from quintet.engine.request import EACH_TOKEN, FIRST_TOKEN, LAST_TOKEN, CoreRequest
 from quintet.pooling_params import OF_TOKENS, PoolingParams
 from quintet.sampling_params import ParameterError, RequestOutputKind, SamplingParams
 from quintet.tokenizers.tokenizer import Tokenizer
 
-_ROWS = {"CLS": FIRST, "LAST": LAST}
+_POOLED_ROWS = {"CLS": FIRST_TOKEN, "LAST_TOKEN": LAST_TOKEN}
 
 
-def _none() -> SamplingParams:
+def _no_sampling() -> SamplingParams:
     return SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
@@ -32,7 +32,7 @@ class PoolingBounds:
     default_prompt: str | None = None
     lowercase: bool = False  # texts are brought to lower case first
     has_separator: bool = True  # a pair is made by the tokenizer's template of pairs, and not one text behind the other
-    sampling_params: SamplingParams = field(default_factory=_none)  # of requests that draw nothing
+    sampling_params: SamplingParams = field(default_factory=_no_sampling)  # of requests that draw nothing
 
     def with_end_tokens(self, tokenizer: Tokenizer | None) -> "PoolingBounds":
         """Returns the limits with the tokens that a tokenizer puts at the end of each text."""
@@ -106,7 +106,7 @@ class PoolingBounds:
             priority=priority,
             returns_prompt_logprobs=False,
             pooling=params,
-            pooled_rows=_ROWS.get(kind, EACH),
+            pooled_rows=_POOLED_ROWS.get(kind, EACH_TOKEN),
             token_types=prompt.types,
         )
 

@@ -12,7 +12,7 @@ from quintet.pooling_params import PoolingParams
 NOT_FINITE = "the model gave no finite numbers for this text; its weights or dtype may be at fault"
 
 
-SUMMED = ("MEAN", "MAX", "ROOT", "WEIGHTED")  # ways of pooling that need no token's row once it was seen
+ACCUMULATED = ("MEAN", "MAX", "ROOT", "WEIGHTED")  # ways of pooling that need no token's row once it was seen
 
 
 @dataclass
@@ -29,7 +29,7 @@ class PooledRows:
         if first == 0 or kind in ("CLS", "LAST"):
             self.count, self.running_sum, self.rows = 0, None, []
         before, self.count = self.count, self.count + len(rows)
-        if kind not in SUMMED:
+        if kind not in ACCUMULATED:
             self.rows.append(rows)
         elif kind == "MAX":
             most = rows.max(0).astype(np.float64)
@@ -42,7 +42,7 @@ class PooledRows:
             self.running_sum = added if self.running_sum is None else self.running_sum + added
 
     def pooled(self, kind: str) -> FloatRows:
-        """[1, H]: what comes of one of SUMMED."""
+        """[1, H]: what comes of one of ACCUMULATED."""
         assert self.running_sum is not None
         count = self.count
         divisor = {"MEAN": count, "MAX": 1, "ROOT": count**0.5, "WEIGHTED": count * (count + 1) / 2}[kind]
@@ -68,7 +68,7 @@ class Pooler:
     def finish(self, gathered: PooledRows, params: PoolingParams, token_ids: Sequence[int]) -> FloatRows:
         """[n] of a text, or [tokens, n] of each; ValueError where they are not finite."""
         kind, pooling = self.pooling_type(params), self.pooling
-        if kind in SUMMED:
+        if kind in ACCUMULATED:
             x = gathered.pooled(kind)
         else:
             x = gathered.rows[0] if len(gathered.rows) == 1 else np.concatenate(gathered.rows)
@@ -84,7 +84,7 @@ class Pooler:
             x = x[:, list(columns)]
         if not np.isfinite(x).all():
             raise ValueError(NOT_FINITE)
-        x = self._embedding(x, params) if params.task in ("embed", "token_embed") else self._classes(x, params)
+        x = self._embed(x, params) if params.task in ("embed", "token_embed") else self._classes(x, params)
         if not params.of_tokens or (self.relu and params.task == "token_classify"):
             x = x[0] if not params.of_tokens else x[:, 0]  # a number for each token, as vLLM gives it
         return np.ascontiguousarray(x, np.float32)
@@ -95,7 +95,7 @@ class Pooler:
             x = x[1:]
         return x[:-1] if last is not None and len(x) and token_ids[-1] == last else x
 
-    def _embedding(self, x: FloatRows, params: PoolingParams) -> FloatRows:
+    def _embed(self, x: FloatRows, params: PoolingParams) -> FloatRows:
         dimensions = params.dimensions or self.pooling.dimensions
         x = x[:, :dimensions]
         asked = params.use_activation if params.normalize is None else params.normalize

@@ -55,11 +55,11 @@ class PoolingRunner(StepRunner):
         rows, copied = forward.rows, self._device.to_host(forward.outputs)
 
         def wait() -> StepResult:
-            return StepResult(OutputRows([]), [], None, {}, forward.failed, self._pooled(rows, copied()))
+            return StepResult(OutputRows([]), [], None, {}, forward.failed, self._pool_rows(rows, copied()))
 
         return wait
 
-    def _pooled(self, rows: OutputRows, given: Tensor) -> dict[Request, FloatRows | str]:
+    def _pool_rows(self, rows: OutputRows, given: Tensor) -> dict[Request, FloatRows | str]:
         """The numbers of each text that is whole now, or why there are none."""
         hidden: FloatRows = given.float().numpy()
         found: dict[Request, FloatRows | str] = {}

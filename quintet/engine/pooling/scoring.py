@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LENGTHS = "Input lengths must be either 1:1, 1:N or N:N"
-_SMALLEST = 1e-8  # of a length that is divided by; torch's
+_EPSILON = 1e-8  # of a length that is divided by; torch's
 
 
 def pairs(data_1: Sequence[T], data_2: Sequence[T]) -> list[tuple[T, T]]:
@@ -42,7 +42,7 @@ def cosine(a: "Numbers", b: "Numbers") -> float:
     import numpy as np
 
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
-    lengths = max(float(np.sqrt(wide_a @ wide_a)), _SMALLEST) * max(float(np.sqrt(wide_b @ wide_b)), _SMALLEST)
+    lengths = max(float(np.sqrt(wide_a @ wide_a)), _EPSILON) * max(float(np.sqrt(wide_b @ wide_b)), _EPSILON)
     return min(max(float(wide_a @ wide_b) / lengths, -1.0), 1.0)  # rounding goes past either end
 
 
@@ -103,7 +103,7 @@ class PairTemplate:
         first, second = (backend.encode(each, add_special_tokens=False) for each in (query, document))
         if most is not None:
             room = max(most - backend.num_special_tokens_to_add(True), 0)
-            keep = _longest_first(len(first.ids), len(second.ids), room)
+            keep = _truncated_lengths(len(first.ids), len(second.ids), room)
             first.truncate(keep[0])
             second.truncate(keep[1])
         whole = backend.post_process(first, second, True)
@@ -129,7 +129,7 @@ class PairLimits(NamedTuple):
     pair: int | None = None  # special ones included
 
 
-def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:
+def _truncated_lengths(first: int, second: int, most: int) -> tuple[int, int]:
     """Tokens that are kept of two texts, `most` together."""
     if first + second <= most:
         return first, second

@@ -1,7 +1,7 @@
 """The edits of logits that requests ask for by their params, as lists of places (row, token) for the ops.
 
 Each class looks at the rows when they change and returns whether any asks for it; only then is it called, once a step.
-Where shapes are fixed, a list goes to the device PLACES at a time, the last of them repeated to fill the shape.
+Where shapes are fixed, a list goes to the device CHUNK at a time, the last of them repeated to fill the shape.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from quintet.interface.types import IntArray
 from quintet.ops.registry import Ops
 from quintet.structured_output.grammar import fill_all
 
-PLACES = 1024  # of one call where shapes are fixed: as many as a batch of usual requests needs
+CHUNK = 1024  # of one call where shapes are fixed: as many as a batch of usual requests needs
 TokenPlaces = tuple[Tensor, ...]  # columns [M] of a list: rows, ids and what else the op takes for each
 
 
@@ -40,8 +40,8 @@ class LogitEdit(ABC):
         """A list of M places, given as columns [M], on the device: whole, or in pieces of one fixed size."""
         if not self._static:
             return [self.device.to_device(columns)]
-        starts = range(0, len(columns[0]), PLACES)
-        return [self.device.to_device([_piece(column, start) for column in columns]) for start in starts]
+        starts = range(0, len(columns[0]), CHUNK)
+        return [self.device.to_device([_chunk_of(column, start) for column in columns]) for start in starts]
 
 
 class GrammarMask(LogitEdit):
@@ -96,12 +96,12 @@ class BadWords(LogitEdit):
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
         lists = [
-            (row, [word[-1] for word in r.core_request.bad_words_ids if _completes(r, word, positions[row])])
+            (row, [word[-1] for word in r.core_request.bad_words_ids if _completes_word(r, word, positions[row])])
             for row, r in self._rows
         ]
         if not any(ids for _, ids in lists):
             return logits
-        for places in self.upload(*_places(lists)):
+        for places in self.upload(*_flatten_places(lists)):
             logits = self.ops.ban_tokens(logits, *places)
         return logits
 
@@ -119,7 +119,7 @@ class MinTokens(LogitEdit):
         short = [row for row, r in self._rows if positions[row] - r.num_prompt < r.params.min_tokens]
         if short != self._short:
             self._short, stops = short, {row: sorted(r.core_request.stop_ids) for row, r in self._rows}
-            self._places = self.upload(*_places((row, stops[row]) for row in short)) if short else []
+            self._places = self.upload(*_flatten_places((row, stops[row]) for row in short)) if short else []
         for places in self._places:
             logits = self.ops.ban_tokens(logits, *places)
         return logits
@@ -132,7 +132,7 @@ class LogitBias(LogitEdit):
         biases = [(row, r.params.logit_bias) for row, r in enumerate(requests) if r.params.logit_bias]
         if biases:
             values = np.fromiter((value for _, bias in biases for value in bias.values()), np.float32)
-            self._places = self.upload(*_places((row, list(bias)) for row, bias in biases), values)
+            self._places = self.upload(*_flatten_places((row, list(bias)) for row, bias in biases), values)
         return bool(biases)
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
@@ -146,11 +146,11 @@ class Penalties(LogitEdit):
 
     def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
         super().__init__(ops, device, vocab_size, static)
-        self._seen: dict[Request, _Seen] = {}
+        self._seen: dict[Request, _TokenCounts] = {}
 
     def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if _penalized(r)]
-        self._seen = {r: self._seen.get(r) or _Seen(r) for _, r in self._rows}
+        self._seen = {r: self._seen.get(r) or _TokenCounts(r) for _, r in self._rows}
         if self._rows:
             penalties = np.tile(np.array([1, 0, 0], np.float32), (rows, 1))
             for row, r in self._rows:
@@ -168,7 +168,7 @@ class Penalties(LogitEdit):
         return logits
 
 
-class _Seen:
+class _TokenCounts:
     """The distinct tokens of one request, and how often each is in the output."""
 
     def __init__(self, request: Request) -> None:
@@ -190,9 +190,9 @@ class _Seen:
             self.counts[place] += 1
         self.num_read = known
         ids, counts = self.ids[: self.size], self.counts[: self.size]
-        return (ids, counts) if position <= known else self._with(token_ids[known:position], ids, counts)
+        return (ids, counts) if position <= known else self._with_drafts(token_ids[known:position], ids, counts)
 
-    def _with(self, drafts: Sequence[int], ids: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    def _with_drafts(self, drafts: Sequence[int], ids: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
         new = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self.index_of]
         places = {token_id: self.size + i for i, token_id in enumerate(new)}
         ids, counts = np.append(ids, np.array(new, np.int32)), np.append(counts, np.zeros(len(new), np.int32))
@@ -216,7 +216,7 @@ def _penalized(request: Request) -> bool:
     return p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
 
 
-def _completes(request: Request, word: tuple[int, ...], position: int) -> bool:
+def _completes_word(request: Request, word: tuple[int, ...], position: int) -> bool:
     """True if the output (not the prompt) before the position ends with all but the last of these tokens."""
     start = position - (len(word) - 1)
     if start >= position:
@@ -227,19 +227,19 @@ def _completes(request: Request, word: tuple[int, ...], position: int) -> bool:
 def banned_tokens(request: Request) -> set[int]:
     """Tokens that bad_words and min_tokens forbid for the next one, after all that are known."""
     position = request.num_known
-    ids = {word[-1] for word in request.core_request.bad_words_ids if _completes(request, word, position)}
+    ids = {word[-1] for word in request.core_request.bad_words_ids if _completes_word(request, word, position)}
     short = position - request.num_prompt < request.params.min_tokens
     return ids | request.core_request.stop_ids if short else ids
 
 
-def _places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[IntArray, IntArray]:
+def _flatten_places(lists: Iterable[tuple[int, Sequence[int]]]) -> tuple[IntArray, IntArray]:
     """(row, token ids) of several rows -> rows [M] and ids [M], int32."""
     lists = list(lists)
     rows = np.repeat(np.array([row for row, _ in lists], np.int32), [len(ids) for _, ids in lists])
     return rows, np.concatenate([np.array(ids, np.int32) for _, ids in lists])
 
 
-def _piece(column: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
-    """PLACES of a column from `start` on; past its end, the last one again."""
-    piece = column[start : start + PLACES]
-    return np.pad(piece, (0, PLACES - len(piece)), "edge")
+def _chunk_of(column: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
+    """CHUNK of a column from `start` on; past its end, the last one again."""
+    piece = column[start : start + CHUNK]
+    return np.pad(piece, (0, CHUNK - len(piece)), "edge")

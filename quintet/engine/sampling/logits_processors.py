@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quintet.engine.request import Request
     from quintet.interface.platform import Device
 
-GROUP = "quintet.logits_processors"  # entry points
+ENTRY_POINT_GROUP = "quintet.logits_processors"  # entry points
 
 T = TypeVar("T")
 RowFunction = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
@@ -121,7 +121,7 @@ class RequestLogitsProcessor(LogitsProcessor):
         try:
             function = self.for_request(added.params)
         except Exception as error:
-            function = _raising(error)  # apply() knows the row by then
+            function = _raise_when_called(error)  # apply() knows the row by then
         return None if function is None else (added, function)
 
 
@@ -152,16 +152,16 @@ def batch_update_between(before: Sequence["Request"], after: Sequence["Request"]
 
 
 def load_processors(specs: Iterable[str | type[LogitsProcessor]]) -> list[type[LogitsProcessor]]:
-    """Classes from classes, dotted names "package.module:Class", or names of entry points in GROUP. Those that have
+    """Classes from classes, dotted names "package.module:Class", or names of entry points in ENTRY_POINT_GROUP. Those that have
     vLLM's methods are adapted."""
-    return [_checked(_load(spec), spec) for spec in specs]
+    return [_check_class(_load(spec), spec) for spec in specs]
 
 
 def _load(spec: str | type[LogitsProcessor]) -> object:
     if not isinstance(spec, str):
         return spec
     if ":" not in spec:
-        points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+        points = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
         if spec not in points:
             raise ValueError(
                 f"{unknown_name_error('logits processor', spec, points)}; a class is written package.module:Class"
@@ -177,7 +177,7 @@ def _load(spec: str | type[LogitsProcessor]) -> object:
     return found
 
 
-def _checked(found: object, spec: object) -> type[LogitsProcessor]:
+def _check_class(found: object, spec: object) -> type[LogitsProcessor]:
     theirs = isinstance(found, type) and hasattr(found, "update_state")
     if not isinstance(found, type) or not (theirs or issubclass(found, LogitsProcessor)):
         raise ValueError(
@@ -187,16 +187,16 @@ def _checked(found: object, spec: object) -> type[LogitsProcessor]:
     missing |= {name for name in ("apply", "is_argmax_invariant") if not hasattr(found, name)}
     if missing:
         raise ValueError(f"logits processor {spec!r} does not define {', '.join(sorted(missing))}")
-    return _adapted(found) if theirs else found
+    return _adapt_vllm(found) if theirs else found
 
 
-def _adapted(theirs: type) -> type[LogitsProcessor]:
+def _adapt_vllm(theirs: type) -> type[LogitsProcessor]:
     from quintet.engine.sampling.vllm_compat import adapt_processor
 
     return adapt_processor(theirs)
 
 
-def _raising(error: Exception) -> RowFunction:
+def _raise_when_called(error: Exception) -> RowFunction:
     def function(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: "Tensor") -> "Tensor":
         raise error
 

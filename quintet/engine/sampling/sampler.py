@@ -100,9 +100,9 @@ class Sampler:
         self._ops, self.device, self._vocab_size = ops, device, vocab_size
         self._processors = tuple(processors)
         self._late = [p for p in processors if p.is_argmax_invariant()]
-        self._early = [p for p in processors if not p.is_argmax_invariant()]
+        self._other_processors = [p for p in processors if not p.is_argmax_invariant()]
         self._sizes = () if processors else tuple(sizes)
-        self._processed = logprobs_mode.startswith("processed")
+        self._returns_processed = logprobs_mode.startswith("processed")
         self._normalize = logprobs_mode.endswith("logprobs")
         self._requests: list[Request] = []  # of each row that draws
         self._asked: list[Request] = []  # that looks_back() was last computed for
@@ -125,8 +125,10 @@ class Sampler:
         """
         if requests != self._asked:
             self._asked = list(requests)
-            self._looks_back = bool(self._processors and requests) or any(r.needs_previous_tokens for r in requests)
-        return self._looks_back
+            self._needs_previous_tokens = bool(self._processors and requests) or any(
+                r.needs_previous_tokens for r in requests
+            )
+        return self._needs_previous_tokens
 
     def __call__(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int] | None = None) -> Sampled:
         """logits [L, V] of any float type, row r of requests[r]. May overwrite them.
@@ -138,7 +140,7 @@ class Sampler:
         call again without that request and its rows.
         """
         if positions is not None and self._processors:
-            return self._in_turn(logits, requests, positions)
+            return self._sample_drafts(logits, requests, positions)
         self._follow(list(requests), logits.shape[0] if self._sizes else len(requests))
         if self._plain:
             whole = self._rows == logits.shape[0]
@@ -146,14 +148,14 @@ class Sampler:
         if positions is None:
             positions = [len(request.token_ids) for request in requests]
         logits = self._ops.widen(logits, self._rows, False)
-        raw = None if self._num_logprobs is None or self._processed else logits
+        raw = None if self._num_logprobs is None or self._returns_processed else logits
         if self._edited and (raw is not None or self._processors):
             logits = self._ops.widen(logits, self._rows, True)
         for edit in self._edits:
             logits = edit(logits, positions)
         return self._sample(logits, raw, positions)
 
-    def _in_turn(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> Sampled:
+    def _sample_drafts(self, logits: Tensor, requests: Sequence[Request], positions: Sequence[int]) -> Sampled:
         """Rows after no draft, then those after one, and so on: processors see one row of a request at a time, and the
         tokens up to it. They see all requests as new in the next step."""
         tails = {request: request.token_ids[request.num_known :] for request in requests}
@@ -178,7 +180,7 @@ class Sampler:
             for request, tail in tails.items():
                 request.token_ids[request.num_known :] = tail
             self._follow([], 0)
-        return _joined(drawn)
+        return _concat(drawn)
 
     def prompt_logprobs(self, logits: Tensor, token_ids: IntArray, wanted: IntArray, num: int) -> LogprobTensors:
         """Log-probabilities of rows of logits [L, V] where wanted [L] is not 0; token_ids [L] follow. num -1 is all.
@@ -201,7 +203,7 @@ class Sampler:
         nobody = np.zeros(logits.shape[0], np.int32)
         for num in self._sizes:
             self.device.to_host(self.prompt_logprobs(logits, nobody, nobody, num).ranks)()
-        for example in _examples(self._sizes):
+        for example in _warm_up_requests(self._sizes):
             self.device.to_host(self(logits, [example]).token_ids)()
         self._follow([], 0)
 
@@ -236,7 +238,7 @@ class Sampler:
         self._before.append(BadWords(*setting))
         self._after: list[LogitEdit] = [MinTokens(*setting), LogitBias(*setting), Penalties(*setting)]
         self._settled = False  # whether what _follow() makes was made for the requests
-        self._asked, self._looks_back = [], False
+        self._asked, self._needs_previous_tokens = [], False
 
     def _follow(self, requests: list[Request], rows: int) -> None:
         """Gives the processors the changes of the rows; if there are any, prepares what the next steps need."""
@@ -249,14 +251,14 @@ class Sampler:
         self._requests, self._rows, self._settled = requests, rows, False
         before = [edit for edit in self._before if edit.set_requests(requests, rows)]
         after = [edit for edit in self._after if edit.set_requests(requests, rows)]
-        self._edits = [*before, *(_applied(p) for p in self._early), *after]
+        self._edits = [*before, *(_as_edit(p) for p in self._other_processors), *after]
         self._edited = bool(self._edits or self._late)  # whether the logits may be overwritten
-        self._enter_logprobs(requests)
-        self._enter_draw(requests)
+        self._prepare_logprobs(requests)
+        self._prepare_draw(requests)
         self._plain = not (self._edits or self._random or self._num_logprobs is not None)
         self._settled = True  # else, after an error or Ctrl-C on the way, all of it is done again
 
-    def _enter_logprobs(self, requests: list[Request]) -> None:
+    def _prepare_logprobs(self, requests: list[Request]) -> None:
         wishes = [(row, num_logprobs_of(r.params)) for row, r in enumerate(requests)]
         asked = [(row, num) for row, num in wishes if num is not None]
         self._num_logprobs, self._named = None, self._columns(requests)
@@ -283,7 +285,7 @@ class Sampler:
         """Number of log-probabilities to compute, where `num` is the most that a row asks for."""
         return next((size for size in self._sizes if size >= num), min(num, self._vocab_size))
 
-    def _enter_draw(self, requests: list[Request]) -> None:
+    def _prepare_draw(self, requests: list[Request]) -> None:
         """Uploads each row's parameters; a greedy row has no cuts."""
         self._random = not all(r.params.greedy for r in requests)
         off = (0.0, 0, 1.0, 0.0)
@@ -306,11 +308,11 @@ def num_logprobs_of(params: SamplingParams) -> int | None:
     return 0 if params.logprob_token_ids else params.logprobs
 
 
-def _applied(processor: LogitsProcessor) -> Callable[[Tensor, Sequence[int]], Tensor]:
+def _as_edit(processor: LogitsProcessor) -> Callable[[Tensor, Sequence[int]], Tensor]:
     return lambda logits, positions: processor.apply(logits)
 
 
-def _joined(drawn: Sequence[Sampled]) -> Sampled:
+def _concat(drawn: Sequence[Sampled]) -> Sampled:
     """Joins results to one batch: where some rows ask for fewer log-probabilities, zeros fill their columns."""
     token_ids = torch.cat([each.token_ids for each in drawn])
     found = [each.logprobs for each in drawn]
@@ -319,7 +321,7 @@ def _joined(drawn: Sequence[Sampled]) -> Sampled:
     width = max(each.token_ids.shape[1] for each in found if each is not None)
     count = max(len(each.named) for each in found if each is not None)
     parts = [
-        _wide(_nothing(rows.token_ids, width) if each is None else each, width, count)
+        _pad_logprobs(_zero_logprobs(rows.token_ids, width) if each is None else each, width, count)
         for rows, each in zip(drawn, found, strict=True)
     ]
     named = tuple(torch.cat([part.named[at] for part in parts]) for at in range(count))
@@ -327,7 +329,7 @@ def _joined(drawn: Sequence[Sampled]) -> Sampled:
     return Sampled(token_ids, LogprobTensors(ids, values, torch.cat([part.ranks for part in parts]), named))
 
 
-def _wide(found: LogprobTensors, width: int, count: int) -> LogprobTensors:
+def _pad_logprobs(found: LogprobTensors, width: int, count: int) -> LogprobTensors:
     """Pads to so many columns, and so many named tokens."""
     more = 0, width - found.token_ids.shape[1]
     pad = torch.nn.functional.pad
@@ -336,13 +338,13 @@ def _wide(found: LogprobTensors, width: int, count: int) -> LogprobTensors:
     return LogprobTensors(pad(found.token_ids, more), pad(found.logprobs, more), found.ranks, named)
 
 
-def _nothing(drawn: Tensor, width: int) -> LogprobTensors:
+def _zero_logprobs(drawn: Tensor, width: int) -> LogprobTensors:
     """Returns zeros for rows that need no log-probabilities, on the device of the drawn tokens."""
     ids = torch.zeros((len(drawn), width), dtype=torch.int32, device=drawn.device)
     return LogprobTensors(ids, torch.zeros((len(drawn), width), device=drawn.device), ids[:, 0])
 
 
-def _examples(sizes: Sequence[int]) -> list[Request]:
+def _warm_up_requests(sizes: Sequence[int]) -> list[Request]:
     """Requests that, one after the other, take every op through each of its variants."""
     edits: dict[str, Any] = {"allowed_token_ids": [0], "logit_bias": {0: 1.0}, "repetition_penalty": 2.0}
     kinds: list[dict[str, Any]] = [

@@ -17,16 +17,16 @@ class ThinkingBudget(LogitEdit):
 
     def __init__(self, ops: Ops, device: Device, vocab_size: int, static: bool) -> None:
         super().__init__(ops, device, vocab_size, static)
-        self._walks: dict[Request, _Walked] = {}
+        self._states: dict[Request, _ReasoningState] = {}
 
     def set_requests(self, requests: Sequence[Request], rows: int) -> bool:
         self._rows = [(row, r) for row, r in enumerate(requests) if r.core_request.reasoning_marker_ids is not None]
-        self._walks = {r: self._walks.get(r) or _Walked(r) for _, r in self._rows}
+        self._states = {r: self._states.get(r) or _ReasoningState(r) for _, r in self._rows}
         self._size = rows, -(-self.vocab_size // 32)
         return bool(self._rows)
 
     def __call__(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
-        found = [(row, self._walks[r].forced(positions[row])) for row, r in self._rows]
+        found = [(row, self._states[r].forced(positions[row])) for row, r in self._rows]
         forced = [(row, token_id) for row, token_id in found if token_id is not None]
         if not forced:
             return logits
@@ -37,7 +37,7 @@ class ThinkingBudget(LogitEdit):
         return self.ops.keep_tokens(logits, self.device.to_device([bits])[0])
 
 
-class _Walked:
+class _ReasoningState:
     """Reasoning state of one request, computed from its output alone, so that preemption does not lose it."""
 
     def __init__(self, request: Request) -> None:

@@ -128,7 +128,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
         return lambda row: function(prompt, output, row) if with_prompt else function(output, row)
 
 
-class _Part(SimpleNamespace):
+class _ConfigPart(SimpleNamespace):
     """A part of vLLM's configuration; what it lacks is refused by name."""
 
     def __getattr__(self, name: str) -> Any:
@@ -137,20 +137,20 @@ class _Part(SimpleNamespace):
 
 def vllm_config(config: EngineConfig, vocab_size: int) -> Any:
     """Returns the fields of vLLM's VllmConfig that processors read."""
-    model = _Part(
+    model = _ConfigPart(
         model=config.model,
         tokenizer=config.tokenizer or config.model,
         max_model_len=config.max_model_len,
         seed=config.seed,
         get_vocab_size=lambda: vocab_size,
     )
-    scheduler = _Part(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
+    scheduler = _ConfigPart(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
     guesses = config.speculative_config
-    return _Part(model_config=model, scheduler_config=scheduler, speculative_config=guesses)
+    return _ConfigPart(model_config=model, scheduler_config=scheduler, speculative_config=guesses)
 
 
 @dataclass
-class _Kept:
+class _RowRequest:
     """A request in a row."""
 
     added: ours.AddedRequest
@@ -175,7 +175,7 @@ class AdaptedProcessor(ours.LogitsProcessor):
         super().__init__(vocab_size, device)
         (somewhere,) = device.to_device([np.zeros(1, np.int32)])
         self._processor = self.vllm_class(vllm_config(config, vocab_size), somewhere.device, False)
-        self._rows: dict[int, _Kept] = {}
+        self._rows: dict[int, _RowRequest] = {}
         self._directions: Any = getattr(sys.modules.get(_INTERFACE), "MoveDirectionality", MoveDirectionality)
 
     @classmethod
@@ -198,7 +198,7 @@ class AdaptedProcessor(ours.LogitsProcessor):
             self._processor.update_state(None)
             return
         size = max(self._rows, default=-1) + 1
-        self._rows = ours.apply_batch_update(self._rows, update, _Kept)
+        self._rows = ours.apply_batch_update(self._rows, update, _RowRequest)
         self._processor.update_state(self._translated(update, size))
 
     def apply(self, logits: "torch.Tensor") -> "torch.Tensor":

@@ -33,13 +33,13 @@ class NgramProposer:
     """Prompt lookup (Saxena 2023; vLLM's "ngram"): what followed the last few tokens when they stood there before."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self._most, self._least = config.prompt_lookup_max, config.prompt_lookup_min
+        self._most, self._min_ngram = config.prompt_lookup_max, config.prompt_lookup_min
         self.num_drafts = config.num_speculative_tokens  # guessed at once, at most
-        self._crowd = config.disable_by_batch_size
+        self._max_requests = config.disable_by_batch_size
 
     def is_enabled_for(self, requests: int) -> bool:
         """True if it proposes drafts in steps of so many requests."""
-        return self._crowd is None or requests <= self._crowd
+        return self._max_requests is None or requests <= self._max_requests
 
     def propose(self, request: Request) -> list[int]:
         """Returns draft tokens after the known ones; [] if the last tokens have not occurred before."""
@@ -47,7 +47,9 @@ class NgramProposer:
             request.history = TokenHistory()
         size, drafts = request.history.last_match
         if size != request.num_known:
-            drafts = find_continuation(request.history.token_ids_of(request), self._least, self._most, self.num_drafts)
+            drafts = find_continuation(
+                request.history.token_ids_of(request), self._min_ngram, self._most, self.num_drafts
+            )
             request.history.last_match = request.num_known, drafts
         return drafts
 

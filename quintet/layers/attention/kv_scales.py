@@ -22,8 +22,12 @@ from quintet.layers.build import BuildContext, Layer, Shards
 
 SIDES = ("k", "v")
 # What checkpoints call the scales of K (and V): beside the projections, of the attention inside, or of a projection.
-NAMED = re.compile(r"(?P<path>.*?)(\.attn)?(\.(?P<side>[kv])_proj)?\.(?P<name>k_scale|v_scale|kv_scale|output_scale)")
-SILENT = re.compile(r".*\.(q_scale|prob_scale|k_zero_point|v_zero_point)")  # of queries and softmax, which stay floats
+SCALE_NAME = re.compile(
+    r"(?P<path>.*?)(\.attn)?(\.(?P<side>[kv])_proj)?\.(?P<name>k_scale|v_scale|kv_scale|output_scale)"
+)
+IGNORED_SCALE = re.compile(
+    r".*\.(q_scale|prob_scale|k_zero_point|v_zero_point)"
+)  # of queries and softmax, which stay floats
 MARGIN = 2.0  # what computed scales leave above the largest number that they were computed from
 
 
@@ -41,13 +45,13 @@ def kv_scale_names(tensors: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 def _scale(name: str) -> re.Match[str] | None:
     """Matches the name of a KV scale; output_scale counts only under k_proj and v_proj."""
-    match = NAMED.fullmatch(name)
+    match = SCALE_NAME.fullmatch(name)
     return None if match is None or (match["name"] == "output_scale" and match["side"] is None) else match
 
 
 def is_ignored_scale(name: str) -> bool:
     """True if a tensor is an attention scale or zero point that a cache without scales ignores."""
-    return SILENT.fullmatch(name) is not None or _scale(name) is not None
+    return IGNORED_SCALE.fullmatch(name) is not None or _scale(name) is not None
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from quintet.layers.attention.attention import AttentionSizes, SelfAttention
 from quintet.layers.build import BuildContext, Layer, split_heads
 from quintet.layers.layer_state import StepState
 
-FURTHEST = 128  # keys that are as far have a bucket with all that are further
+MAX_DISTANCE = 128  # keys that are as far have a bucket with all that are further
 
 
 class RelativeBias(Layer):
-    """One for all layers of a model: by_distance() of what it learned, [H, 2 * FURTHEST + 1], under its own name."""
+    """One for all layers of a model: by_distance() of what it learned, [H, 2 * MAX_DISTANCE + 1], under its own name."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes) -> None:
         super().__init__(build)
@@ -22,7 +22,7 @@ class RelativeBias(Layer):
         self.table: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        part = CheckpointSlice(f"{path}.table", (self._heads.total, 2 * FURTHEST + 1), self._heads.ranges)
+        part = CheckpointSlice(f"{path}.table", (self._heads.total, 2 * MAX_DISTANCE + 1), self._heads.ranges)
         return [Weight("table", (part,), 0, self._build.rank, torch.float32, "channels")]
 
 
@@ -42,15 +42,17 @@ class RelativeAttention(SelfAttention):
 
 
 def bias_by_distance(learned: Tensor) -> Tensor:
-    """Spreads the learned bias of each bucket [buckets, H] over distances: [H, 2 * FURTHEST + 1] in float32."""
-    distances = torch.arange(-FURTHEST, FURTHEST + 1)
-    return nn.functional.embedding(_buckets(distances, learned.shape[0]), learned.float()).T.contiguous()
+    """Spreads the learned bias of each bucket [buckets, H] over distances: [H, 2 * MAX_DISTANCE + 1] in float32."""
+    distances = torch.arange(-MAX_DISTANCE, MAX_DISTANCE + 1)
+    return nn.functional.embedding(
+        _relative_position_buckets(distances, learned.shape[0]), learned.float()
+    ).T.contiguous()
 
 
-def _buckets(distances: Tensor, count: int) -> Tensor:
+def _relative_position_buckets(distances: Tensor, count: int) -> Tensor:
     """Half of the buckets for keys behind the query: a half of those for a distance each, then ever wider ones."""
     half, exact = count // 2, count // 4
     far = distances.abs()
-    wide = torch.log(far.clamp(min=1).float() / exact) / math.log(FURTHEST / exact) * (half - exact)
+    wide = torch.log(far.clamp(min=1).float() / exact) / math.log(MAX_DISTANCE / exact) * (half - exact)
     within = torch.where(far < exact, far, (exact + wide.long()).clamp(max=half - 1))
     return within + half * (distances > 0)

@@ -35,13 +35,13 @@ class BiasedExperts(Experts):
             def parts(expert: str) -> list[CheckpointSlice]:
                 return [CheckpointSlice(f"{parent}{expert}.{own}.weight", shape, split.ranges, transposed=floats)]
 
-            return self._stacked(name, parts, axis, "biased experts")
+            return self._stacked_weight(name, parts, axis, "biased experts")
 
         def biases(name: str, own: str, split: Shards) -> Weight:
             def parts(expert: str) -> list[CheckpointSlice]:
                 return [CheckpointSlice(f"{parent}{expert}.{own}.bias", (split.total,), split.ranges)]
 
-            return self._stacked(name, parts, 0, "vector")
+            return self._stacked_weight(name, parts, 0, "vector")
 
         found = [
             stacked("gate_up", BOTH, (2 * self._width, self._hidden), 0, gate_up),

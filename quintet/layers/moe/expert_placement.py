@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Placement = tuple[tuple[int, ...], ...]  # of each rank: the expert in each place of its stacks
-COLUMNS = 16  # of the table of experts that have copies: a token's first numbers choose its column
+COPY_COLUMNS = 16  # of the table of experts that have copies: a token's first numbers choose its column
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ExpertPlacement:
 
     @property
     def columns(self) -> int:
-        return COLUMNS if self.redundant_experts else 1
+        return COPY_COLUMNS if self.redundant_experts else 1
 
     def placement(self, experts: int, size: int) -> Placement:
         """Returns the initial experts of each rank. ValueError where a rank would have none."""

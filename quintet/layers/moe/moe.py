@@ -113,11 +113,11 @@ class Experts(Layer):
 
         first, second = (self._width, self._hidden), (self._hidden, self._width)
         return [
-            self._stacked("gate_up", lambda expert: [part(expert, each, first) for each in (GATE, UP)], 0),
-            self._stacked("down", lambda expert: [part(expert, DOWN, second)], 1),
+            self._stacked_weight("gate_up", lambda expert: [part(expert, each, first) for each in (GATE, UP)], 0),
+            self._stacked_weight("down", lambda expert: [part(expert, DOWN, second)], 1),
         ]
 
-    def _stacked(
+    def _stacked_weight(
         self, name: str, parts: Callable[[str], Sequence[CheckpointSlice]], axis: int, use: str = "experts"
     ) -> Weight:
         """A matrix of each expert that is here; `parts` of one."""
@@ -128,7 +128,7 @@ class Experts(Layer):
             else (self.rank_experts.local_experts, self.rank_experts.remote_experts)
         )
         here, elsewhere = (tuple(part for each in some for part in parts(names[each])) for some in (own, others))
-        fmt, reader = self._form_of(name)
+        fmt, reader = self._format_of(name)
         return Weight(
             name, here, axis, build.rank, build.dtype, use, fmt, reader, stack=len(own), remote_slices=elsewhere
         )
@@ -145,7 +145,7 @@ class Experts(Layer):
         found: Tensor = self.ops.local_experts(x, ids, self.places)
         return found
 
-    def _form_of(self, name: str) -> tuple[WeightFormat, WeightReader | None]:
+    def _format_of(self, name: str) -> tuple[WeightFormat, WeightReader | None]:
         """Returns the format and reader of a stack; plain until it is settled."""
         return self._held.get(name, (PLAIN, None))
 
@@ -172,7 +172,7 @@ class MoE(Layer):
 
     def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
         super().__init__(build)
-        self._comm, self._mixture = build.comm, moe_sizes
+        self._comm, self._moe_sizes = build.comm, moe_sizes
         self.gate = router(build, moe_sizes.hidden, "gate", moe_sizes.experts, fp32=moe_sizes.fp32_router)
         self.choice = ExpertRouter(build, moe_sizes)
         self.shared_experts: nn.Module | None = None
@@ -197,7 +197,7 @@ class ExpertRouter(Layer):
     """The router's logits [T, E] -> weights [T, k] float32 and ids [T, k] int32 of each token's experts."""
 
     def __init__(self, build: BuildContext, moe_sizes: MoESizes) -> None:
-        self._build, self._mixture = build, moe_sizes
+        self._build, self._moe_sizes = build, moe_sizes
         plain = moe_sizes.bias is None and moe_sizes.groups == 1
         self._op = "route_grouped" if moe_sizes.scores == "sigmoid" else "route" if plain else "route_limited"
         self._op = self._op if moe_sizes.margin is None else "route_sparse"
@@ -206,18 +206,18 @@ class ExpertRouter(Layer):
         self.unbiased: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        name, size = self._mixture.bias, self._mixture.experts
+        name, size = self._moe_sizes.bias, self._moe_sizes.experts
         if name is None:
             return []
         part = CheckpointSlice(f"{path.rpartition('.')[0]}.{name}", (size,), replicated(size, self._build.size).ranges)
         return [Weight("bias", (part,), 0, self._build.rank, torch.float32, "vector")]
 
     def constants(self) -> Mapping[str, Tensor]:
-        lacking = self._mixture.bias is None and self._op in ("route_grouped", "route_limited")
-        return {"unbiased": torch.zeros(self._mixture.experts)} if lacking else {}
+        lacking = self._moe_sizes.bias is None and self._op in ("route_grouped", "route_limited")
+        return {"unbiased": torch.zeros(self._moe_sizes.experts)} if lacking else {}
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        of, choose = self._mixture, getattr(self.ops, self._op)
+        of, choose = self._moe_sizes, getattr(self.ops, self._op)
         if self._op == "route":
             weights, ids = choose(logits, of.top_k, of.renormalize)
         elif of.margin is not None:
@@ -284,10 +284,10 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     gate ends.
     """
     found = _STACK.fullmatch(name)
-    if found is None or (own := OWN.get(found[3])) is None:
+    if found is None or (own := TENSOR_NAMES.get(found[3])) is None:
         return {}
     dims = (1, 2, 3) if found[3] else (3,)
-    if len(shape) not in dims or 0 in shape or shape[0] > MOST:
+    if len(shape) not in dims or 0 in shape or shape[0] > MAX_EXPERTS:
         return {}
     parent, rows = found[1], shape[1] if len(shape) > 1 else 1
     if found[2] in (UP, DOWN):
@@ -302,9 +302,9 @@ def unstacked(name: str, shape: Sequence[int]) -> Mapping[str, tuple[Any, ...]]:
     }
 
 
-MOST = 2**16  # experts of a layer, far beyond any model
+MAX_EXPERTS = 2**16  # experts of a layer, far beyond any model
 _STACK = re.compile(rf"(.+\.experts)\.(gate_up_proj|{UP}|{DOWN})(|_[a-z_]+)")
-OWN = {
+TENSOR_NAMES = {
     "": "weight",
     "_scale_inv": "weight_scale_inv",
     "_scale": "weight_scale",

@@ -29,7 +29,7 @@ class UngatedExperts(Experts):
             def parts(expert: str) -> list[CheckpointSlice]:
                 return [CheckpointSlice(f"{parent}{expert}.{projection}.weight", shape, self._inner.ranges)]
 
-            return self._stacked(name, parts, axis)
+            return self._stacked_weight(name, parts, axis)
 
         return [
             stacked("up", UP, (self._width, self._hidden), 0),

@@ -34,11 +34,11 @@ class QuantizationPlan:
             return self._made(module, shard.inputs[1] - shard.inputs[0])
         fmt = reader.format(shard).with_activations(self.activations)
         for held in (fmt, fmt.float_activations):
-            if self._keeps(held):
+            if self._supports(held):
                 return held, reader
         return PLAIN, reader
 
-    def _keeps(self, fmt: WeightFormat) -> bool:
+    def _supports(self, fmt: WeightFormat) -> bool:
         """True if the platform keeps the format. A table needs "embedding" too: it stays plain where `kept` is None."""
         if self.tables:
             return self.supported_kinds is not None and fmt.required_kinds | {"embedding"} <= self.supported_kinds
@@ -49,7 +49,7 @@ class QuantizationPlan:
         wanted = self.online.format_for(module) if isinstance(self.online, OnlineQuantization) else self.online
         fmt = format_for_inputs(wanted, inputs).with_activations(self.activations)
         for held in (fmt, fmt.float_activations):
-            if held.plain or self._keeps(held):
+            if held.plain or self._supports(held):
                 return held, None
         return PLAIN, RoundedWeights(fmt)
 

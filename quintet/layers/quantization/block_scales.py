@@ -9,8 +9,8 @@ from torch import Tensor
 from quintet.interface.weights import FLOATS, CheckpointSlice, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.group_scales import regroup
 
-POWERS = (torch.uint8, torch.float8_e8m0fnu)  # exponents of 2, 127 for 1 (OCP Microscaling Formats, 2023)
-SMALL = (torch.float8_e4m3fn,)  # NVFP4's
+E8M0_DTYPES = (torch.uint8, torch.float8_e8m0fnu)  # exponents of 2, 127 for 1 (OCP Microscaling Formats, 2023)
+E4M3_DTYPES = (torch.float8_e4m3fn,)  # NVFP4's
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ GetStoredTensors = Callable[
 ConfigReader = Callable[[Mapping[str, Any], GetStoredTensors], CheckpointQuantization]
 
 
-def _everywhere(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) -> ConfigReader:
+def _uniform(method: str, read: Callable[[Mapping[str, Any]], WeightReader]) -> ConfigReader:
     return lambda config, there: CheckpointQuantization(method, UniformPlan(read(config), ignored_modules(config)))
 
 
@@ -98,26 +98,30 @@ def _packed(
 
 def _compressed(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known, notes = compressed_plan.plan(config, there())
-    return CheckpointQuantization(compressed.NAME, known, True, compressed.SILENT, notes)
+    return CheckpointQuantization(compressed.NAME, known, True, compressed.IGNORED_SUFFIXES, notes)
 
 
 def _fp8(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known = ExcludingPlan(fp8.read(config, there()), ignored_modules(config))
-    return CheckpointQuantization("fp8", known, ignored_suffixes=fp8.SILENT, notes=fp8.notes(config))
+    return CheckpointQuantization("fp8", known, ignored_suffixes=fp8.IGNORED_SUFFIXES, notes=fp8.notes(config))
 
 
 def _fbgemm(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known = ExcludingPlan(fp8.Fp8Plan(files=there()), ignored_modules(config))
-    return CheckpointQuantization("fbgemm_fp8", known, ignored_suffixes=fp8.SILENT, notes=(fp8.ACTIVATIONS,))
+    return CheckpointQuantization(
+        "fbgemm_fp8", known, ignored_suffixes=fp8.IGNORED_SUFFIXES, notes=(fp8.ACTIVATIONS_NOTE,)
+    )
 
 
 def _modelopt(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
-    return CheckpointQuantization("modelopt", modelopt.plan(config, there()), True, modelopt.SILENT, (modelopt.NOTE,))
+    return CheckpointQuantization(
+        "modelopt", modelopt.plan(config, there()), True, modelopt.IGNORED_SUFFIXES, (modelopt.NOTE,)
+    )
 
 
 def _quark(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     known, notes = quark.plan(config, there())
-    return CheckpointQuantization("quark", known, True, quark.SILENT, notes)
+    return CheckpointQuantization("quark", known, True, quark.IGNORED_SUFFIXES, notes)
 
 
 def _mxfp4(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
@@ -133,12 +137,12 @@ def _bitsandbytes(config: Mapping[str, Any], there: GetStoredTensors) -> Checkpo
     tensors = there()
     known = bitsandbytes.plan(config, tensors) if tensors else UniformPlan(bitsandbytes.reader(config), skipped)
     eights = any(name.endswith(".SCB") for name in tensors)
-    return CheckpointQuantization("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS,) * eights)
+    return CheckpointQuantization("bitsandbytes", known, bool(tensors), notes=(bitsandbytes.ACTIVATIONS_NOTE,) * eights)
 
 
 def _hqq(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
     ignored_modules(config, ("skip_modules",))
-    return CheckpointQuantization("hqq", hqq.plan(config, there(), matches_module), True, hqq.SILENT)
+    return CheckpointQuantization("hqq", hqq.plan(config, there(), matches_module), True, hqq.IGNORED_SUFFIXES)
 
 
 def _torchao(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQuantization:
@@ -149,7 +153,7 @@ def _torchao(config: Mapping[str, Any], there: GetStoredTensors) -> CheckpointQu
 # quant_method -> what reads it. One that is not here is refused before a file is opened.
 METHODS: Mapping[str, ConfigReader] = {
     "auto-round": _packed("auto-round", auto_round.read),
-    "awq": _everywhere("awq", awq_config.read),
+    "awq": _uniform("awq", awq_config.read),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,
     "fbgemm_fp8": _fbgemm,
@@ -178,7 +182,7 @@ def read_quantization_config(
     method = _method(config)
     if method not in METHODS:
         raise ValueError(
-            f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known()}, and floats, "
+            f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known_methods()}, and floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     try:
@@ -206,11 +210,11 @@ def ignored_modules(config: Mapping[str, Any], keys: tuple[str, ...] = IGNORED) 
 
 def matches_module(name: str, module: str) -> bool:
     """True if a configuration's module name or pattern means this module. For many names, use parts()."""
-    return _alone(name).has(module)
+    return _single_name(name).has(module)
 
 
 @functools.cache
-def _alone(name: str) -> PathParts:
+def _single_name(name: str) -> PathParts:
     return path_parts([name])
 
 
@@ -220,7 +224,7 @@ def _method(config: Mapping[str, Any]) -> str:
     return " ".join(str(config.get("quant_method") or unnamed).lower().split())[:80]
 
 
-def _known() -> str:
+def _known_methods() -> str:
     return ", ".join(sorted(METHODS))
 
 

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.block_scales import POWERS, SMALL, BlockScales, full_shape, scalar_scale, sibling_name
+from quintet.layers.quantization.block_scales import (
+    E4M3_DTYPES,
+    E8M0_DTYPES,
+    BlockScales,
+    full_shape,
+    scalar_scale,
+    sibling_name,
+)
 from quintet.layers.quantization.group_scales import dequantized_shard, shard_format
 from quintet.layers.quantization.integers import unpack_rows
 
@@ -105,7 +112,7 @@ class Float6Reader:
     """Six bits a number, one after the other from the lowest: "weight" uint8 [N, 3 K / 4], a power of 2 for 32."""
 
     table: tuple[float, ...]  # E2M3 or E3M2
-    scales: BlockScales = BlockScales(1, BLOCK, dtypes=POWERS)
+    scales: BlockScales = BlockScales(1, BLOCK, dtypes=E8M0_DTYPES)
 
     def stored(self, part: CheckpointSlice) -> dict[str, StoredTensor]:
         outputs, inputs = full_shape(part)
@@ -134,19 +141,19 @@ class Float6Reader:
 
 def mxfp8() -> Float8Weights:
     """float8 with a power of 2 for every 32 inputs."""
-    return Float8Weights(BlockScales(1, BLOCK, dtypes=POWERS))
+    return Float8Weights(BlockScales(1, BLOCK, dtypes=E8M0_DTYPES))
 
 
 def mxfp4(values: str = "weight_packed", scales: str = "weight_scale") -> Float4Reader:
     """e2m1 with a power of 2 for every 32 inputs."""
-    return Float4Reader(BlockScales(1, BLOCK, scales, POWERS), values)
+    return Float4Reader(BlockScales(1, BLOCK, scales, E8M0_DTYPES), values)
 
 
 def nvfp4(values: str, tensor: str, divides: bool, block: int = SMALL_BLOCK) -> Float4Reader:
     """e2m1 with a float8 for every 16 inputs, and one float32 for all."""
-    return Float4Reader(BlockScales(1, block, dtypes=SMALL), values, tensor, divides)
+    return Float4Reader(BlockScales(1, block, dtypes=E4M3_DTYPES), values, tensor, divides)
 
 
 def gpt_oss() -> Float4Reader:
     """MXFP4 as gpt-oss (OpenAI, 2025) has its experts: "_blocks" uint8 [N, K / 32, 16] and "_scales" [N, K / 32]."""
-    return Float4Reader(BlockScales(1, BLOCK, "_scales", POWERS), "_blocks")
+    return Float4Reader(BlockScales(1, BLOCK, "_scales", E8M0_DTYPES), "_blocks")

@@ -10,7 +10,7 @@ from torch import Tensor
 from quintet.interface.weights import PLAIN, CheckpointSlice, ShardRange, WeightFormat, WeightReader
 from quintet.ops.quantized import dequantized
 
-LEAST = 16  # inputs that a group is cut down to
+MIN_GROUP = 16  # inputs that a group is cut down to
 
 
 def shard_format(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
@@ -22,14 +22,14 @@ def shard_format(fmt: WeightFormat, shard: ShardRange) -> WeightFormat:
     if start % fmt.group == 0 and whole:
         return fmt
     group = math.gcd(fmt.group, start, stop)
-    return PLAIN if group < LEAST else replace(fmt, group=group)
+    return PLAIN if group < MIN_GROUP else replace(fmt, group=group)
 
 
 def dequantized_shard(
     reader: WeightReader, group: int, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]
 ) -> Tensor:
     """Returns the share of a part, dequantized from the whole groups of so many inputs that it lies in."""
-    (start, stop), unit = shard.inputs, group or LEAST
+    (start, stop), unit = shard.inputs, group or MIN_GROUP
     wide = start - start % unit, min(stop + -stop % unit, part.shape[1])
     known = dequantized(reader.matrix(part, ShardRange(shard.outputs, wide), tensors))
     return known[:, start - wide[0] : stop - wide[0]]

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 WORD = 32  # bits
-PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}  # widths that add up to so many bits, the lowest first
+BIT_PLANES = {3: (2, 1), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}  # widths that add up to so many bits, the lowest first
 ONES = {bits: sum(1 << at for at in range(0, WORD, bits)) for bits in (2, 4, 8)}  # a 1 in each value of a word
 
 
@@ -23,11 +23,11 @@ def unpack_columns(packed: Tensor, bits: int, inputs: tuple[int, int], planar: b
     values, size = (WORD // bits, 1) if WORD % bits == 0 else (WORD, bits)  # values in so many words
     there = packed[first // values * size : -(-last // values) * size]
     there = functional.pad(there, (0, 0, 0, -len(there) % size)).reshape(-1, size, packed.shape[1])
-    known = _by_planes(there, bits) if planar and bits in PLANES else _streamed(there, bits, values)
+    known = _unpack_planes(there, bits) if planar and bits in BIT_PLANES else _unpack_stream(there, bits, values)
     return known.reshape(-1, packed.shape[1])[first % values :][: last - first]
 
 
-def _streamed(there: Tensor, bits: int, values: int) -> Tensor:
+def _unpack_stream(there: Tensor, bits: int, values: int) -> Tensor:
     """int32 [B, S, N] -> uint8 [B, values, N]; a value may begin in one word and end in the next."""
     out = there.new_empty((len(there), values, there.shape[2]), dtype=torch.uint8)
     for value in range(values):
@@ -39,11 +39,11 @@ def _streamed(there: Tensor, bits: int, values: int) -> Tensor:
     return out
 
 
-def _by_planes(there: Tensor, bits: int) -> Tensor:
+def _unpack_planes(there: Tensor, bits: int) -> Tensor:
     known, word, shift = torch.zeros((), dtype=torch.uint8), 0, 0
-    for width in PLANES[bits]:
+    for width in BIT_PLANES[bits]:
         plane = there[:, word : word + width].reshape(-1, 1, there.shape[2])
-        known = known | _streamed(plane, width, WORD // width).reshape(len(there), WORD, -1) << shift
+        known = known | _unpack_stream(plane, width, WORD // width).reshape(len(there), WORD, -1) << shift
         word, shift = word + width, shift + width
     return known
 

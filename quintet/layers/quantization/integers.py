@@ -72,7 +72,7 @@ class IntWeights:
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, order = self.format(shard), self._order(part, tensors)
         scales = self.scales.expand_scales(tensors[sibling_name(part, self.scales.name)], part, shard, fmt)
-        zeros = self._points(part, shard, tensors, fmt)
+        zeros = self._zero_points(part, shard, tensors, fmt)
         if self.packed and self.bits == fmt.bits == 4 and order is None and shard.inputs[0] % 2 == 0:
             known = self._bytes(part, shard, tensors)  # as Matrix has them
             return Matrix(known, scales, None if zeros is None else (zeros + MIDDLE).to(torch.uint8), format=fmt)
@@ -114,7 +114,7 @@ class IntWeights:
         words = tensors[sibling_name(part, "weight_packed")][slice(*shard.outputs)].contiguous()
         return words.view(torch.uint8)[:, slice(*(each * self.bits // 8 for each in shard.inputs))].contiguous()
 
-    def _points(
+    def _zero_points(
         self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor], fmt: WeightFormat
     ) -> Tensor | None:
         """int8 [n, G]."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from quintet.interface.weights import StoredTensor, WeightReader
 
-LONGEST = 2000  # characters of a pattern
-UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
-CHARACTERS = 64  # of a name
-MOST_WAYS = 8 * math.comb(CHARACTERS, UNBOUNDED)  # through a pattern: so many quantifiers, or 25 optional characters
+MAX_PATTERN_LENGTH = 2000  # characters of a pattern
+MAX_UNBOUNDED = 5  # quantifiers without an end on one way through a pattern: each may try every place of a name
+MAX_NAME_LENGTH = 64  # of a name
+MAX_WAYS = 8 * math.comb(
+    MAX_NAME_LENGTH, MAX_UNBOUNDED
+)  # through a pattern: so many quantifiers, or 25 optional characters
 TEXT_TOWER = "language_model"  # the part of a path that models with other towers put around the text model's
 
 
@@ -41,7 +43,7 @@ def regex_names(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list in which "re:" begins an expression, matched from a name's beginning. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
-        if not isinstance(name, str) or not name or len(name) > LONGEST:
+        if not isinstance(name, str) or not name or len(name) > MAX_PATTERN_LENGTH:
             raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
         if name.startswith("re:"):
             patterns.append(compile_pattern(name.removeprefix("re:"), where))
@@ -54,20 +56,20 @@ def wildcard_names(names: Iterable[object], where: str) -> ModuleNames:
     """Reads a list with "*" for any characters, "?" for one and "[ab]" for one of these. ValueError if invalid."""
     exact, patterns = set(), []
     for name in names:
-        if not isinstance(name, str) or not name or len(name) > LONGEST:
+        if not isinstance(name, str) or not name or len(name) > MAX_PATTERN_LENGTH:
             raise ValueError(f"{where} lists {reprlib.repr(name)}, which is no module's name")
         pieces = _WILD.split(name)
         if len(pieces) == 1:
             exact.add(name)
         else:
-            patterns.append(compile_pattern("".join(map(_meant, pieces)) + r"\Z", where))
+            patterns.append(compile_pattern("".join(map(_wildcard_regex, pieces)) + r"\Z", where))
     return ModuleNames(frozenset(exact), tuple(dict.fromkeys(patterns)))
 
 
 _WILD = re.compile(r"(\*+|\?|\[!?[\w\-]+\])")
 
 
-def _meant(piece: str) -> str:
+def _wildcard_regex(piece: str) -> str:
     """A piece of a name with wildcards, as an expression."""
     if piece.startswith("*") or piece == "?":
         return ".*" if piece != "?" else "."
@@ -95,11 +97,11 @@ class PathParts:
 def path_parts(names: Iterable[str]) -> PathParts:
     """Reads names in which ".*" stands for anything between. ValueError for one that could take long to match."""
     plain = [name.removeprefix("re:").strip("^$").replace("\\.", ".") for name in names]
-    patterned = [name for name in plain if ".*" in name or len(name) > LONGEST]
-    return PathParts(frozenset(plain) - {*patterned}, tuple(dict.fromkeys(map(_between, patterned))))
+    patterned = [name for name in plain if ".*" in name or len(name) > MAX_PATTERN_LENGTH]
+    return PathParts(frozenset(plain) - {*patterned}, tuple(dict.fromkeys(map(_subpath_regex, patterned))))
 
 
-def _between(name: str) -> re.Pattern[str]:
+def _subpath_regex(name: str) -> re.Pattern[str]:
     pieces = ".*".join(re.escape(piece) for piece in name.split(".*"))
     return compile_pattern(rf"(^|\.){pieces}(\.|$)", "quantization_config")
 
@@ -108,7 +110,7 @@ def _between(name: str) -> re.Pattern[str]:
 def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
     """Compiled; ValueError for what is none, or could take long: repeated groups, references, too many choices."""
     wrong = f"{where} has the pattern {reprlib.repr(pattern)}, "
-    if len(pattern) > LONGEST or _ways(pattern) > MOST_WAYS:
+    if len(pattern) > MAX_PATTERN_LENGTH or _ways(pattern) > MAX_WAYS:
         raise ValueError(f"{wrong}which could take long to match; name the modules one by one")
     try:
         return re.compile(pattern)
@@ -117,11 +119,13 @@ def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
 
 
 def _ways(pattern: str) -> int:
-    """Ways through a pattern, in a name of CHARACTERS, at most. Too many where a quantifier repeats a group, where what
+    """Ways through a pattern, in a name of MAX_NAME_LENGTH, at most. Too many where a quantifier repeats a group, where what
     a group matched is referred to, and where comments or a verbose mode hide either."""
     plain = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "c", re.sub(r"\\[^\d]", "e", pattern), flags=re.DOTALL)
-    if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)) or _HIDING.search(pattern):
-        return MOST_WAYS + 1
+    if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)) or _VERBOSE_OR_COMMENT.search(
+        pattern
+    ):
+        return MAX_WAYS + 1
     groups = [[(0, 1)]]  # that are open, with their alternatives: quantifiers without an end, and ways but for them
     for token in _TOKENS.findall(plain):
         if token.startswith("("):
@@ -134,7 +138,7 @@ def _ways(pattern: str) -> int:
             unbounded, ways = groups[-1][-1]
             groups[-1][-1] = (unbounded, 2 * ways) if token[0] == "?" else (unbounded + 1, ways)
     unbounded, ways = functools.reduce(lambda before, each: _after(each, before), groups, (0, 1))
-    return math.comb(CHARACTERS, unbounded) * ways if unbounded <= UNBOUNDED else MOST_WAYS + 1
+    return math.comb(MAX_NAME_LENGTH, unbounded) * ways if unbounded <= MAX_UNBOUNDED else MAX_WAYS + 1
 
 
 def _after(alternatives: Sequence[tuple[int, int]], before: tuple[int, int]) -> tuple[int, int]:
@@ -144,7 +148,7 @@ def _after(alternatives: Sequence[tuple[int, int]], before: tuple[int, int]) -> 
 
 
 _TOKENS = re.compile(r"\(\?|[()|]|[*+][?+]?|\{\d*,\d*\}[?+]?|\?[?+]?|.", re.DOTALL)
-_HIDING = re.compile(r"\(\?(#|[aiLmsu]*x)")
+_VERBOSE_OR_COMMENT = re.compile(r"\(\?(#|[aiLmsu]*x)")
 
 
 @dataclass(frozen=True, eq=False)

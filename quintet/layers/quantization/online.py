@@ -55,7 +55,7 @@ class OnlineQuantization:
     def without_activation_quantization(self) -> "OnlineQuantization":
         """For a device that multiplies no floats of 8 bits."""
         return replace(
-            self, format=_exact(self.format), by_module=tuple((name, _exact(fmt)) for name, fmt in self.by_module)
+            self, format=_float_activations(self.format), by_module=tuple((name, _float_activations(fmt)) for name, fmt in self.by_module)
         )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def online_quantization(
     return OnlineQuantization(name, fmt, head=ONLINE["int8" if fmt.activations == 16 else "w8a8"])
 
 
-def _exact(fmt: WeightFormat | None) -> WeightFormat | None:
+def _float_activations(fmt: WeightFormat | None) -> WeightFormat | None:
     """In fp8 with activations as they are."""
     return fmt.float_activations if fmt is not None and fmt.kind == "fp8a8" else fmt
 
@@ -132,13 +132,13 @@ def _torchao(options: Mapping[str, Any] | None) -> OnlineQuantization:
             "quantization='torchao' quantizes by a configuration: give torchao's config_to_dict() of it as JSON, "
             "hf_overrides={'quantization_config_dict_json': ...}, or in a file, 'quantization_config_file'"
         )
-    named = [(name, None if said is None else _form(*said)) for name, said in torchao.entries(options)]
+    named = [(name, None if said is None else _torchao_format(*said)) for name, said in torchao.entries(options)]
     rest = dict(named).get("_default")
     others = tuple(each for each in named if each[0] != "_default")
     return OnlineQuantization("torchao", rest, by_module=others, ignored=ignored_modules(options))
 
 
-def _form(kind: str, data: Mapping[str, Any]) -> WeightFormat:
+def _torchao_format(kind: str, data: Mapping[str, Any]) -> WeightFormat:
     """Returns the format for one of torchao's types; ValueError for those that are not made here."""
     width = torchao.enum_name(data.get("weight_dtype"))
     if kind not in TORCHAO or (kind == "IntxWeightOnlyConfig" and width not in ("int4", "int8")):

@@ -16,8 +16,8 @@ from quintet.layers.quantization.int32_packing import word_count
 from quintet.layers.quantization.module_patterns import compile_pattern, module_aliases
 
 BITS = range(2, 9)
-WHERE = "quantization_config"  # patterns come from
-LARGEST = 2**20  # inputs of a group
+CONFIG_KEY = "quantization_config"  # patterns come from
+MAX_GROUP = 2**20  # inputs of a group
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class PackingRule:
 
     def __post_init__(self) -> None:
         if not self.exact:
-            compile_pattern(self.pattern, WHERE)
+            compile_pattern(self.pattern, CONFIG_KEY)
 
     def fits(self, names: Iterable[str]) -> bool:
         if self.exact:
             return self.pattern in names
-        known = compile_pattern(self.pattern, WHERE)
+        known = compile_pattern(self.pattern, CONFIG_KEY)
         return any((known.search if self.anywhere else known.match)(name) for name in names)
 
 
@@ -144,7 +144,7 @@ def scheme_of(config: Mapping[str, Any], method: str, otherwise: PackingScheme |
         return None
     if not isinstance(bits, int) or isinstance(bits, bool) or bits not in BITS:
         raise ValueError(f"the checkpoint is of {method} with {reprlib.repr(bits)} bits; quintet reads 2 to 8")
-    if not isinstance(group, int) or isinstance(group, bool) or not (group == -1 or 0 < group <= LARGEST):
+    if not isinstance(group, int) or isinstance(group, bool) or not (group == -1 or 0 < group <= MAX_GROUP):
         raise ValueError(f"{method}'s group_size {reprlib.repr(group)} is not -1 or a number of inputs")
     symmetric, ordered = config.get("sym"), config.get("desc_act")
     if otherwise is not None:

@@ -17,7 +17,7 @@ from quintet.layers.ssm.mamba import GatedNorm
 from quintet.layers.ssm.short_conv import ShortConv
 from quintet.ops.states import DeltaRuleInputs, ScanWeights
 
-SCANNED = ("A_log", "dt_bias")  # of each head
+HEAD_PARAMETERS = ("A_log", "dt_bias")  # of each head
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,17 @@ class DeltaNet(Layer):
         heads, keys = split_heads(shape.heads, shape.key_heads, build.size)
         self._heads, self._keys = heads, keys
         kept, inner = keys.times(shape.key_dim), heads.times(shape.value_dim)
-        laid = _apart(shape, kept, inner, heads) if separate_tensors else _together(shape, build.size)
+        laid = (
+            _separate_sections(shape, kept, inner, heads)
+            if separate_tensors
+            else _interleaved_sections(shape, build.size)
+        )
         self.in_proj = SectionedLinear(build, shape.hidden, laid[0])
         self.rates = SectionedLinear(build, shape.hidden, laid[1])
         self.conv1d = ShortConv(build, [kept, kept, inner], shape.conv_kernel, bias=False, silu=True)
-        self.norm = GatedNorm(build, Shards(shape.value_dim, ((0, shape.value_dim),) * build.size), shape.eps, GATE)
+        self.norm = GatedNorm(
+            build, Shards(shape.value_dim, ((0, shape.value_dim),) * build.size), shape.eps, NORM_BEFORE_GATE
+        )
         self.out_proj = row_parallel(build, inner, ("out_proj", shape.hidden))
         size = (heads.local(build.rank), shape.value_dim, shape.key_dim)
         self.mixing = build.make_mixer(StateSpec("delta_rule", size))
@@ -63,7 +69,10 @@ class DeltaNet(Layer):
         self.dt_bias: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {
+            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
+            for name in HEAD_PARAMETERS
+        }
         return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:
@@ -81,10 +90,10 @@ class DeltaNet(Layer):
         return made
 
 
-GATE = "before the gate"
+NORM_BEFORE_GATE = "before the gate"
 
 
-def _apart(
+def _separate_sections(
     shape: DeltaNetSizes, kept: Shards, inner: Shards, heads: Shards
 ) -> tuple[list[TensorSection], list[TensorSection]]:
     total = 2 * kept.total + inner.total
@@ -94,7 +103,7 @@ def _apart(
     return [*sections, TensorSection("in_proj_z", 0, inner, inner.total)], rates
 
 
-def _together(shape: DeltaNetSizes, size: int) -> tuple[list[TensorSection], list[TensorSection]]:
+def _interleaved_sections(shape: DeltaNetSizes, size: int) -> tuple[list[TensorSection], list[TensorSection]]:
     """A key head's q, k, values and gates stand side by side, and so do both rates of its heads."""
     each = shape.heads // shape.key_heads
     wide = [shape.key_dim, shape.key_dim, each * shape.value_dim, each * shape.value_dim]

@@ -14,7 +14,7 @@ from quintet.layers.norm import RMSNorm
 from quintet.layers.ssm.short_conv import ShortConv
 from quintet.ops.states import ScanInputs, ScanWeights
 
-SCANNED = ("A_log", "dt_bias", "D")  # of each head
+HEAD_PARAMETERS = ("A_log", "dt_bias", "D")  # of each head
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class Mamba2(Layer):
 
     def weights(self, path: str) -> list[Weight]:
         rank = self._build.rank
-        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {
+            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
+            for name in HEAD_PARAMETERS
+        }
         return [Weight(name, (part,), 0, rank, torch.float32, "vector") for name, part in parts.items()]
 
     def constants(self) -> dict[str, Tensor]:

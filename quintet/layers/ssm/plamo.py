@@ -12,7 +12,7 @@ from quintet.layers.layer_state import StepState
 from quintet.layers.linear import SectionedLinear, column_parallel, row_parallel
 from quintet.layers.norm import HeadLayerNorm, RMSNorm
 from quintet.layers.ssm.delta_net import sections_by_head
-from quintet.layers.ssm.mamba import SCANNED
+from quintet.layers.ssm.mamba import HEAD_PARAMETERS
 from quintet.layers.ssm.short_conv import ShortConv
 from quintet.ops.states import ScanInputs, ScanWeights
 
@@ -59,7 +59,10 @@ class PlamoMamba2(Layer):
         self.D: Tensor
 
     def weights(self, path: str) -> list[Weight]:
-        parts = {name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges) for name in SCANNED}
+        parts = {
+            name: CheckpointSlice(f"{path}.{name}", (self._heads.total,), self._heads.ranges)
+            for name in HEAD_PARAMETERS
+        }
         return [Weight(name, (part,), 0, self._build.rank, torch.float32, "vector") for name, part in parts.items()]
 
     def forward(self, x: Tensor, cache: StepState) -> Tensor:

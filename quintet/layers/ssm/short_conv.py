@@ -29,14 +29,20 @@ class ShortConv(Layer):
         self, build: BuildContext, splits: Sequence[Shards], conv_kernel: int, bias: bool, silu: bool = False
     ) -> None:
         super().__init__(build)
-        self._build, self._splits, self._taps, self._has_bias, self._silu = build, splits, conv_kernel, bias, silu
+        self._build, self._splits, self._conv_kernel, self._has_bias, self._silu = (
+            build,
+            splits,
+            conv_kernel,
+            bias,
+            silu,
+        )
         channels = sum(split.local(build.rank) for split in splits)
         self.mixing = build.make_mixer(StateSpec("short_conv", (channels, conv_kernel - 1), build.dtype))
         self.weight: Tensor  # [C, 1, K]
         self.bias: Tensor | None = None
 
     def weights(self, path: str) -> list[Weight]:
-        shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._taps)}
+        shapes: dict[str, tuple[int, ...]] = {"weight": (1, self._conv_kernel)}
         if self._has_bias:
             shapes["bias"] = ()
         return [self._vector(f"{path}.{name}", name, rest) for name, rest in shapes.items()]

@@ -11,7 +11,7 @@ from quintet.platforms.cpu.numa_binding import num_ranks
 from quintet.platforms.host import threads
 
 NO_RANKS = "ranks share memory by the compiled extension, which is not there; install a C++ compiler, and quintet anew"
-MOST_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
+MAX_RANKS = 16  # that share a model; where there are fewer cores, ranks wait for one
 STARTED = {"ray": ", Ray's actors", "external_launcher": ", the launcher's"}  # ranks that are not started by us
 
 
@@ -35,10 +35,10 @@ def describe_ranks(config: EngineConfig) -> list[str]:
     asked = "tensor_parallel_size" if stages == 1 else "pipeline_parallel_size"
     if ranks > 1 and load_extension() is None:
         raise ValueError(f"{asked} must be 1: {NO_RANKS}")
-    if ranks > MOST_RANKS:
+    if ranks > MAX_RANKS:
         of = f" x tensor_parallel_size {ranks // stages}" if stages > 1 and ranks > stages else ""
         given = getattr(config, asked)
-        raise ValueError(f"{asked} {given}{of}: at most {MOST_RANKS} ranks share a host's memory; lower it")
+        raise ValueError(f"{asked} {given}{of}: at most {MAX_RANKS} ranks share a host's memory; lower it")
     share = f"with {threads_per_rank(all_of_them)} of {granted_threads()} threads"
     reasons = [f"{engines} engines: a process each, {share}, that share the requests"] if engines > 1 else []
     started = STARTED.get(config.distributed_executor_backend or "", "")

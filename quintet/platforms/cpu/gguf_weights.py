@@ -15,7 +15,7 @@ from quintet.platforms.cpu.weight_layout import has_two_level_scales, shapes
 
 def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
     """This rank's matrix, in the weight's format: what the reader would give, bit for bit."""
-    rows = _known(weight, parts)
+    rows = _native_blocks(weight, parts)
     return (
         concat_outputs(by_reader(weight, parts)) if rows is None else _unpacked(rows, weight.shape[-1], weight.format)
     )
@@ -23,13 +23,13 @@ def canonical(weight: Weight, parts: Mapping[str, Tensor]) -> Matrix:
 
 def canonicals(weight: Weight, parts: Mapping[str, Tensor]) -> list[Matrix]:
     """The same, each part by itself."""
-    rows = _known(weight, parts)
+    rows = _native_blocks(weight, parts)
     if rows is None:
         return by_reader(weight, parts)
     return [_unpacked([each], weight.shape[-1], weight.format) for each in rows]
 
 
-def _known(weight: Weight, parts: Mapping[str, Tensor]) -> list[BlockRows] | None:
+def _native_blocks(weight: Weight, parts: Mapping[str, Tensor]) -> list[BlockRows] | None:
     """As the file has them, if they are in blocks that the extension unpacks."""
     rows = weight.local_blocks(parts)
     if rows is None or missing("unpack_blocks") or not {each.kind for each in rows} <= set(extension().BLOCKS):
@@ -72,7 +72,7 @@ def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found["mins"] = torch.empty_like(found["scales"])
     each = len(rows) // count
     for index in range(count):
-        own = _under(rows[index * each : (index + 1) * each])
+        own = _concat_rows(rows[index * each : (index + 1) * each])
         places = [found[name][index * blocks :].data_ptr() if name in found else 0 for name in NAMES]
         if not extension().lay_blocks(own.kind, *places, own.bytes.data_ptr(), outputs, inputs, _stride(own)):
             raise ValueError("its scales or minima are not finite")
@@ -82,7 +82,7 @@ def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 NAMES = ("weight", "scales", "mins")
 
 
-def _under(rows: Sequence[BlockRows]) -> BlockRows:
+def _concat_rows(rows: Sequence[BlockRows]) -> BlockRows:
     """One after the other by their outputs."""
     return rows[0] if len(rows) == 1 else BlockRows(rows[0].kind, torch.cat([each.bytes for each in rows]))
 

@@ -25,12 +25,14 @@ logger = logging.getLogger(__name__)
 
 Model = Callable[[State, Batch], tuple[Outputs, State]]
 
-KEPT = 64  # graphs; who was not used for longest goes first
-MOST_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
-DEAR = 16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
+MAX_GRAPHS = 64  # graphs; who was not used for longest goes first
+MAX_TOKENS = 1024  # of a step that is recorded: above, Python's share is lost, and the arena would be large
+TOKENS_PER_PROOF = (
+    16  # tokens that take as long as Python's share of a step: a proof costs the step, and a replay saves that share
+)
 MANY_TOKENS = 64  # of a step that is not recorded, with memory that is kept for the next,
-MOST_SCRATCH = 256 << 20  # of so many bytes at most
-LEAST_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
+MAX_SCRATCH = 256 << 20  # of so many bytes at most
+MIN_PAGES = 32  # columns of a recorded page table; more are powers of two, so that a growing request seldom asks anew
 
 
 StepSize = tuple[tuple[int, ...], ...]  # of the batch's leaves; a table's width is what it is rounded up to
@@ -53,7 +55,7 @@ class Replay:
 
     def __init__(self, model: Model, extension: Any, all_agree: Callable[[bool], bool] = bool) -> None:
         """`agreed`: whether something holds on all ranks, which ask at the same time."""
-        self._model, self._extension, self._agreed = model, extension, all_agree
+        self._model, self._extension, self._all_agree = model, extension, all_agree
         self._arena = Arena()
         self._scratch = Arena()  # of steps that are not recorded
         self._graphs: OrderedDict[StepSize, RecordedStep] = OrderedDict()
@@ -67,12 +69,12 @@ class Replay:
         size = _size(batch)
         graph = self._graphs.get(size)
         if graph is None:
-            if size in self.refused or not self._worth(size, batch):
+            if size in self.refused or not self._is_worth_recording(size, batch):
                 return self._eager(state, batch)
             return self._record(size, state, batch), state
         self._graphs.move_to_end(size)
         if not graph.proven:
-            if not self._agreed(not _same(graph.inputs, batch)):  # what it was recorded with proves nothing
+            if not self._all_agree(not _same(graph.inputs, batch)):  # what it was recorded with proves nothing
                 return self._eager(state, batch)
             return self._prove(size, graph, state, batch), state
         _fill(graph.inputs, batch)
@@ -87,7 +89,7 @@ class Replay:
             return self._model(state, batch)
         with use_arena(self._scratch):
             result = self._model(state, batch)
-        if self._scratch.nbytes > MOST_SCRATCH:
+        if self._scratch.nbytes > MAX_SCRATCH:
             self._scratch = Arena()
         return result
 
@@ -97,33 +99,33 @@ class Replay:
             self._graphs.clear()
         self._state = state
 
-    def _worth(self, size: StepSize, batch: Batch) -> bool:
+    def _is_worth_recording(self, size: StepSize, batch: Batch) -> bool:
         """A step in which all decode comes again at once; of others, a size that came as often as its proof costs."""
         tokens = batch.token_ids.shape[0]
         rest = batch.inputs._replace(token_type_ids=None, intermediate_tensors=None, shared_tensors=None)
-        if tokens > MOST_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
+        if tokens > MAX_TOKENS or leaves(rest):  # torch places that: no call of ours, to be recorded
             return False
         times = self._seen.get(size, 0)
-        if len(self._seen) > 16 * KEPT:
+        if len(self._seen) > 16 * MAX_GRAPHS:
             self._seen.clear()
         self._seen[size] = times + 1
-        return tokens == batch.query_start_loc.shape[0] - 1 or times >= max(1, tokens // DEAR)
+        return tokens == batch.query_start_loc.shape[0] - 1 or times >= max(1, tokens // TOKENS_PER_PROOF)
 
     def _record(self, size: StepSize, state: State, batch: Batch) -> Outputs:
         """Runs the step on memory that stays, and keeps its calls."""
-        mine = _own(batch)
+        mine = _graph_batch(batch)
         inputs = tuple(leaf.numpy() for leaf in leaves(mine))
-        calls, kept = self._extension.Graph(), _Kept()
+        calls, kept = self._extension.Graph(), _TensorRecorder()
         with use_arena(self._arena), _recording(calls), kept:
             outputs, _ = self._model(state, mine)
-        while len(self._graphs) >= KEPT:
+        while len(self._graphs) >= MAX_GRAPHS:
             self._graphs.popitem(last=False)
         self._graphs[size] = RecordedStep(calls, inputs, map_leaves(outputs, self._arena.view), kept.tensors)
         return outputs
 
     def _prove(self, size: StepSize, graph: RecordedStep, state: State, batch: Batch) -> Outputs:
         """Replays the step, and runs it: both write the same to the state, and give the same to the bit."""
-        written = [_places(each, batch) for each in state]
+        written = [_written_indices(each, batch) for each in state]
         _fill(graph.inputs, batch)
         for each, places in zip(state, written, strict=True):  # else what was there would hide what is not written
             _bytes(each)[places] = 0xFF
@@ -133,7 +135,7 @@ class Replay:
         outputs, _ = self._model(state, batch)
         want = leaves(outputs) + [_bytes(each)[places] for each, places in zip(state, written, strict=True)]
         wrong = [i for i, (a, b) in enumerate(zip(got, want, strict=True)) if not _equal_bits(a, b)]
-        if not self._agreed(not wrong):
+        if not self._all_agree(not wrong):
             what = f"result {wrong[0] + 1} of {len(got)}" if wrong else "what another rank has"
             self._refuse(size, batch, f"{what} came out otherwise when the step was replayed")
         else:
@@ -153,10 +155,10 @@ def _size(batch: Batch) -> StepSize:
 
 
 def _width(pages: int) -> int:
-    return LEAST_PAGES if pages <= LEAST_PAGES else 1 << (pages - 1).bit_length()
+    return MIN_PAGES if pages <= MIN_PAGES else 1 << (pages - 1).bit_length()
 
 
-def _own(batch: Batch) -> Batch:
+def _graph_batch(batch: Batch) -> Batch:
     """Tensors of the graph's own with what the batch holds; tables are as wide as their size."""
     groups = []
     for group in batch.groups:
@@ -178,7 +180,7 @@ def _same(arrays: tuple[np.ndarray[Any, Any], ...], batch: Batch) -> bool:
     return all(np.array_equal(array[..., : x.shape[-1]], x.numpy()) for array, x in given)
 
 
-def _places(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
+def _written_indices(kept: Tensor, batch: Batch) -> tuple[Any, ...]:
     """Returns the index of what the step writes in a tensor of the state: in pages [P, sides, heads, page_size, row],
     the slots of all groups; in states [units, ...], which have other axes, the units in the last group's table. Unit 0
     takes what is not read again."""
@@ -206,7 +208,7 @@ def _recording(calls: Any) -> Iterator[None]:
         calls.end()
 
 
-class _Kept(TorchFunctionMode):
+class _TensorRecorder(TorchFunctionMode):
     """Holds the memory that torch's own functions ask for: a kernel that was recorded reads it where it lies."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from quintet.interface.platform import DeviceLost
 from quintet.interface.stage_channel import PreviousStageFailed, StageChannel
 from quintet.platforms.cpu.ops.extension import extension
 
-NOTES, GOODS = 0, 1  # shelves
+REPORTS, TENSORS = 0, 1  # shelves
 
 
 @contextmanager
@@ -36,7 +36,7 @@ class StageBuffers(StageChannel):
         self._team.begin(self._begun)
 
     def receive(self) -> Tensor:
-        address, count = self._take((self.stage - 1) * self._team.size + self._team.rank, GOODS, self._begun)
+        address, count = self._take((self.stage - 1) * self._team.size + self._team.rank, TENSORS, self._begun)
         if count == extension().NOTHING:
             raise PreviousStageFailed(f"stage {self.stage - 1} of {self.stages} failed in this step")
         return torch.frombuffer((ctypes.c_char * count).from_address(address), dtype=torch.uint8)
@@ -48,27 +48,27 @@ class StageBuffers(StageChannel):
         if tensors is not None:
             count = sum(each.nbytes for each in tensors)
             self._fits(count)
-            at = self._team.place(GOODS, self._begun)
+            at = self._team.place(TENSORS, self._begun)
             for each in tensors:
                 whole = each.contiguous()
                 ctypes.memmove(at, whole.data_ptr(), each.nbytes)
                 at += each.nbytes
         self._handed = self._begun
-        self._team.put(GOODS, self._begun, count)
+        self._team.put(TENSORS, self._begun, count)
 
     def report(self, message: bytes, result: bytes = b"") -> None:
         if self.stage == self.stages - 1:
             self._fits(len(result))
-            ctypes.memmove(self._team.place(GOODS, self._begun), result, len(result))
-            self._team.put(GOODS, self._begun, len(result))
-        ctypes.memmove(self._team.place(NOTES, self._begun), message, len(message))
-        self._team.put(NOTES, self._begun, len(message))
+            ctypes.memmove(self._team.place(TENSORS, self._begun), result, len(result))
+            self._team.put(TENSORS, self._begun, len(result))
+        ctypes.memmove(self._team.place(REPORTS, self._begun), message, len(message))
+        self._team.put(REPORTS, self._begun, len(message))
 
     def collect(self) -> tuple[list[bytes], bytes]:
         self._heard += 1
         size, first = self._team.size, (self.stages - 1) * self._team.size
-        notes = [self._bytes(rank, NOTES) for rank in range(size * self.stages)]
-        return notes, self._bytes(first, GOODS)
+        notes = [self._bytes(rank, REPORTS) for rank in range(size * self.stages)]
+        return notes, self._bytes(first, TENSORS)
 
     def restart(self) -> None:
         with rank_lost_as_device_lost():

@@ -46,7 +46,7 @@ from quintet.platforms.cpu import gguf_weights as blocks
 from quintet.platforms.cpu import numa_binding as seats
 from quintet.platforms.cpu import providers
 from quintet.platforms.cpu.configure import (
-    MOST_RANKS,
+    MAX_RANKS,
     NO_RANKS,
     default_activation_bits,
     describe_ranks,
@@ -55,7 +55,7 @@ from quintet.platforms.cpu.configure import (
     threads_per_rank,
 )
 from quintet.platforms.cpu.cpu_info import describe
-from quintet.platforms.cpu.graph import MOST_TOKENS, Replay
+from quintet.platforms.cpu.graph import MAX_TOKENS, Replay
 from quintet.platforms.cpu.numa_binding import num_ranks
 from quintet.platforms.cpu.ops import heads as native_heads
 from quintet.platforms.cpu.ops import linear as native_linear
@@ -65,7 +65,7 @@ from quintet.platforms.cpu.ops import quantized_embedding as quantized_rows
 from quintet.platforms.cpu.ops.quantized_moe import packer_of
 from quintet.platforms.cpu.ops.torch_attention import SPLIT
 from quintet.platforms.cpu.pipeline import rank_lost_as_device_lost
-from quintet.platforms.cpu.profiling import HOW, TorchCalls
+from quintet.platforms.cpu.profiling import DESCRIPTION, TorchCalls
 from quintet.platforms.cpu.shared_memory import INPROC, SharedFiles, SharedMemory, connect_ranks
 from quintet.platforms.cpu.tcp_comm import TCP, RendezvousTerms, connect_over_network
 from quintet.platforms.host import host_memory, threads
@@ -73,7 +73,7 @@ from quintet.platforms.numa import bind_to_node
 
 GIB = 2**30
 KV_SHARE = 0.5  # of the memory that may be used, at most: host memory is everybody's
-KV_MOST = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
+MAX_KV_BYTES = 4 * GIB  # what an unasked-for cache may take; a laptop has other things to do
 BESIDE = ("table4", "table8", "fp8", "mins", "order", "grouped", "experts")  # SCHEMES: what our products take
 Packing = Callable[[], Mapping[str, Tensor]]
 WORTH_THREADS = (
@@ -137,14 +137,16 @@ class CPU(Platform):
     @classmethod
     def probe(cls) -> Capabilities | Unavailable:
         return Capabilities(
-            devices=1 if load_extension() is None else MOST_RANKS,
+            devices=1 if load_extension() is None else MAX_RANKS,
             dtypes=(torch.bfloat16, torch.float32, torch.float16),
-            weight_formats=frozenset([*SCHEMES, *(BESIDE if _packs() else ("grouped",)), *["embedding"] * _looks_up()]),
+            weight_formats=frozenset(
+                [*SCHEMES, *(BESIDE if _can_pack() else ("grouped",)), *["embedding"] * _can_look_up_packed()]
+            ),
             sleep=True,
             batch_invariant=True,
             processes=True,
             ray_resources={"CPU": float(threads())},
-            layout_key=_placing(),
+            layout_key=_layout_key(),
             detail=f"{describe()}; {threads()} threads, {host.machine()}",
         )
 
@@ -153,15 +155,15 @@ class CPU(Platform):
         if SPLIT % config.page_size:
             raise ValueError(f"page_size {config.page_size} must divide {SPLIT} on this platform; use 16, 32 or 64")
         config, reasons = default_activation_bits(config)
-        config, chosen = seats.resolve_tensor_parallel_size(config, 1 if load_extension() is None else MOST_RANKS)
+        config, chosen = seats.resolve_tensor_parallel_size(config, 1 if load_extension() is None else MAX_RANKS)
         reasons += [*chosen, *describe_ranks(config)]
         if config.kv_cache_memory_bytes is not None or config.num_pages is not None:
             return config, reasons
         ranks = num_ranks(config)
-        share = min(KV_MOST, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE)) // ranks
+        share = min(MAX_KV_BYTES, int(host_memory().free * config.gpu_memory_utilization * KV_SHARE)) // ranks
         reason = (
             f"kv_cache_memory_bytes={share} ({share / GIB:.1f} GiB): nothing was asked for, so at most {KV_SHARE:.0%} "
-            f"of the host memory that may be used, and {KV_MOST // GIB} GiB{' for all ranks' if ranks > 1 else ''}"
+            f"of the host memory that may be used, and {MAX_KV_BYTES // GIB} GiB{' for all ranks' if ranks > 1 else ''}"
         )
         return config.replace(kv_cache_memory_bytes=share), [*reasons, reason]
 
@@ -208,11 +210,11 @@ class CPU(Platform):
             return {weight.name: native_moe.pack(weight, parts)}
         if native_heads.can_pack(weight):
             return {weight.name: native_heads.pack(weight, parts)}
-        if not _packs() or (weight.use != "linear" and not _looks_up_packed(weight)):
+        if not _can_pack() or (weight.use != "linear" and not _is_packed_table(weight)):
             # an embedding stays a view of the checkpoint's memory map where types agree
             return {weight.name: weight.local(parts).to(weight.dtype)}
         pieces = [weight.local(parts)] if weight.axis else weight.local_slices(parts)
-        if not _looks_up_packed(weight):
+        if not _is_packed_table(weight):
             return {weight.name: native_linear.pack(*(piece.to(weight.dtype) for piece in pieces))}
         return self._once(weight, parts, lambda: {weight.name: native_linear.pack(pieces[0].to(weight.dtype))})
 
@@ -233,7 +235,7 @@ class CPU(Platform):
         return found[key]
 
     def _laid(self, weight: Weight, parts: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        if not _lays(weight):
+        if not _can_pack_quantized(weight):
             return attributes(blocks.canonical(weight, parts))
         try:
             if quantized_moe.quantizes_floats(weight):
@@ -246,7 +248,7 @@ class CPU(Platform):
             raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None
 
     def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
-        rows = 0 if self._config.enforce_eager else min(max_shape.largest.rows, MOST_TOKENS)
+        rows = 0 if self._config.enforce_eager else min(max_shape.largest.rows, MAX_TOKENS)
         captured = rows * max_shape.vocab * 4  # recorded steps of all sizes give their logits in the same place
         return Estimate(sum(map(self._placed_bytes, weights)), max_shape.workspace, captured)
 
@@ -254,12 +256,12 @@ class CPU(Platform):
         if not weight.format.plain:
             if weight.stack:
                 return quantized_moe.stack_packed_bytes(weight)
-            return quantized_moe.matrix_packed_bytes(weight) if _lays(weight) else weight.nbytes
+            return quantized_moe.matrix_packed_bytes(weight) if _can_pack_quantized(weight) else weight.nbytes
         if weight.use.endswith("experts") and native_moe.can_pack(weight):
             return native_moe.packed_bytes(weight)
         if native_heads.can_pack(weight):
             return native_heads.packed_bytes(weight)
-        if _packs() and (weight.use == "linear" or _looks_up_packed(weight)):
+        if _can_pack() and (weight.use == "linear" or _is_packed_table(weight)):
             return native_linear.packed_bytes(weight.shape, weight.dtype)
         return weight.nbytes
 
@@ -268,7 +270,7 @@ class CPU(Platform):
         extension = load_extension()
         most = self._threads or threads_per_rank(num_ranks(self._config))
         # torch's threads spin on our cores after each of its ops: where the products are ours, it gets one
-        torchs = 1 if _packs() or size < WORTH_THREADS else most
+        torchs = 1 if _can_pack() or size < WORTH_THREADS else most
 
         eager = extension is None or self._config.enforce_eager or not getattr(model, "recordable", True)
         comm = self._comm
@@ -298,11 +300,11 @@ class CPU(Platform):
         def stop() -> None:
             self._tell = None
 
-        return Recording(HOW, stop)
+        return Recording(DESCRIPTION, stop)
 
 
 @functools.cache
-def _placing() -> str:
+def _layout_key() -> str:
     """Tiles are the compiled extension's, and so is the choice of scales, which may differ by instruction set."""
     extension = load_extension()
     if extension is None:
@@ -316,7 +318,7 @@ def _eager(model: nn.Module, state: State, batch: Batch) -> tuple[Outputs, State
     return result
 
 
-def _looks_up_packed(weight: Weight) -> bool:
+def _is_packed_table(weight: Weight) -> bool:
     """True if rows of a table can be looked up in the layout that products want: a tied head is then held once.
 
     Not where ranks share the table out: each looks up its own rows, and knows them by their first.
@@ -336,15 +338,15 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 @functools.cache
-def _packs() -> bool:
+def _can_pack() -> bool:
     """True if products run on our kernels, so that weights should be packed."""
     return native_linear.probe() is None
 
 
-def _looks_up() -> bool:
+def _can_look_up_packed() -> bool:
     """True if rows can be looked up in the packed weights of our products."""
-    return _packs() and quantized_rows.probe() is None
+    return _can_pack() and quantized_rows.probe() is None
 
 
-def _lays(weight: Weight) -> bool:
+def _can_pack_quantized(weight: Weight) -> bool:
     return quantized_moe.can_pack_format(weight.format, weight.shape[1])

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from quintet.interface.platform import RecordEvent
 
-HOW = "eagerly, one kernel after the other from Python; without a trace, steps of one size are one native call"
+DESCRIPTION = "eagerly, one kernel after the other from Python; without a trace, steps of one size are one native call"
 _NO_WORK = ("__get__", "empty")  # an attribute, memory
 
 

@@ -15,11 +15,11 @@ from quintet.platforms.cpu.ops.extension import extension
 
 # as csrc/cpu/kernels/quantized.h numbers them
 INT8, INT4, W8A8, W4A8, W8A8_GROUPS, TABLE4, TABLE4_A8, INT4_LEVELS, W4A8_LEVELS, INT6_LEVELS, W6A8_LEVELS = range(11)
-HELD = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of formats
+PACKED_KINDS = ("int8", "int4", "w8a8", "w4a8", "table4", "table8")  # kinds of formats
 GROUPS = (128, 64, 32, 16)  # inputs that may share a scale
-MOST_GROUP, LEAST_GROUP = GROUPS[0], GROUPS[-1]
+MAX_GROUP, MIN_GROUP = GROUPS[0], GROUPS[-1]
 COLUMNS, QUAD = 64, 4  # outputs in a block; inputs that stand side by side
-MOST_INPUTS = 131072  # of W8A8: its sums are of 32 bits
+MAX_INPUTS = 131072  # of W8A8: its sums are of 32 bits
 POWERS = 2  # rows of 64 halves after laid()'s scales of a block: the columns' powers of two in float32
 # Block types with scales and minima that stay whole numbers, times one that so many inputs share -> bits of a value.
 LEVELS, LEVEL_INPUTS = {"Q2_K": 4, "Q3_K": 4, "Q4_K": 4, "Q5_K": 6, "Q6_K": 6}, 256
@@ -46,7 +46,7 @@ def pack(matrix: Matrix) -> dict[str, Tensor]:
     found, scales = {"weight": packed}, matrix.scales.float()
     if fmt.codebook:
         scales = scales * integer_table(fmt.codebook)[1]
-    zeros, mins = _added(matrix)
+    zeros, mins = _offsets(matrix)
     if zeros is not None:
         found["zeros"] = _blocks(zeros, scales_shape)
     if kernel_number(fmt) == W8A8:
@@ -63,7 +63,7 @@ def has_two_level_scales(fmt: WeightFormat) -> bool:
 
 def packed_format(fmt: WeightFormat, inputs: int) -> WeightFormat:
     """Returns the format that laid() gives a canonical matrix: groups that its products can add up."""
-    if kernel_number(fmt) == W8A8 or 0 < fmt.group <= MOST_GROUP:
+    if kernel_number(fmt) == W8A8 or 0 < fmt.group <= MAX_GROUP:
         return fmt
     return replace(fmt, group=next((size for size in GROUPS if (fmt.group or inputs) % size == 0), inputs))
 
@@ -71,13 +71,13 @@ def packed_format(fmt: WeightFormat, inputs: int) -> WeightFormat:
 def can_pack(fmt: WeightFormat, inputs: int) -> bool:
     """True if laid() takes a matrix of the format: its groups are of whole vectors."""
     if kernel_number(fmt) == W8A8:
-        return inputs <= MOST_INPUTS
+        return inputs <= MAX_INPUTS
     if has_two_level_scales(fmt):
         return inputs % LEVEL_INPUTS == 0
     group = packed_format(fmt, inputs).group
     if fmt.group and inputs % fmt.group:  # its last group is short, and pieces of the others would not fit it
         return False
-    return inputs % group == 0 and group % LEAST_GROUP == 0 and group <= MOST_GROUP
+    return inputs % group == 0 and group % MIN_GROUP == 0 and group <= MAX_GROUP
 
 
 def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat, powers: bool = True) -> int:
@@ -136,19 +136,19 @@ def stored_table(fmt: WeightFormat) -> Tensor:
 def _centred(matrix: Matrix) -> Matrix:
     """The same with values of 1 to 3 bits around 8, which stands for 0: minima get small, and are rounded less."""
     values, mins = matrix.values, matrix.mins
-    if mins is None or matrix.zeros is not None or matrix.format.bits != 4 or _most(values[:1]) > 7:
+    if mins is None or matrix.zeros is not None or matrix.format.bits != 4 or _max_nibble(values[:1]) > 7:
         return matrix
-    shift = 8 - (_most(values) + 1) // 2
+    shift = 8 - (_max_nibble(values) + 1) // 2
     assert matrix.scales is not None
     return matrix._replace(values=values + 17 * shift, mins=mins - shift * matrix.scales) if shift > 4 else matrix
 
 
-def _most(values: Tensor) -> int:
+def _max_nibble(values: Tensor) -> int:
     """The largest of 4 bits."""
     return max(int((values & 15).max()), int((values >> 4).max()))
 
 
-def _added(matrix: Matrix) -> tuple[Tensor | None, Tensor | None]:
+def _offsets(matrix: Matrix) -> tuple[Tensor | None, Tensor | None]:
     """Zero points in bytes, and minima: zero points that are no whole numbers are such, beside 8, which is 0."""
     zeros, mins = matrix.zeros, matrix.mins
     if zeros is None or not zeros.is_floating_point():
@@ -270,12 +270,12 @@ def shapes(outputs: int, inputs: int, fmt: WeightFormat) -> tuple[tuple[int, ...
         rows = inputs // fmt.group + inputs // LEVEL_INPUTS * 2
         return (blocks, inputs // QUAD, width), (blocks, rows, COLUMNS)
     if kernel_number(fmt) == W8A8:
-        if inputs > MOST_INPUTS:
-            raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
+        if inputs > MAX_INPUTS:
+            raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MAX_INPUTS} at most")
         groups = 1
     else:
         group = fmt.group or inputs
-        if inputs % group or group > MOST_GROUP:
-            raise ValueError(f"{inputs} inputs do not divide into groups of {group}, {MOST_GROUP} at most")
+        if inputs % group or group > MAX_GROUP:
+            raise ValueError(f"{inputs} inputs do not divide into groups of {group}, {MAX_GROUP} at most")
         groups = inputs // group
     return (blocks, -(-inputs // QUAD), width), (blocks, groups, COLUMNS)

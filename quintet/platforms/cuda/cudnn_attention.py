@@ -20,10 +20,10 @@ from quintet.ops.registry import Ops
 from quintet.platforms.gpu import library_checks as trials
 from quintet.platforms.gpu.ops.attention import step
 
-LEAST = 4096  # tokens: with the copies 2,048 take 125 us on an H100, our kernels 115; 8,192 take 1,074 and 1,572
+MIN_TOKENS = 4096  # tokens: with the copies 2,048 take 125 us on an H100, our kernels 115; 8,192 take 1,074 and 1,572
 SHARE = 16  # a step is padded by one token for so many at most
 EIGHTHS = range(4, 9)  # of the largest step
-MOST_DIM = 128  # of heads: cuDNN has more on some chips, which were not measured
+MAX_DIM = 128  # of heads: cuDNN has more on some chips, which were not measured
 SAMPLED = 24  # tokens of a trial that the specification computes
 
 
@@ -32,7 +32,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
     reasons = {
         f"queries in {spec.dtype}": spec.dtype not in (torch.float16, torch.bfloat16),
         f"a cache in {spec.cache_dtype}": spec.cache_dtype != spec.dtype,
-        f"heads of {spec.head_dim}": spec.head_dim > MOST_DIM or spec.head_dim % 8 != 0,
+        f"heads of {spec.head_dim}": spec.head_dim > MAX_DIM or spec.head_dim % 8 != 0,
         "V as a part of K": bool(spec.shared),
         "a window": spec.window is not None,
         "chunks": spec.chunk is not None,
@@ -46,7 +46,7 @@ def refusals(spec: AttentionSpec) -> list[str]:
 
 def sizes(most: int) -> tuple[int, ...]:
     """Tokens that plans are built for, where a step has so many at most."""
-    return tuple(size for each in EIGHTHS if (size := most * each // 8) >= LEAST)
+    return tuple(size for each in EIGHTHS if (size := most * each // 8) >= MIN_TOKENS)
 
 
 def size_for(tokens: int, sizes: Sequence[int]) -> int | None:

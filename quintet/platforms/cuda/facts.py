@@ -11,7 +11,7 @@ import torch
 
 from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import (
-    ELSEWHERE,
+    OTHER_DEVICE,
     GPUFacts,
     combine_unavailable,
     compiler,
@@ -21,7 +21,7 @@ from quintet.platforms.gpu.facts import (
 )
 
 GIB = 2**30
-LEAST = (7, 5)  # compute capability: tensor cores that Triton and torch's builds for CUDA 12.8 and later serve
+MIN_CAPABILITY = (7, 5)  # compute capability: tensor cores that Triton and torch's builds for CUDA 12.8 and later serve
 BF16, FP8 = (8, 0), (8, 9)  # the first to multiply in them
 DRIVER = Path("/proc/driver/nvidia/version")
 NVIDIA = "0x10de"
@@ -86,10 +86,10 @@ def facts(machine: CudaMachine | None = None) -> GPUFacts | Unavailable:
 
 def _facts(cards: Sequence[CudaCard], driver: CudaDriver, machine: CudaMachine) -> GPUFacts | Unavailable:
     least = min(card.capability for card in cards)
-    if least < LEAST:
+    if least < MIN_CAPABILITY:
         old = next(card for card in cards if card.capability == least)
         return Unavailable(
-            f"{old.name} has compute capability {_dotted(least)}, and {_dotted(LEAST)} is the least that kernels are "
+            f"{old.name} has compute capability {_dotted(least)}, and {_dotted(MIN_CAPABILITY)} is the least that kernels are "
             "compiled for",
             "hide it with CUDA_VISIBLE_DEVICES, or use another device",
         )
@@ -164,7 +164,7 @@ def _card(nvml: Any, handle: Any) -> CudaCard:
 def _no_driver(machine: CudaMachine, also: str = "", remedy: str = "") -> Unavailable:
     """There is none; whether there is a card to drive decides what helps."""
     if not on_the_bus(machine.pci, NVIDIA):
-        return Unavailable("; ".join(filter(None, ("no NVIDIA driver and no NVIDIA GPU here", also))), ELSEWHERE)
+        return Unavailable("; ".join(filter(None, ("no NVIDIA driver and no NVIDIA GPU here", also))), OTHER_DEVICE)
     reasons, remedies = ("an NVIDIA GPU is here, and no driver for it", also), ("install the NVIDIA driver", remedy)
     return Unavailable("; ".join(filter(None, reasons)), "; ".join(filter(None, remedies)))
 

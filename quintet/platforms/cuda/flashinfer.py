@@ -120,7 +120,7 @@ class GroupPlanner:
     """One plan per step, of the layers of one group that are alike."""
 
     def __init__(self, spec: AttentionSpec, module: Any, means: DeviceFunctions, sizes: Sequence[int]) -> None:
-        self._means, self._uploaded = means, _nothing
+        self._device_functions, self._uploaded = means, _nothing
         self._spec, self._module, self._sizes = spec, module, frozenset(sizes)
         self._most = max(sizes, default=0)
         self._decoders: dict[tuple[int, int], Any] = {}  # (requests, columns of the table), as graphs have them
@@ -153,7 +153,7 @@ class GroupPlanner:
             self._active.plan(indptr, pages, last, *shape, **how)
         else:
             self._active.plan(starts, indptr, pages, last, *shape, causal=True, **how)
-        self._uploaded = self._means.mark()
+        self._uploaded = self._device_functions.mark()
 
     def _sent(self, batch: HostBatch, group: HostGroup, into: Tensor | None) -> tuple[list[Tensor], Tensor]:
         """Pinned: where tokens begin and where pages do, what is on last pages, and in all that are listed. On the
@@ -161,12 +161,12 @@ class GroupPlanner:
         indptr, pages, last = page_indices(batch, group, self._spec)
         kept = ((np.diff(indptr) - 1) * self._spec.page_size + last).astype(np.int32)
         arrays = batch.query_start_loc, indptr, last, kept, pages
-        here = self._means.pinned(4 * sum(map(len, arrays))).view(torch.int32)
+        here = self._device_functions.pinned(4 * sum(map(len, arrays))).view(torch.int32)
         parts = list(here.split([len(each) for each in arrays]))
         for part, each in zip(parts, arrays, strict=True):
             part.copy_(torch.from_numpy(each))
-        there = self._means.empty((len(pages),), torch.int32) if into is None else into[: len(pages)]
-        self._means.copy(there, parts[-1])
+        there = self._device_functions.empty((len(pages),), torch.int32) if into is None else into[: len(pages)]
+        self._device_functions.copy(there, parts[-1])
         return parts[:-1], there
 
     def run(self, q: Tensor, kv: Tensor) -> Tensor:
@@ -179,11 +179,11 @@ class GroupPlanner:
         if key not in self._decoders:
             if width not in self._buffers:
                 sizes = (self._most + 1,), (self._most * width,), (self._most,)
-                indptr, indices, last = (self._means.empty(size, torch.int32) for size in sizes)
+                indptr, indices, last = (self._device_functions.empty(size, torch.int32) for size in sizes)
                 self._buffers[width] = indptr, indices, last
             indptr, indices, last = self._buffers[width]
             wrapper = self._module.BatchDecodeWithPagedKVCacheWrapper(
-                self._means.space, "HND", use_cuda_graph=True,
+                self._device_functions.space, "HND", use_cuda_graph=True,
                 use_tensor_cores=self._spec.heads // self._spec.kv_heads >= 4,  # fewer rows leave tensor cores idle
                 paged_kv_indptr_buffer=indptr[: requests + 1], paged_kv_indices_buffer=indices[: requests * width],
                 paged_kv_last_page_len_buffer=last[:requests],
@@ -193,12 +193,14 @@ class GroupPlanner:
 
     def _prefill(self) -> Any:
         if self._prompts is None:
-            self._prompts = self._sharing(self._module.BatchPrefillWithPagedKVCacheWrapper(self._means.space, "HND"))
+            self._prompts = self._sharing(
+                self._module.BatchPrefillWithPagedKVCacheWrapper(self._device_functions.space, "HND")
+            )
         return self._prompts
 
     def _sharing(self, wrapper: Any) -> Any:
         """With the group's room for plans in the place of its own, on the device and in pinned memory."""
-        wrapper.reset_workspace_buffer(self._means.space, self._plans)
+        wrapper.reset_workspace_buffer(self._device_functions.space, self._plans)
         if self._staged is None:
             self._staged = getattr(wrapper, PINNED, None)
         elif hasattr(wrapper, PINNED):

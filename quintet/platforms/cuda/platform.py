@@ -53,11 +53,11 @@ class CUDA(GPU):
         self._prompts: dict[AttentionSpec, str | None] = {}  # None: whole prompts run on cuDNN; else why not
         self._spaces: dict[int, Tensor] = {}  # by rank: FlashInfer's workspace, for one layer after the other
 
-    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
+    def _process_all_reduce(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
         library = symmetric_sum.load(torch.device("cuda", rank_info.rank))
         return symmetric_sum.join(library, store, rank_info.rank, rank_info.size, f"quintet {rank_info.endpoint}")
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
+    def _library_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         if (rank, spec) not in self._planners:
             self._planners[rank, spec] = self._planner(spec, rank)
         planner = self._planners[rank, spec]
@@ -66,7 +66,7 @@ class CUDA(GPU):
         planning.add(spec, planner)
         return flashinfer.mixer(spec, ops, planner)
 
-    def _whole_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+    def _prompt_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
         """cuDNN's attention, where our kernels have the rest."""
         sizes = cudnn_attention.sizes(self._config.max_num_batched_tokens)
         if not sizes or ops.choice("paged_attention").provider != "triton":
@@ -111,7 +111,7 @@ class CUDA(GPU):
         wrong = flashinfer.trial(spec, module, means)
         return wrong or flashinfer.FlashInferPlanner(spec, module, means, self._sizes)
 
-    def _other_bytes(self, buckets: Sequence[ShapeBucket], max_shape: MaxShape) -> int:
+    def _library_bytes(self, buckets: Sequence[ShapeBucket], max_shape: MaxShape) -> int:
         planners = [each for each in self._planners.values() if not isinstance(each, str)]
         ranks = len({rank for rank, _ in self._planners})
         planned = flashinfer.planned_bytes(buckets, len(max_shape.largest.pages)) * -(-len(planners) // max(1, ranks))

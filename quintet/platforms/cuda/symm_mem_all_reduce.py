@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_RANKS = 8  # that its kernels are unrolled for
+MAX_RANKS = 8  # that its kernels are unrolled for
 # Each rank reads every rank's: beyond this NCCL's two passes move less. A guess until it is measured.
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 DTYPES = (torch.float32, torch.bfloat16)  # that it adds
 
 
@@ -39,7 +39,7 @@ class SymmetricAllReduce:
     def supports(self, x: Tensor) -> bool:
         nbytes = x.numel() * x.element_size()
         plain = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.dtype in DTYPES
-        return plain and 0 < nbytes <= MOST_BYTES and nbytes % 16 == 0
+        return plain and 0 < nbytes <= MAX_BYTES and nbytes % 16 == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         space = self._space[: x.numel() * x.element_size()].view(x.dtype).view(x.shape)
@@ -70,28 +70,28 @@ def load(device: torch.device) -> SymmetricMemory | str:
 def join(library: SymmetricMemory | str, store: Any, rank: int, size: int, name: str) -> SymmetricAllReduce | str:
     """Meets the other ranks and adds once; or the reason why sums are left to NCCL, on every rank alike."""
     lacking = library if isinstance(library, str) else ""
-    if size > MOST_RANKS:
-        lacking = f"{size} ranks, and it serves up to {MOST_RANKS}"
-    if wrong := _agreed(store, "begin", rank, size, lacking):
+    if size > MAX_RANKS:
+        lacking = f"{size} ranks, and it serves up to {MAX_RANKS}"
+    if wrong := _first_failure(store, "begin", rank, size, lacking):
         return wrong
     assert isinstance(library, SymmetricMemory)
-    made = _met(library, store, rank, size, name)
-    if wrong := _agreed(store, "met", rank, size, made if isinstance(made, str) else ""):
+    made = _rendezvous(library, store, rank, size, name)
+    if wrong := _first_failure(store, "met", rank, size, made if isinstance(made, str) else ""):
         return wrong
     assert isinstance(made, SymmetricAllReduce)
-    return _agreed(store, "tried", rank, size, _tried(made, rank, size)) or made
+    return _first_failure(store, "tried", rank, size, _trial_failure(made, rank, size)) or made
 
 
-def _met(library: SymmetricMemory, store: Any, rank: int, size: int, name: str) -> SymmetricAllReduce | str:
+def _rendezvous(library: SymmetricMemory, store: Any, rank: int, size: int, name: str) -> SymmetricAllReduce | str:
     try:
-        space = library.empty(MOST_BYTES)
+        space = library.empty(MAX_BYTES)
         library.rendezvous(space, name, store, rank, size)
     except Exception as error:  # of drivers, of devices that do not reach each other, of a torch with other names
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     return SymmetricAllReduce(library, space, name)
 
 
-def _tried(made: SymmetricAllReduce, rank: int, size: int) -> str:
+def _trial_failure(made: SymmetricAllReduce, rank: int, size: int) -> str:
     """Returns what was wrong with a sum of the ranks' numbers, counted from 1; empty if nothing was."""
     want = size * (size + 1) // 2
     try:
@@ -101,7 +101,7 @@ def _tried(made: SymmetricAllReduce, rank: int, size: int) -> str:
     return "" if bool((got == want).all()) else f"a sum gave {float(got.float().mean())}, not {want}"
 
 
-def _agreed(store: Any, stage: str, rank: int, size: int, wrong: str) -> str:
+def _first_failure(store: Any, stage: str, rank: int, size: int, wrong: str) -> str:
     """The first rank's reason that has one: either all go on, or none."""
     store.set(f"symmetric {stage} {rank}", wrong)
     said = [store.get(f"symmetric {stage} {other}").decode() for other in range(size)]

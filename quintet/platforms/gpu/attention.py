@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 WindowAndChunk = tuple[int | None, int | None]  # a layer's window, and its chunk
 # Of a plan: single tokens; others; others, and no planner was asked; all of one request, nothing of which is cached.
-SINGLE, MIXED, WITHOUT, WHOLE = 1, 2, 3, 4
+SINGLE, MIXED, UNPLANNED, WHOLE_PROMPT = 1, 2, 3, 4
 
 
 class StepPlanner(Protocol):
@@ -73,13 +73,17 @@ class PlannerRegistry:
     ) -> tuple[IntArray, ...]:
         """Plans the step for a group; `number` is that of the layer that plans for it. Returns the group's plan."""
         size = len(batch.token_ids), len(batch.query_start_loc) - 1
-        whole = self.serves_whole_prompt is not None and _whole(batch, group) and self.serves_whole_prompt(size[0])
+        whole = (
+            self.serves_whole_prompt is not None
+            and _is_whole_prompt(batch, group)
+            and self.serves_whole_prompt(size[0])
+        )
         if size in self.captured_sizes and self.planners_optional:
-            return (np.zeros((0, WHOLE if whole else WITHOUT, number), np.int32),)
+            return (np.zeros((0, WHOLE_PROMPT if whole else UNPLANNED, number), np.int32),)
         for planner in self._planners.get(window_and_chunk, {}).values():
             planner.plan(number, batch, group)
         single = size[0] == size[1] and bool(np.diff(batch.query_start_loc).max(initial=0) <= 1)
-        return (np.zeros((0, WHOLE if whole else SINGLE if single else MIXED, number), np.int32),)
+        return (np.zeros((0, WHOLE_PROMPT if whole else SINGLE if single else MIXED, number), np.int32),)
 
 
 class GraphAttention(Mixer):
@@ -97,7 +101,7 @@ class GraphAttention(Mixer):
         unplanned: Mixer | None = None,
         whole_prompt: Mixer | None = None,
     ) -> None:
-        """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE, captured ones
+        """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE_PROMPT, captured ones
         among them, over the same pages; None: `inner` does, and `unplanned`."""
         self.layouts = inner.layouts
         self._inner, self._unplanned, self._whole = inner, unplanned or inner, whole_prompt or unplanned or inner
@@ -128,10 +132,10 @@ class GraphAttention(Mixer):
 
     def _serving(self, group: Group) -> Mixer:
         kind = group.plan[0].shape[1] if group.plan else MIXED
-        return self._unplanned if kind == WITHOUT else self._whole if kind == WHOLE else self._inner
+        return self._unplanned if kind == UNPLANNED else self._whole if kind == WHOLE_PROMPT else self._inner
 
 
-def _whole(batch: HostBatch, group: HostGroup) -> bool:
+def _is_whole_prompt(batch: HostBatch, group: HostGroup) -> bool:
     """True if the step is all of its first request, with nothing cached, and at most an eighth of padding."""
     count, end = batch.query_start_loc[1], batch.query_start_loc[-1]
     return bool(count == end == group.seq_lens[0] and 8 * count >= 7 * len(batch.token_ids))

@@ -5,21 +5,29 @@ from collections.abc import Sequence
 from quintet.config import EngineConfig
 from quintet.interface.types import ShapeBucket
 
-MOST = 512  # tokens of a captured decode step, and of the steps with prompts that are captured ahead
+MAX_CAPTURED_TOKENS = 512  # tokens of a captured decode step, and of the steps with prompts that are captured ahead
 # Tokens of a captured step with prompts. On an H100 the host takes 1.5 ms a layer for an eager step: 50 ms for Llama
 # 3.1 8B, as long as 2,048 tokens take the device; 43 ms for Qwen3-0.6B, as long as some 10,000.
-MOST_MIXED = 8192
-STEPS = ((1024, 64), (2048, 128), (4096, 256), (MOST_MIXED, 512))  # up to so many tokens, a size every so many
+MAX_MIXED = 8192
+STEPS = ((1024, 64), (2048, 128), (4096, 256), (MAX_MIXED, 512))  # up to so many tokens, a size every so many
 # Rows of a large step's outputs, where drafts may want one for each token: logits of 8,192 would take gigabytes.
-MOST_ROWS = 512
+MAX_ROWS = 512
 FEW = 16  # requests beside a prompt's tokens; then as many as there may be: attention has a program for each
-LEAST_PAGES = 64  # columns of a captured table; then four times as many each: a longer request seldom asks anew
+MIN_PAGES = 64  # columns of a captured table; then four times as many each: a longer request seldom asks anew
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
     """1, 2, 4, every 8 to 64, 16 to 128, 32 to 256, then 64: from 32 on, a fifth is padding at most."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, MOST + 1, 64)]
-    most = min(most, MOST)
+    sizes = [
+        1,
+        2,
+        4,
+        *range(8, 64, 8),
+        *range(64, 128, 16),
+        *range(128, 256, 32),
+        *range(256, MAX_CAPTURED_TOKENS + 1, 64),
+    ]
+    most = min(most, MAX_CAPTURED_TOKENS)
     return (*(size for size in sizes if size < most), most)
 
 
@@ -29,7 +37,7 @@ def mixed_sizes(most: int) -> tuple[int, ...]:
     sizes = [16, 32]
     for last, step in STEPS:
         sizes += range(sizes[-1] // step * step + step, last + 1, step)
-    most = min(most, MOST_MIXED)
+    most = min(most, MAX_MIXED)
     return (*(size for size in sizes if size < most), most)
 
 
@@ -39,7 +47,7 @@ def capture_sizes(config: EngineConfig) -> tuple[int, ...]:
         return ()
     if config.capture_sizes:
         return tuple(size for size in config.capture_sizes if size <= config.max_num_seqs)
-    return decode_sizes(min(config.max_num_seqs, config.max_capture_size or MOST))
+    return decode_sizes(min(config.max_num_seqs, config.max_capture_size or MAX_CAPTURED_TOKENS))
 
 
 def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
@@ -48,20 +56,20 @@ def mixed_capture_sizes(config: EngineConfig) -> tuple[int, ...]:
         return ()
     if config.capture_sizes:
         return tuple(size for size in config.capture_sizes if 1 < size <= config.max_num_batched_tokens)
-    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MOST_MIXED))
+    return mixed_sizes(min(config.max_num_batched_tokens, config.max_capture_size or MAX_MIXED))
 
 
 def sizes_with_planners(config: EngineConfig, sizes: Sequence[int]) -> tuple[int, ...]:
     """Those of steps with prompts where a planner's kernels have the others, which run eagerly: unless sizes were asked
     for, these are expected to be the faster ones for many tokens."""
     asked = config.capture_sizes or config.max_capture_size
-    return tuple(size for size in sizes if asked or size <= MOST)
+    return tuple(size for size in sizes if asked or size <= MAX_CAPTURED_TOKENS)
 
 
 def sizes_captured_late(config: EngineConfig, buckets: Sequence[ShapeBucket]) -> frozenset[int]:
     """Tokens of the steps that are not captured ahead. Sizes that a user names are few; of our own there are hundreds,
     and capturing a large one when it first comes is no longer than the step."""
-    return frozenset(each.tokens for each in buckets if each.tokens > MOST and not config.capture_sizes)
+    return frozenset(each.tokens for each in buckets if each.tokens > MAX_CAPTURED_TOKENS and not config.capture_sizes)
 
 
 def capture_size_warnings(config: EngineConfig) -> list[str]:
@@ -79,7 +87,7 @@ def capture_size_warnings(config: EngineConfig) -> list[str]:
 
 def table_width(pages: int) -> int:
     """Columns of the captured table that holds so many."""
-    width = LEAST_PAGES
+    width = MIN_PAGES
     while width < pages:
         width *= 4
     return width
@@ -87,7 +95,7 @@ def table_width(pages: int) -> int:
 
 def table_widths(pages: int) -> tuple[int, ...]:
     """All that requests of up to so many pages bring."""
-    widths = [LEAST_PAGES]
+    widths = [MIN_PAGES]
     while widths[-1] < pages:
         widths.append(table_width(widths[-1] + 1))
     return tuple(widths)
@@ -113,7 +121,7 @@ def mixed_buckets(most: ShapeBucket, sizes: Sequence[int], drafts: bool = False)
     for size in reversed([size for size in sizes if 1 < size <= most.tokens] if most.pages else ()):
         fullest = min(most.requests, size - 1)
         for requests in sorted({min(FEW, fullest), fullest}, reverse=True):
-            rows = min(max(requests, min(size, MOST_ROWS)) if drafts else requests, most.rows)
+            rows = min(max(requests, min(size, MAX_ROWS)) if drafts else requests, most.rows)
             found += [ShapeBucket(size, requests, rows, pages) for pages in _tables(most)]
     return tuple(found)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from quintet.interface.platform import Communicator
 from quintet.platforms.gpu.processes import ProcessRendezvous
 
-PATIENCE = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
+TIMEOUT = timedelta(minutes=5)  # that ranks wait for each other at the start: one may read weights from a slow disk
 
 
 class SmallAllReduce(Protocol):
@@ -38,26 +38,26 @@ class GroupCommunicator(Communicator):
         rendezvous: ProcessRendezvous | None = None,
     ) -> None:
         """`met`: how the ranks have met, where they are processes."""
-        self.rank, self.size, self._group, self._small = rank, size, group, small_all_reduce
+        self.rank, self.size, self._group, self._small_all_reduce = rank, size, group, small_all_reduce
         if rendezvous is not None:
             self.channel = rendezvous.channel
             rendezvous.abort_when_stopped(group)
             weakref.finalize(self, rendezvous.close)
-        self._ordered = False
+        self._in_rank_order = False
         # its watchdog's thread would outlive the engine, and warn of it at the end of the process; abort() waits for
         # no other rank: its communicator may be gone by now
         weakref.finalize(self, _ended, group)
 
     def in_rank_order(self) -> "GroupCommunicator":
         """This one, with sums in the order of the ranks whatever their size: libraries choose theirs by it."""
-        self._ordered, self._small = True, None
+        self._in_rank_order, self._small_all_reduce = True, None
         return self
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self._ordered:
-            return _summed(self._gathered(x))
-        if self._small is not None and self._small.supports(x):
-            return self._small(x)
+        if self._in_rank_order:
+            return _ordered_sum(self._gathered(x))
+        if self._small_all_reduce is not None and self._small_all_reduce.supports(x):
+            return self._small_all_reduce(x)
         x = x.contiguous()
         self._group.allreduce([x]).wait()
         return x
@@ -67,10 +67,10 @@ class GroupCommunicator(Communicator):
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         pieces = self._pieces(x, dim)
-        if self._ordered:
+        if self._in_rank_order:
             arrived = torch.empty_like(pieces)
             self._group.alltoall_base(arrived.view(-1), pieces.view(-1), [], []).wait()
-            return _summed(arrived)
+            return _ordered_sum(arrived)
         own = x.new_empty(pieces.shape[1:])
         self._group._reduce_scatter_base(own.view(-1), pieces.view(-1)).wait()
         return own
@@ -94,7 +94,7 @@ class GroupCommunicator(Communicator):
         return torch.stack(x.chunk(self.size, dim))
 
 
-def _summed(everyone: Tensor) -> Tensor:
+def _ordered_sum(everyone: Tensor) -> Tensor:
     """[size, ...] first to last, in float32."""
     total = everyone[0].float()
     for each in everyone[1:]:
@@ -129,7 +129,7 @@ class InProcessStores:
             return store
         if scheme == "tcp":
             host, _, port = rest.rpartition(":")
-            return dist.TCPStore(host, int(port), size, rank == 0, timeout=PATIENCE)
+            return dist.TCPStore(host, int(port), size, rank == 0, timeout=TIMEOUT)
         if scheme == "file":
             return dist.FileStore(rest, size)
         raise ValueError(f"endpoint {endpoint!r} is neither inproc://, tcp://host:port nor file:///path")

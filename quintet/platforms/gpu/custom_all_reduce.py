@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 LIBRARY = "quintet._cuda_comm"  # no module: found as one, loaded as what it is
-MOST_RANKS = 8  # as csrc/cuda/all_reduce.h has it
+MAX_RANKS = 8  # as csrc/cuda/all_reduce.h has it
 # Each rank reads every rank's: beyond this NCCL's two passes move less. A guess until it is measured.
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -25,7 +25,7 @@ class CustomAllReduce:
     def supports(self, x: Tensor) -> bool:
         nbytes = x.numel() * x.element_size()
         plain = x.is_contiguous() and x.data_ptr() % 16 == 0 and x.dtype in DTYPES
-        return plain and 0 < nbytes <= MOST_BYTES and nbytes % 16 == 0
+        return plain and 0 < nbytes <= MAX_BYTES and nbytes % 16 == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty_like(x)
@@ -56,12 +56,12 @@ def join(library: Any, store: Any, rank: int, size: int, queue: Any) -> CustomAl
 
     The store is one of this process: ranks share regions as addresses. `queue` gives the current stream's handle.
     """
-    if size > MOST_RANKS:
-        return f"{size} ranks, and it serves up to {MOST_RANKS}"
+    if size > MAX_RANKS:
+        return f"{size} ranks, and it serves up to {MAX_RANKS}"
     devices = (ctypes.c_int * size)(*range(size))
     reaches = ctypes.c_int(0)
     if code := library.quintet_comm_reaches(devices, size, ctypes.byref(reaches)):
-        return f"the devices cannot be asked: {_words(library, code)}"
+        return f"the devices cannot be asked: {_error_text(library, code)}"
     if not reaches.value:
         return "the devices do not reach each other's memory"
     region = ctypes.c_void_p()
@@ -69,14 +69,14 @@ def join(library: Any, store: Any, rank: int, size: int, queue: Any) -> CustomAl
     store.set(f"region {rank}", str(0 if code else region.value))
     regions = [int(store.get(f"region {other}")) for other in range(size)]
     if not all(regions):
-        return f"a rank could not open its region: {_words(library, code) if code else 'not this one'}"
+        return f"a rank could not open its region: {_error_text(library, code) if code else 'not this one'}"
     return CustomAllReduce(library, regions, rank, queue)
 
 
 def _check(library: Any, code: int) -> None:
     if code:
-        raise RuntimeError(f"the small-message sum failed: {_words(library, code)}")
+        raise RuntimeError(f"the small-message sum failed: {_error_text(library, code)}")
 
 
-def _words(library: Any, code: int) -> str:
+def _error_text(library: Any, code: int) -> str:
     return str(library.quintet_comm_error(code).decode())

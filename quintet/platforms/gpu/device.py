@@ -59,7 +59,7 @@ class GPUDevice(Device):
         self.runtime, self.index = runtime, index
         self.tagged_memory = TaggedMemory(runtime, index)
         self.pooled = 0  # bytes that captured steps have for themselves: idle, and not for other tensors
-        self._homeward = runtime.stream(index)
+        self._to_host_stream = runtime.stream(index)
 
     def memory(self) -> Memory:
         self.runtime.use(self.index)
@@ -89,7 +89,7 @@ class GPUDevice(Device):
         the same tensor, and the beginning of one that came lies where that does: neither is written to."""
         self.runtime.use(self.index)
         starts: list[int] = []
-        end, again = 0, _again(arrays)
+        end, again = 0, _duplicates(arrays)
         for index, array in enumerate(arrays):
             starts.append(starts[again[index]] if index in again else end)
             end += 0 if index in again else -(-array.nbytes // ALIGN) * ALIGN
@@ -120,12 +120,12 @@ class GPUDevice(Device):
         x = x.contiguous()
         computed, arrived = self.runtime.event(), self.runtime.event()
         computed.record(self.runtime.current())
-        self._homeward.wait_event(computed)
+        self._to_host_stream.wait_event(computed)
         here = self.runtime.pinned(x.numel() * x.element_size()).view(x.dtype).view(x.shape)
-        with self.runtime.on(self._homeward):
+        with self.runtime.on(self._to_host_stream):
             self.runtime.copy(here, x)
-            arrived.record(self._homeward)
-        self.runtime.hold(x, self._homeward)
+            arrived.record(self._to_host_stream)
+        self.runtime.hold(x, self._to_host_stream)
 
         def wait() -> Tensor:
             with device_errors():
@@ -146,7 +146,7 @@ class GPUDevice(Device):
         try:
             there = self.runtime.empty(x.shape, dtype, self.index)
         except torch.OutOfMemoryError as error:
-            raise MemoryError(self._no_weight(x.numel() * dtype.itemsize, error)) from None
+            raise MemoryError(self._weight_error(x.numel() * dtype.itemsize, error)) from None
         send(self.runtime, there, x)
         return there
 
@@ -154,7 +154,7 @@ class GPUDevice(Device):
         whole = self.runtime.empty((math.prod(shape) * dtype.itemsize,), torch.uint8, self.index)
         return whole.zero_().view(dtype).view(*shape)
 
-    def _no_weight(self, need: int, error: Exception) -> str:
+    def _weight_error(self, need: int, error: Exception) -> str:
         free = self.runtime.memory(self.index)[0]
         return (
             f"a weight needs {need / GIB:.2f} GiB, {free / GIB:.2f} GiB are free on device {self.index} ({error}); end "
@@ -172,18 +172,18 @@ def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
     return TYPES.get(array.dtype) or torch.from_numpy(array[:0]).dtype
 
 
-def _again(arrays: Sequence[np.ndarray[Any, Any]]) -> dict[int, int]:
+def _duplicates(arrays: Sequence[np.ndarray[Any, Any]]) -> dict[int, int]:
     """Maps the index of each array that is an earlier one, or its beginning, to the index of that one."""
     found: dict[int, int] = {}
     firsts: dict[int, int] = {}  # by what has the memory
     for index, array in enumerate(arrays):
         first = firsts.setdefault(id(array if array.base is None else array.base), index)
-        if first != index and array.nbytes and _begins(arrays[first], array):
+        if first != index and array.nbytes and _is_prefix(arrays[first], array):
             found[index] = first
     return found
 
 
-def _begins(whole: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
+def _is_prefix(whole: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
     if part is whole:
         return True
     alike = part.ndim == whole.ndim == 1 and part.dtype == whole.dtype and len(part) <= len(whole)

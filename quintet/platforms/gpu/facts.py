@@ -11,8 +11,8 @@ import torch
 from quintet.config import read_environment
 from quintet.interface.platform import Unavailable
 
-DISPLAYS = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
-ELSEWHERE = "use another device"  # the remedy where there is none
+DISPLAY_CLASSES = ("0x03", "0x12")  # PCI classes: displays, and processing accelerators, as an MI300X is
+OTHER_DEVICE = "use another device"  # the remedy where there is none
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ def header() -> Path:
 def combine_unavailable(missing: Sequence[Unavailable]) -> Unavailable:
     """All of them in one; where there is no device, no other remedy would help."""
     remedies = list(dict.fromkeys(each.remedy for each in missing))
-    remedies = [ELSEWHERE] if ELSEWHERE in remedies else remedies
+    remedies = [OTHER_DEVICE] if OTHER_DEVICE in remedies else remedies
     return Unavailable("; ".join(each.reason for each in missing), "; ".join(remedies))
 
 
-def on_the_bus(devices: Path, vendor: str, classes: tuple[str, ...] = DISPLAYS) -> bool:
+def on_the_bus(devices: Path, vendor: str, classes: tuple[str, ...] = DISPLAY_CLASSES) -> bool:
     """True if sysfs lists a device of this vendor and of one of these classes there."""
     theirs = [each for each in devices.glob("*") if read_sysfs(each / "vendor") == vendor]
     return any(read_sysfs(each / "class").startswith(classes) for each in theirs)

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 Model = Callable[[State, Batch], tuple[Outputs, State]]
 Shape = tuple[tuple[int, ...], torch.dtype]
 
-KEPT = 96  # graphs; the one that was not used for longest goes first
+MAX_GRAPHS = 96  # graphs; the one that was not used for longest goes first
 MIB = 2**20
-LEAST_ROOM = 64 * MIB  # that must be free before a capture, beside what the pool has: a step's nodes, and fragments
+MIN_ROOM = 64 * MIB  # that must be free before a capture, beside what the pool has: a step's nodes, and fragments
 ROWS, OWNERS = Batch._fields.index("logits_indices"), Batch._fields.index("token_to_seq")  # among the leaves
 
 
@@ -74,13 +74,13 @@ class GraphBuffers:
                 group._replace(block_table=group.block_table.new_empty(size.requests, width)) for group, width in groups
             ),
         )
-        own: Batch = _mapped(wide, lambda at, x: self._part(self._inputs, at, x, self._most_read(at, x)))
+        own: Batch = _map_tensors(wide, lambda at, x: self._part(self._inputs, at, x, self._most_read(at, x)))
         return own._replace(logits_indices=own.token_to_seq) if size.decode else own
 
     def outputs(self, given: Outputs) -> Outputs:
         """Returns buffers for a step's outputs: the next step may overwrite them."""
         most = {"logits": self._rows, "hidden_states": self._rows, "aux_hidden_states": self._tokens}
-        own: Outputs = _mapped(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
+        own: Outputs = _map_tensors(given, lambda at, x: self._part(self._outputs, at, x, most[Outputs._fields[at[0]]]))
         return own
 
     def zeros(self, count: int) -> Tensor:
@@ -147,11 +147,11 @@ class GraphedStep:
         if found is None and self.refused is not None:
             return self._model(state, batch)
         if found is None:
-            return _wanted(self._first(size, state, batch), size, batch), state
+            return _requested_rows(self._first(size, state, batch), size, batch), state
         self._graphs.move_to_end(size)
         self._fill(found.inputs, batch)
         found.graph.replay()
-        return _wanted(found.outputs, size, batch), state
+        return _requested_rows(found.outputs, size, batch), state
 
     def drop(self) -> int:
         """Lets go of all graphs and of the memory that is theirs -> bytes."""
@@ -247,21 +247,21 @@ class GraphedStep:
         work hides the host's."""
         while True:
             kept = [size for size in self._graphs if not self._ahead or size.tokens in self._late]
-            if len(kept) < KEPT:
+            if len(kept) < MAX_GRAPHS:
                 return
             prompts = [size for size in kept if not size.decode]
             decodes = [size for size in kept if size.decode]
-            self._graphs.pop((prompts if len(prompts) > KEPT // 3 or not decodes else decodes)[0])
+            self._graphs.pop((prompts if len(prompts) > MAX_GRAPHS // 3 or not decodes else decodes)[0])
 
     def _reserve(self) -> None:
         """Lets the pool have what the largest step takes, in one piece that all steps divide. Captured from the
         smallest on, each would else add a piece of its own: none before it is large enough."""
         runtime, index, need = self._device.runtime, self._device.index, self._pool_bytes
-        if need < LEAST_ROOM:
+        if need < MIN_ROOM:
             return
-        if runtime.memory(index)[0] < need + LEAST_ROOM:
+        if runtime.memory(index)[0] < need + MIN_ROOM:
             runtime.release()
-        if (free := runtime.memory(index)[0]) < need + LEAST_ROOM:
+        if (free := runtime.memory(index)[0]) < need + MIN_ROOM:
             logger.info("%d MiB are not free for captured steps, %d are: each adds its own", need // MIB, free // MIB)
             return
 
@@ -275,7 +275,7 @@ class GraphedStep:
     def _check_room(self) -> None:
         """OutOfMemoryError where a capture would end in one: what is freed in the midst of it invalidates it. The step
         has just run eagerly: what the allocator kept of that run is as much as the capture may take."""
-        runtime, index, need = self._device.runtime, self._device.index, max(LEAST_ROOM, self._largest)
+        runtime, index, need = self._device.runtime, self._device.index, max(MIN_ROOM, self._largest)
         if runtime.memory(index)[0] < max(need, self._device.idle()):
             runtime.release()  # a pool of its own takes nothing of what the allocator keeps
             if (free := runtime.memory(index)[0]) < need:
@@ -304,7 +304,7 @@ def _shape(x: Tensor) -> Shape:
     return tuple(x.shape), x.dtype
 
 
-def _wanted(outputs: Outputs, size: GraphKey, batch: Batch) -> Outputs:
+def _requested_rows(outputs: Outputs, size: GraphKey, batch: Batch) -> Outputs:
     """Selects the rows that were wanted; taps are of all tokens. A decode step gives a row for each token: those
     that are wanted are the first ones if they lie where its owners begin, which are 0, 1, ... there."""
     rows = batch.logits_indices
@@ -318,11 +318,11 @@ def _wanted(outputs: Outputs, size: GraphKey, batch: Batch) -> Outputs:
     return outputs._replace(logits=part(outputs.logits), hidden_states=part(outputs.hidden_states))
 
 
-def _mapped(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:
+def _map_tensors(x: Any, make: Callable[[tuple[int, ...], Tensor], Tensor], at: tuple[int, ...] = ()) -> Any:
     """x with another tensor in the place of each, made from its place and it."""
     if x is None:
         return None
     if not isinstance(x, tuple):
         return make(at, x)
-    parts = [_mapped(each, make, (*at, index)) for index, each in enumerate(x)]
+    parts = [_map_tensors(each, make, (*at, index)) for index, each in enumerate(x)]
     return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)

@@ -16,8 +16,8 @@ WIDE = 1024  # slots of a table wide enough that kernels split its requests: mor
 STEPS = 4  # of the type's precision, by which a trial may be off at the largest result
 STEPS_BY_ROW = {torch.float32: 256}  # scores are sums in another order, and go through exp
 TOKENS, INTERPRETED = 700, 40  # of a request: several splits, tiles and pages
-TOGETHER = 8 * TOKENS  # slots of contexts that the specification gathers at once: 0.2 GB with 32 KV heads of 128
-APART = 4.0  # of scores: their standard deviation
+GATHERED_SLOTS = 8 * TOKENS  # slots of contexts that the specification gathers at once: 0.2 GB with 32 KV heads of 128
+SCORE_DEVIATION = 4.0  # of scores: their standard deviation
 Pair = tuple[Tensor, Tensor]  # what a library gave, and the specification
 
 
@@ -90,7 +90,7 @@ def tokens_for(device: torch.device) -> int:
 
 def queries(spec: AttentionSpec, device: torch.device, count: int) -> Tensor:
     """[count, H, D] for keys of size 1, with scores that let a few keys outweigh the others: each is some token's."""
-    size = APART / (spec.scale * spec.head_dim**0.5)
+    size = SCORE_DEVIATION / (spec.scale * spec.head_dim**0.5)
     return (test_numbers(device, count, spec.heads, spec.head_dim).float() * size).to(spec.dtype)
 
 
@@ -100,7 +100,7 @@ def sinks_for(spec: AttentionSpec, device: torch.device) -> Tensor | None:
 
 def specified(q: Tensor, kv: Tensor, context: StepContext, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """The specification of paged attention, which gathers a context for each token, a few tokens at a time."""
-    found, count = [], max(1, TOGETHER // (context.group.block_table.shape[1] * spec.page_size))
+    found, count = [], max(1, GATHERED_SLOTS // (context.group.block_table.shape[1] * spec.page_size))
     for first in range(0, len(q), count):
         some = slice(first, first + count)
         batch = context.batch._replace(

@@ -45,7 +45,7 @@ from quintet.platforms.gpu.capture_sizes import (
 from quintet.platforms.gpu.comm import GroupCommunicator, InProcessStores, SmallAllReduce, process_group
 from quintet.platforms.gpu.device import GPUDevice, device_errors
 from quintet.platforms.gpu.facts import GPUFacts
-from quintet.platforms.gpu.graphs import KEPT, GraphedStep
+from quintet.platforms.gpu.graphs import MAX_GRAPHS, GraphedStep
 from quintet.platforms.gpu.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class GPU(Platform):
     _mp, _unverified = False, UNVERIFIED  # whether ranks may be processes; what no device has shown
     _collectives = "NCCL"  # torch's name for the library of them
     supports_states = True
-    _asks: Mapping[tuple[str, str], str] = providers.ASKS
+    _asks: Mapping[tuple[str, str], str] = providers.HOST_SYNCS
     optional_spec_fields = frozenset({"chunk"})
 
     def __init__(self, config: EngineConfig | None = None) -> None:
@@ -153,7 +153,7 @@ class GPU(Platform):
         rank_info = rank_info if met is None else met.rank_info
         store = self._meeting.store(rank_info.rank, rank_info.size, rank_info.endpoint)
         group = self._group(store, rank_info.rank, rank_info.size)
-        small = None if self._config.batch_invariant else self._small(store, rank_info)
+        small = None if self._config.batch_invariant else self._small_all_reduce(store, rank_info)
         made = GroupCommunicator(group, rank_info.rank, rank_info.size, small, met)
         return made.in_rank_order() if self._config.batch_invariant else made
 
@@ -161,7 +161,7 @@ class GPU(Platform):
         """The process group of the collectives."""
         return process_group(self._collectives, store, rank, size)
 
-    def _small(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | None:
+    def _small_all_reduce(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | None:
         """The sum of small messages, where it serves; the reason why not is logged once."""
         made: Any
         if rank_info.endpoint.startswith("inproc://"):
@@ -169,7 +169,7 @@ class GPU(Platform):
             if not isinstance(made, str):
                 made = custom_all_reduce.join(made, store, rank_info.rank, rank_info.size, self._queue)
         else:
-            made = self._small_across(store, rank_info)
+            made = self._process_all_reduce(store, rank_info)
         if not isinstance(made, str):
             found: SmallAllReduce = made
             return found
@@ -177,7 +177,7 @@ class GPU(Platform):
             logger.info("small sums are left to %s: %s", self._collectives, made)
         return None
 
-    def _small_across(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
+    def _process_all_reduce(self, store: Any, rank_info: RankInfo) -> SmallAllReduce | str:
         """The same where ranks are processes, or why there is none."""
         return f"ranks of several processes meet at {rank_info.endpoint!r}"
 
@@ -195,14 +195,14 @@ class GPU(Platform):
         if spec.source == "none":
             return mixer(spec, ops)
         asked = self._config.attention_backend != "auto" or self._config.batch_invariant
-        made = "" if asked else self._other_mixer(spec, ops, rank, planning)
+        made = "" if asked else self._library_mixer(spec, ops, rank, planning)
         if isinstance(made, str):
             if made and made not in self._refused:
                 self._refused.add(made)
                 logger.info("attention by %s: %s", ops.choice("paged_attention").provider, made)
             own = self._own_mixer(spec, ops, rank)
             return GraphAttention(
-                own, spec, planning, whole_prompt=None if asked else self._whole_mixer(spec, ops, rank)
+                own, spec, planning, whole_prompt=None if asked else self._prompt_mixer(spec, ops, rank)
             )
         # what plans on the host serves no captured step with prompts; ours does, unless it asks the host, too
         beside = self._serving(spec, ops, rank)
@@ -212,14 +212,14 @@ class GPU(Platform):
     def _serving(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
         """_own_mixer() where it serves in captured steps."""
         provider = ops.choice("paged_attention").provider
-        if provider == "gathered" or (provider in providers.OURS and self._why_not(spec, rank) is not None):
+        if provider == "gathered" or (provider in providers.PACKED_PROVIDERS and self._why_not(spec, rank) is not None):
             return None
         return attention.mixer(spec, ops, ALSO)
 
     def _own_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer:
         """Made of the bound ops. A layer that our kernels do not serve gets torch's attention, which is never captured;
         ValueError if these kernels were asked for by name."""
-        if ops.choice("paged_attention").provider not in providers.OURS:
+        if ops.choice("paged_attention").provider not in providers.PACKED_PROVIDERS:
             return attention.mixer(spec, ops, ALSO)
         why = self._why_not(spec, rank)
         if why is None:
@@ -252,11 +252,11 @@ class GPU(Platform):
         fallen = [f"attention for {spec} by torch asks the host" for spec in self._fallen]
         return [*providers.host_syncing_ops(bound, self._asks), *fallen]
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
+    def _library_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         """One that is made of more than ops, or why there is none; "" if none was looked for."""
         return ""
 
-    def _whole_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
+    def _prompt_mixer(self, spec: AttentionSpec, ops: Any, rank: int) -> Mixer | None:
         """A faster one for steps that are planned as WHOLE, if there is one."""
         return None
 
@@ -322,23 +322,23 @@ class GPU(Platform):
     def estimate(self, model: nn.Module, weights: Sequence[Weight], max_shape: MaxShape) -> Estimate:
         buckets = self._captured_buckets(model, max_shape.largest)
         placed, attending = sum(map(self._placed_bytes, weights)), self._attending(max_shape.largest.requests)
-        captured = self._captured_bytes(model, buckets, max_shape) + self._other_bytes(buckets, max_shape)
-        attending += self._gathering(weights, max_shape.largest.tokens, max_shape.hidden)
+        captured = self._captured_bytes(model, buckets, max_shape) + self._library_bytes(buckets, max_shape)
+        attending += self._ordered_sum_bytes(weights, max_shape.largest.tokens, max_shape.hidden)
         if buckets:  # their pool is their own
             captured += self._attending(max(each.requests for each in buckets))
-            captured += self._gathering(weights, max(each.tokens for each in buckets), max_shape.hidden)
+            captured += self._ordered_sum_bytes(weights, max(each.tokens for each in buckets), max_shape.hidden)
         return Estimate(
             placed, max_shape.workspace + attending, captured, buckets, sizes_captured_late(self._config, buckets)
         )
 
-    def _gathering(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
+    def _ordered_sum_bytes(self, weights: Sequence[Weight], tokens: int, hidden: int) -> int:
         """Bytes of a sum in rank order, for which every rank has all that is added, and two rows of float32."""
         ranks = self._config.tensor_parallel_size
         if not self._config.batch_invariant or ranks == 1:
             return 0
         return tokens * hidden * (ranks * max((each.dtype.itemsize for each in weights), default=4) + 2 * 4)
 
-    def _other_bytes(self, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
+    def _library_bytes(self, buckets: Sequence[ShapeBucket], extent: MaxShape) -> int:
         """Returns the bytes of mixers that are made of more than ops, beside their results."""
         return 0
 
@@ -380,7 +380,7 @@ class GPU(Platform):
             return 0
         late = sizes_captured_late(self._config, buckets)
         ahead = sum(each.tokens not in late for each in buckets) if self._config.capture_ahead else 0  # none is dropped
-        count = ahead + min(len(buckets) - ahead, KEPT)
+        count = ahead + min(len(buckets) - ahead, MAX_GRAPHS)
         kernels = KERNELS * sum(not any(True for _ in module.children()) for module in model.modules())
         tokens, requests, rows, *_ = (max(each) for each in zip(*buckets, strict=True))
         outputs = 4 * rows * (extent.vocab + extent.hidden)  # that all graphs write to

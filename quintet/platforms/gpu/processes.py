@@ -18,7 +18,7 @@ from quintet.interface.types import RankInfo
 __all__ = ["TCP", "ProcessRendezvous", "rendezvous"]
 
 
-class _Watched(MessageExchange):
+class _WatchedExchange(MessageExchange):
     """Notes that report when they stop: a rank may wait in a collective for others that are gone."""
 
     def __init__(self, sockets: list[int], rank: int, seconds: float) -> None:
@@ -45,7 +45,11 @@ class ProcessRendezvous:
     """The channel and files that the ranks have in common once all have come."""
 
     def __init__(
-        self, channel: Channel, notes: _Watched, rank_info: RankInfo, folder: "tempfile.TemporaryDirectory[str] | None"
+        self,
+        channel: Channel,
+        notes: _WatchedExchange,
+        rank_info: RankInfo,
+        folder: "tempfile.TemporaryDirectory[str] | None",
     ) -> None:
         """`place`: its endpoint is the file, in rank 0's `folder`, at which torch's process groups meet."""
         self.channel, self.rank_info, self._notes, self._folder = channel, rank_info, notes, folder
@@ -68,7 +72,7 @@ def rendezvous(rank_info: RankInfo, config: EngineConfig) -> ProcessRendezvous:
         RendezvousTerms(config.distributed_timeout_seconds, config.join_timeout_seconds),
     )
     found = join(rank_info, key, {"quintet": __version__, "torch": str(torch.__version__)}, terms)
-    notes = _Watched(found.sockets, rank_info.rank, terms.seconds)
+    notes = _WatchedExchange(found.sockets, rank_info.rank, terms.seconds)
     seal = hmac.digest(key, b"notes" + found.session, "sha256")
     channel = RankMessages(notes, rank_info, found.connections, seal, terms.seconds, RankLost)
     folder = None

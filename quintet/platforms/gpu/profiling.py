@@ -10,7 +10,7 @@ from torch.profiler import profile, supported_activities
 from quintet.config.observability import ProfilerConfig
 from quintet.interface.platform import RecordEvent, Recording
 
-HOW = "as without a trace, captured steps included, under torch's profiler"
+DESCRIPTION = "as without a trace, captured steps included, under torch's profiler"
 
 
 def record(config: ProfilerConfig, record_event: RecordEvent) -> Recording:
@@ -29,12 +29,12 @@ def record(config: ProfilerConfig, record_event: RecordEvent) -> Recording:
         with tempfile.TemporaryDirectory(prefix="quintet-trace-") as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            _tell_all(json.loads(path.read_bytes()), record_event)
+            _report_all(json.loads(path.read_bytes()), record_event)
 
-    return Recording(HOW, stop)
+    return Recording(DESCRIPTION, stop)
 
 
-def _tell_all(trace: dict[str, Any], tell: RecordEvent) -> None:
+def _report_all(trace: dict[str, Any], tell: RecordEvent) -> None:
     """The stretches of a trace in Chrome's form; its times are us after a base in ns."""
     base = int(trace.get("baseTimeNanoseconds", 0))
     for each in trace["traceEvents"]:

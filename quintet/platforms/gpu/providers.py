@@ -41,13 +41,13 @@ INVARIANT: Mapping[str, Sequence[str]] = {
 }
 
 # What does not: no kernel of one tile, and reductions of torch's, which divide their work by how many rows there are.
-VARYING = frozenset({"biased_experts", "quantized_experts"})
-VARYING_IN_TORCH = frozenset(
+BATCH_VARIANT = frozenset({"biased_experts", "quantized_experts"})
+BATCH_VARIANT_IN_TORCH = frozenset(
     {"ungated_experts", "gated_norm", "rms_norm", "add_rms_norm", "as_large", "keep_above", "wkv7", "wkv7_out"}
 )
 
 # (op, provider) -> what it asks the host in the midst of a step, which therefore cannot be captured.
-ASKS: Mapping[tuple[str, str], str] = {
+HOST_SYNCS: Mapping[tuple[str, str], str] = {
     ("paged_attention", "gathered"): "how long requests are",
     ("attention", "gathered"): "how long requests are",
     **{(op, "reference"): "how many tokens each expert has" for op in ("experts", "biased_experts", "grouped_linear")},
@@ -68,7 +68,7 @@ def register() -> None:
         importlib.import_module(f"{package}.ops.{name}")
 
 
-OURS = ("triton", "invariant")  # that read weights as weight_layout.py packs them
+PACKED_PROVIDERS = ("triton", "invariant")  # that read weights as weight_layout.py packs them
 
 
 def batch_variant_ops(bound: Iterable[ProviderChoice]) -> list[str]:
@@ -77,15 +77,15 @@ def batch_variant_ops(bound: Iterable[ProviderChoice]) -> list[str]:
         f"{choice.op} by {choice.provider}{''.join(f' ({name}: {why})' for name, why in choice.rejected)}"
         for choice in bound
         if (choice.op in INVARIANT and choice.provider != "invariant")
-        or choice.op in VARYING
-        or (choice.op in VARYING_IN_TORCH and choice.provider == "reference")
+        or choice.op in BATCH_VARIANT
+        or (choice.op in BATCH_VARIANT_IN_TORCH and choice.provider == "reference")
     ]
 
 
 def can_pack(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
-    """True if products by such weights read them as weight_layout.py packs them: if one of OURS serves the op."""
+    """True if products by such weights read them as weight_layout.py packs them: if one of PACKED_PROVIDERS serves the op."""
     op = Op.registry[of_kind("linear", kind)]
-    wanted = [each for each in priority.get(op.name, ()) if each in OURS and each in op.providers]
+    wanted = [each for each in priority.get(op.name, ()) if each in PACKED_PROVIDERS and each in op.providers]
     return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)
 
 

@@ -89,7 +89,7 @@ class TorchRuntime:
     """torch.cuda, or a module with the same names."""
 
     def __init__(self, module: Any, kind: str, capturing: CaptureOptions | None = None) -> None:
-        self._torch, self._kind, self._capturing = module, kind, capturing or CaptureOptions()
+        self._torch, self._kind, self._capture_options = module, kind, capturing or CaptureOptions()
 
     def use(self, index: int) -> None:
         self._torch.set_device(index)
@@ -149,14 +149,14 @@ class TorchRuntime:
         return self._torch.graph_pool_handle()
 
     def capture(self, run: Callable[[], None], pool: Any, stream: Any) -> DeviceGraph:
-        graph = getattr(self._torch, self._capturing.graph)()
+        graph = getattr(self._torch, self._capture_options.graph)()
         before = self._torch.current_stream()
-        if self._capturing.joins:
+        if self._capture_options.joins:
             stream.wait_stream(before)
         else:
             before.synchronize()
         with self._torch.stream(stream):
-            graph.capture_begin(pool=pool, **self._capturing.begin)
+            graph.capture_begin(pool=pool, **self._capture_options.begin)
             try:
                 run()
                 graph.capture_end()

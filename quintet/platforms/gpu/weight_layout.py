@@ -16,8 +16,8 @@ from quintet.interface.weights import WeightFormat
 from quintet.ops.quantize import attributes, quantize
 
 SCALES = {4: torch.float16, 8: torch.float32}  # by a weight's bits: half of one of 4's would be its scales otherwise
-HALF, LEAST_HALF = 64, 16  # bytes of a block; half of a group of 128, and what a step of a product takes at least
-MOST_INPUTS = 131072  # of W8A8: its sums are of 32 bits
+HALF, MIN_HALF = 64, 16  # bytes of a block; half of a group of 128, and what a step of a product takes at least
+MAX_INPUTS = 131072  # of W8A8: its sums are of 32 bits
 AT_A_TIME = 1 << 25  # numbers that are quantized together: their float32 copies are for a moment only
 
 
@@ -62,7 +62,7 @@ def matrix_packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
 
 def fits_tiles(inputs: int, fmt: WeightFormat) -> bool:
     """True if no tile of our products cuts such a weight's groups: torch multiplies it."""
-    return 0 < fmt.group & -fmt.group < LEAST_HALF and fmt.groups(inputs) > 1
+    return 0 < fmt.group & -fmt.group < MIN_HALF and fmt.groups(inputs) > 1
 
 
 def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
@@ -73,7 +73,7 @@ def packed_bytes(shape: tuple[int, ...], fmt: WeightFormat) -> int:
 
 
 def _in_halves(fmt: WeightFormat) -> bool:
-    return fmt.bits == 4 and _half(fmt) >= LEAST_HALF
+    return fmt.bits == 4 and _half(fmt) >= MIN_HALF
 
 
 def in_halves(weight: Tensor, half: int) -> Tensor:
@@ -102,8 +102,8 @@ def _dtype(fmt: WeightFormat) -> torch.dtype:
 def _shape(shape: tuple[int, int], fmt: WeightFormat) -> tuple[int, ...]:
     """Returns the shape of pack()'s weight."""
     outputs, inputs = shape
-    if fmt.kind == "w8a8" and inputs > MOST_INPUTS:
-        raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MOST_INPUTS} at most")
+    if fmt.kind == "w8a8" and inputs > MAX_INPUTS:
+        raise ValueError(f"{inputs} inputs of 8 bits are too many for sums of 32; {MAX_INPUTS} at most")
     if inputs % (fmt.group or inputs):
         raise ValueError(f"{inputs} inputs do not divide into groups of {fmt.group}")
     return (outputs, inputs) if fmt.bits == 8 else (outputs, -(-inputs // (2 * _half(fmt))), _half(fmt))

@@ -66,7 +66,7 @@ def _of_chip(device: torch.device) -> str | None:
     return None if arch in CHIPS else f"AITER has no kernels for {arch}, only for {' and '.join(CHIPS)}"
 
 
-def _ours(op: str) -> Callable[..., Any]:
+def _own_provider(op: str) -> Callable[..., Any]:
     return Op.registry[op].providers["triton"]
 
 
@@ -77,7 +77,7 @@ def _try_norm(device: torch.device) -> trials.Pair:
 @rms_norm.provide("aiter", _probe("rms_norm", _try_norm))
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     if offset or x.dtype not in HALVES or weight.dtype != x.dtype:
-        return _ours("rms_norm")(x, weight, eps, offset)
+        return _own_provider("rms_norm")(x, weight, eps, offset)
     return library_function("rms_norm")(x.reshape(-1, x.shape[-1]).contiguous(), weight, eps).view(x.shape)
 
 
@@ -88,7 +88,7 @@ def _try_add_norm(device: torch.device) -> trials.Pair:
 @add_rms_norm.provide("aiter", _probe("rmsnorm2d_fwd_with_add", _try_add_norm))
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     if offset or x.dtype not in HALVES or not x.dtype == residual.dtype == weight.dtype:
-        return _ours("add_rms_norm")(x, residual, weight, eps, offset)
+        return _own_provider("add_rms_norm")(x, residual, weight, eps, offset)
     x = x.contiguous()
     out, total = torch.empty_like(x), torch.empty_like(x)
     library_function("rmsnorm2d_fwd_with_add")(out, x, residual.contiguous(), total, weight, eps)
@@ -108,7 +108,7 @@ def _try_linear(device: torch.device) -> tuple[Tensor, Tensor]:
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     whole = weight.format.group == 0 and weight.input_order is None and weight.values.dtype in (FN, FNUZ)
     if not whole or x.dtype not in HALVES or x.shape[1] % 128 or sum(outputs) % 128 or not len(x):
-        return _ours("linear:fp8a8")(x, weight, bias, outputs)
+        return _own_provider("linear:fp8a8")(x, weight, bias, outputs)
     from quintet.platforms.gpu.kernels.rows import quantized
 
     assert weight.scales is not None, "what is quantized has scales"
@@ -126,7 +126,7 @@ def _try_experts(device: torch.device) -> trials.Pair:
 @experts.provide("aiter", _probe("fused_moe", _try_experts))
 def _experts(x: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor, kind: str) -> Tensor:
     if kind != "silu" or x.dtype not in HALVES or x.shape[1] % 128 or down.shape[2] % 128 or not len(x):
-        return _ours("experts")(x, gate_up, down, weights, ids, kind)
+        return _own_provider("experts")(x, gate_up, down, weights, ids, kind)
     served = (ids >= 0) & (ids < len(down))  # it knows no id that adds nothing
     weights, ids = torch.where(served, weights.float(), 0.0), torch.where(served, ids, 0)
     silu = library_function("ActivationType").Silu

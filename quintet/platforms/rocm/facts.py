@@ -11,7 +11,7 @@ import torch
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
 from quintet.platforms.gpu.facts import (
-    ELSEWHERE,
+    OTHER_DEVICE,
     GPUFacts,
     combine_unavailable,
     compiler,
@@ -88,7 +88,7 @@ def _of_driver(machine: RocmMachine, cards: Sequence[RocmCard], ours: Sequence[R
     kfd = machine.dev / "kfd"
     if not (machine.sys / "class" / "kfd").exists():
         if not on_the_bus(machine.sys / "bus" / "pci" / "devices", AMD):
-            return [Unavailable("no AMD GPU driver and no AMD GPU here", ELSEWHERE)]
+            return [Unavailable("no AMD GPU driver and no AMD GPU here", OTHER_DEVICE)]
         return [Unavailable("an AMD GPU is here, and no driver for it", "install the driver amdgpu (amdgpu-dkms)")]
     if not cards:
         return [Unavailable("the driver amdgpu is loaded and shows no GPU that computes", "look at dmesg and rocminfo")]

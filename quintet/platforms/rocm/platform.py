@@ -60,7 +60,7 @@ class ROCm(GPU):
         placed = super()._quantized(device, weight, parts)
         return as_fnuz(placed) if self._fp8 == FNUZ and placed["weight"].dtype == FN else placed
 
-    def _other_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
+    def _library_mixer(self, spec: AttentionSpec, ops: Any, rank: int, planning: PlannerRegistry) -> Mixer | str:
         """AITER's attention for such layers, or every reason why not; each kind of layer is tried once."""
         if reasons := aiter.refusals(spec):
             return f"AITER does not serve {', '.join(reasons)}"
@@ -69,7 +69,7 @@ class ROCm(GPU):
             self._tried[spec] = aiter.trial(spec, self._runtime.empty((0,), torch.uint8, rank).device)
         return self._tried[spec] or aiter.mixer(spec, ops)
 
-    def _small(self, store: Any, rank_info: RankInfo) -> None:
+    def _small_all_reduce(self, store: Any, rank_info: RankInfo) -> None:
         """The kernel of csrc/cuda has no build for HIP."""
         if rank_info.rank == 0:
             logger.info("all sums are left to RCCL: there is no kernel of our own for small ones under HIP")

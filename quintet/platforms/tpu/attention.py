@@ -44,7 +44,7 @@ class RaggedAttention(Mixer):
     """
 
     def __init__(self, spec: AttentionSpec, ops: Ops, mesh: Mesh | None = None) -> None:
-        _refuse_what_is_not_there(spec)
+        _refuse_unsupported(spec)
         self._ops, self._mesh, self._page_size = ops, mesh, spec.page_size
         device = _device(mesh)
         size = 1 if mesh is None else mesh.shape[AXIS]
@@ -93,7 +93,7 @@ class RaggedAttention(Mixer):
         return lanes.outputs(jax_view(out)), jax_view(written)
 
 
-def _refuse_what_is_not_there(spec: AttentionSpec) -> None:
+def _refuse_unsupported(spec: AttentionSpec) -> None:
     reasons = []
     if spec.cache_dtype != spec.dtype:
         reasons.append(f"a KV cache in {spec.cache_dtype} is not read by its kernels; set kv_cache_dtype to auto")

@@ -95,9 +95,9 @@ def compile_step(program: Program, weights: ProgramWeights, buckets: Iterable[Sh
         executable = executables.get(_sizes(arrays))
         if executable is None:
             raise RuntimeError(_never_compiled(_sizes(arrays), executables))
-        if _donated(state):
+        if _is_donated(state):
             state = device.held
-            if _donated(state) or not state:
+            if _is_donated(state) or not state:
                 raise CacheLost("the last step took the cache over and was interrupted before it gave one back")
         outputs, device.held = executable(weights.now(), state, arrays)
         return torch_view(outputs), device.held
@@ -133,7 +133,7 @@ def compilations() -> Callable[[], int]:
     return lambda: len(events)
 
 
-def _donated(state: State) -> bool:
+def _is_donated(state: State) -> bool:
     """True if a step took these arrays over; a caller that still has them lost the state that the step returned."""
     return bool(state) and state[0].is_deleted()  # type: ignore[attr-defined]  # arrays of JAX, typed as tensors
 

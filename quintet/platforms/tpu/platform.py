@@ -31,7 +31,7 @@ from quintet.platforms.tpu.multi_host import MultiHostCommunicator, PendingDevic
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-CACHE_MOST = 4 * GIB  # of programs on disk; those that were not used for longest go first
+MAX_CACHE_BYTES = 4 * GIB  # of programs on disk; those that were not used for longest go first
 HOST_KV = GIB // 2  # of host memory for the cache, where the processor stands in and nothing was asked for
 PAGED = ("write_kv", "paged_attention")
 
@@ -221,6 +221,6 @@ def _keep_programs(folder: str) -> None:
     if jax.config.values["jax_compilation_cache_dir"] != place:
         jax.config.update("jax_compilation_cache_dir", place)
         compilation_cache.reset_cache()  # it was opened with the first compilation, wherever it lay then
-    jax.config.update("jax_compilation_cache_max_size", CACHE_MOST)
+    jax.config.update("jax_compilation_cache_max_size", MAX_CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

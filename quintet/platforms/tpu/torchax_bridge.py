@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def _gone_overloads() -> Iterator[None]:
+def _dropped_overloads() -> Iterator[None]:
     """While torchax is imported, named-tensor overloads that torch has dropped are found, as keys that nothing calls.
 
     torchax 0.0.13 lists 22 overloads (such as aten.all.dimname) that torch 2.13 no longer has, and stops at the first.
@@ -46,7 +46,7 @@ def _gone_overloads() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unchanged() -> Iterator[None]:
+def _preserve_torch_state() -> Iterator[None]:
     """Keeps what importing torchax would change for everybody: torch's attention fast path, and torch's accelerator. It
     would become "jax", and torch's own functions (random.fork_rng is one) would stumble over it.
     """
@@ -63,7 +63,7 @@ def _unchanged() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 
-with unchanged_environment(), _unchanged(), _gone_overloads():
+with unchanged_environment(), _preserve_torch_state(), _dropped_overloads():
     import torchax
     from torchax.tensor import Tensor as BridgeTensor
     from torchax.view import View as BridgeView  # of another tensor of the bridge: a slice, a transposition

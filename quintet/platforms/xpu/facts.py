@@ -15,7 +15,7 @@ import torch
 
 from quintet.config import Environment, read_environment
 from quintet.interface.platform import Unavailable
-from quintet.platforms.gpu.facts import ELSEWHERE, GPUFacts, combine_unavailable, on_the_bus, read_sysfs
+from quintet.platforms.gpu.facts import OTHER_DEVICE, GPUFacts, combine_unavailable, on_the_bus, read_sysfs
 
 INTEL, DISPLAY = "0x8086", ("0x03",)  # of its processing accelerators, none is a GPU
 LOADER, DRIVER = "libze_loader.so.1", "libze_intel_gpu.so.1"  # of Level Zero: what finds drivers, and Intel's
@@ -114,9 +114,9 @@ def _of_devices(machine: XpuMachine, cards: Sequence[XpuCard], served: Sequence[
     if not cards:
         if on_the_bus(machine.sys / "bus" / "pci" / "devices", INTEL, DISPLAY):
             return [Unavailable("an Intel GPU is here, and no driver (i915 or xe) has it", "install a newer kernel")]
-        return [Unavailable("no Intel GPU here", ELSEWHERE)]
+        return [Unavailable("no Intel GPU here", OTHER_DEVICE)]
     if not served:
-        return [Unavailable(f"{cards[0].number:04x} is an Intel GPU that torch has no kernels for", ELSEWHERE)]
+        return [Unavailable(f"{cards[0].number:04x} is an Intel GPU that torch has no kernels for", OTHER_DEVICE)]
     missing = []
     for node in (machine.dev / "dri" / card.node for card in served):
         if not node.exists():

@@ -18,7 +18,7 @@ from quintet.ops.registry import Op, of_kind
 from quintet.platforms.gpu.ops.probe import probing
 
 PRIORITY: Mapping[str, Sequence[str]] = {of_kind("linear", kind): ("onednn", "triton") for kind in ("w8a8", "int4")}
-LEAST = 32  # inputs that share a scale: groups are a multiple of it
+MIN_GROUP = 32  # inputs that share a scale: groups are a multiple of it
 # XPU's own, since torch 2.8: _weight_int4pack_mm is wrong for a single token there (torch-xpu-ops #4765)
 NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 
@@ -26,7 +26,7 @@ NAME = "_weight_int4pack_mm_with_scales_and_zeros"
 def supports(fmt: WeightFormat) -> bool:
     """True if products by weights of this format are oneDNN's."""
     plain = fmt.dtype is None and not (fmt.codebook or fmt.mins or fmt.act_order)
-    grouped = fmt.group > 0 and fmt.group % LEAST == 0
+    grouped = fmt.group > 0 and fmt.group % MIN_GROUP == 0
     return plain and (grouped if fmt.kind == "int4" else fmt.kind == "w8a8" and not fmt.group)
 
 
@@ -39,7 +39,7 @@ def pack(placed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """(value - zero) * scale are attributes of oneDNN's weights; the sums are rounded once before a bias is added."""
     if not supports(weight.format) or x.shape[1] % weight.format.group:
-        return _otherwise("int4")(x, weight, bias, outputs)
+        return _next_provider("int4")(x, weight, bias, outputs)
     placed = pack(attributes(weight), x.dtype)
     scales = placed["scales"].t()
     zeros = placed["zeros"].t() if "zeros" in placed else _middle(scales.shape, x.device)
@@ -51,7 +51,7 @@ def int4(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...
 def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """Each token to eight bits; the sums are whole."""
     if not supports(weight.format) or weight.zeros is not None:
-        return _otherwise("w8a8")(x, weight, bias, outputs)
+        return _next_provider("w8a8")(x, weight, bias, outputs)
     from quintet.platforms.gpu.kernels.rows import quantized
 
     assert weight.scales is not None, "what is quantized has scales"
@@ -60,7 +60,7 @@ def w8a8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def _off(device: torch.device, product: Callable[..., Tensor], fmt: WeightFormat) -> str | None:
+def _deviation(device: torch.device, product: Callable[..., Tensor], fmt: WeightFormat) -> str | None:
     """Returns how the product of one token, or of three, differs from the specification's."""
     made = torch.Generator().manual_seed(0)
     matrix = quantize(torch.randn(48, 96, generator=made), fmt)
@@ -75,11 +75,11 @@ def _off(device: torch.device, product: Callable[..., Tensor], fmt: WeightFormat
     return None
 
 
-probe_int4 = functools.cache(probing(lambda device: _off(device, int4, WeightFormat("int4", 4, 16, LEAST))))
-probe_w8a8 = functools.cache(probing(lambda device: _off(device, w8a8, WeightFormat("w8a8", 8, 8))))
+probe_int4 = functools.cache(probing(lambda device: _deviation(device, int4, WeightFormat("int4", 4, 16, MIN_GROUP))))
+probe_w8a8 = functools.cache(probing(lambda device: _deviation(device, w8a8, WeightFormat("w8a8", 8, 8))))
 
 
-def _otherwise(kind: str) -> Callable[..., Tensor]:
+def _next_provider(kind: str) -> Callable[..., Tensor]:
     """The next provider that serves such weights here, for which place() laid them."""
     op = Op.registry[of_kind("linear", kind)]
     serves = "triton" in op.providers and op.probes["triton"]() is None

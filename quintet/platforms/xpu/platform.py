@@ -52,7 +52,7 @@ class XPU(GPU):
         onednn.register()
         return super().open(rank)
 
-    def _small(self, store: Any, rank_info: RankInfo) -> None:
+    def _small_all_reduce(self, store: Any, rank_info: RankInfo) -> None:
         """There is no kernel for them."""
 
     def _is_packed(self, fmt: WeightFormat) -> bool:

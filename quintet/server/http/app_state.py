@@ -41,7 +41,7 @@ class AppState:
         self._thoughts: ReasoningMarkers | str | None = None
         backend.reasoning_markers = lambda: self.reasoning_markers
         self.tool_servers = ToolServers(settings)
-        self.capacity = CapacityLimiter(_share(settings))
+        self.capacity = CapacityLimiter(_process_share(settings))
         self.cooperative = CooperativeWork()
         self.metrics = ApiMetrics()
         self.tracer = make_tracer(settings.otlp_traces_endpoint, lambda: self.model_names[0])
@@ -183,7 +183,7 @@ def _check_parsers(settings: ServerConfig) -> None:
         REASONING_PARSERS.get(settings.reasoning_parser)
 
 
-def _share(settings: ServerConfig) -> RequestCost:
+def _process_share(settings: ServerConfig) -> RequestCost:
     """One API process's part of the limits. The largest body fits in any case."""
     whole = RequestCost(
         settings.max_queued_requests,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from quintet.server.http.errors import ApiError
 from quintet.server.http.fair_share import FairShares
 
-_LONGEST_WAIT = 60  # seconds, the longest Retry-After
-_RETURN = 2  # a refused client is expected back within this many times its Retry-After
-_REMEMBERED = 64  # ends of requests, from which the wait is estimated
+_MAX_WAIT = 60  # seconds, the longest Retry-After
+_RETURN_FACTOR = 2  # a refused client is expected back within this many times its Retry-After
+_MAX_ENDS = 64  # ends of requests, from which the wait is estimated
 
 
 class RequestCost(NamedTuple):
@@ -26,9 +26,9 @@ class RequestCost(NamedTuple):
 
 
 _NAMES = ("completions", "prompt tokens", "log-probabilities", "characters to tokenize", "bytes of requests")
-_SPLIT = "split it"
-_FEWER = "ask for fewer, set max_tokens, or stream the answer; of texts that become numbers, 16 of these count as one"
-_REMEDIES = (_SPLIT, _SPLIT, _FEWER, _SPLIT, _SPLIT)
+_SPLIT_REMEDY = "split it"
+_REDUCE = "ask for fewer, set max_tokens, or stream the answer; of texts that become numbers, 16 of these count as one"
+_REMEDIES = (_SPLIT_REMEDY, _SPLIT_REMEDY, _REDUCE, _SPLIT_REMEDY, _SPLIT_REMEDY)
 
 
 class CapacityLimiter:
@@ -37,7 +37,7 @@ class CapacityLimiter:
     def __init__(self, limits: RequestCost) -> None:
         self.limits, self.held = limits, RequestCost()
         self._shares = FairShares(limits)
-        self._ends: deque[float] = deque(maxlen=_REMEMBERED)
+        self._end_times: deque[float] = deque(maxlen=_MAX_ENDS)
 
     def acquire(self, size: RequestCost, owner: str = "") -> None:
         """Raises ApiError 429 if there is no room now, 400 if there never would be. An owner has a share of it."""
@@ -57,7 +57,7 @@ class CapacityLimiter:
             self._shares.release(owner, size)
         self.held = RequestCost(*map(operator.sub, self.held, size))
         if size.completions:
-            self._ends.append(monotonic())
+            self._end_times.append(monotonic())
 
     @contextlib.contextmanager
     def holding(self, size: RequestCost) -> Iterator[None]:
@@ -71,14 +71,14 @@ class CapacityLimiter:
     def _busy(self, owner: str, why: str) -> ApiError:
         wait = self._wait()
         if owner:
-            self._shares.note_refused(owner, _RETURN * wait)
+            self._shares.note_refused(owner, _RETURN_FACTOR * wait)
         return ApiError(
             429, f"{why}; try again in {wait} s", code="server_overloaded", headers={"Retry-After": str(wait)}
         )
 
     def _wait(self) -> int:
         """Seconds until a place should be free: the mean time between the latest ends, doubled."""
-        if len(self._ends) < 2:
+        if len(self._end_times) < 2:
             return 1
-        mean = (monotonic() - self._ends[0]) / len(self._ends)
-        return max(1, min(_LONGEST_WAIT, round(2 * mean)))
+        mean = (monotonic() - self._end_times[0]) / len(self._end_times)
+        return max(1, min(_MAX_WAIT, round(2 * mean)))

@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_UNREAD = 2**20  # bytes of outputs that may wait for a reader, for each completion; a few thousand tokens of text
-TEXTS = 256  # of one call that become numbers at once, where they are short
-STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
-NUMBERS = 16  # of an answer that take as much memory as a log-probability
+MAX_TEXTS = 256  # of one call that become numbers at once, where they are short
+MAX_STEPS = 2  # of the engine that the texts of one call may fill, where they are long: one runs, one is at hand
+NUMBERS_PER_LOGPROB = 16  # of an answer that take as much memory as a log-probability
 _OUTPUT, _LOGPROB = 600, 200  # bytes of memory that an output takes besides its text, and one log-probability
 
-_numbers = itertools.count()
+_request_numbers = itertools.count()
 
 
 class PromptRequest(NamedTuple):
@@ -63,7 +63,7 @@ class EngineCall:
     requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
     is cut off when MAX_UNREAD is reached.
 
-    Texts that become numbers come in turns: a call has TEXTS of them in the engine at most, or what STEPS steps take,
+    Texts that become numbers come in turns: a call has MAX_TEXTS of them in the engine at most, or what MAX_STEPS steps take,
     so that a small call waits for so much of a large one and not for all.
     """
 
@@ -79,18 +79,18 @@ class EngineCall:
         """`waits`: the asks say how much room it takes, and again() brings the first that is asked."""
         self.owner = owner  # "": all callers are one
         own = [] if waits else asks
-        self.requests = [_kept_apart(ask, owner) for ask in own] if owner else own
+        self.requests = [_with_owner_salt(ask, owner) for ask in own] if owner else own
         self._service, self._http, self._timeout = service, http, timeout
-        self._wire = None if http is None else connection_of(http.scope)
+        self._connection = None if http is None else connection_of(http.scope)
         self._events: asyncio.Queue[tuple[int, RequestOutput, int] | Exception] = asyncio.Queue()
         self._unread = 0  # bytes in there that came while the reader did not read
         self._running: dict[int, str] = {}  # ask -> its request in the engine
         self._begun = 0  # asks that came to the engine
         self._peeked: tuple[int, RequestOutput] | None = None
-        self._size = _size(asks, service.backend.model_info, streamed=http is not None)
+        self._size = _cost_of(asks, service.backend.model_info, streamed=http is not None)
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._beside: asyncio.Task[Any] | None = None
+        self._side_task: asyncio.Task[Any] | None = None
         self._record: CallRecord  # while it is open
         self._open = False
 
@@ -138,8 +138,8 @@ class EngineCall:
         self._record.why = why
         self._abort()
         self._events.put_nowait(why)
-        if self._beside is not None:
-            self._beside.cancel()
+        if self._side_task is not None:
+            self._side_task.cancel()
 
     async def peek(self) -> None:
         """Waits for the first output, so that a failure before it can still be an HTTP status."""
@@ -165,14 +165,14 @@ class EngineCall:
         if not self._events.empty():
             work.close()
             await self._next()
-        task = self._beside = asyncio.get_running_loop().create_task(work)
+        task = self._side_task = asyncio.get_running_loop().create_task(work)
         try:
             await asyncio.wait({task})
             if not self._events.empty():
                 await self._next()
             return task.result()
         finally:
-            self._beside = None
+            self._side_task = None
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
@@ -183,12 +183,12 @@ class EngineCall:
         Raises ApiError 429 where there is no room for its prompt.
         """
         assert not self._running
-        size = _size([ask], self._service.backend.model_info, streamed=self._http is not None)
+        size = _cost_of([ask], self._service.backend.model_info, streamed=self._http is not None)
         self._service.capacity.release(self._size, self.owner)
         self._size = RequestCost()  # what it holds if there is no room
         self._service.capacity.acquire(size, self.owner)
         self._size = size
-        ask = _kept_apart(ask, self.owner) if self.owner else ask
+        ask = _with_owner_salt(ask, self.owner) if self.owner else ask
         self.requests = [*self.requests, ask]
         self._record.add(ask)
         self._submit(len(self.requests) - 1)
@@ -217,9 +217,9 @@ class EngineCall:
 
     def _turn(self, first: int) -> int:
         """Returns the end of the asks, from `first` on, that the engine takes now; at least one."""
-        room = STEPS * self._service.backend.model_info.step_tokens - self._tokens()
+        room = MAX_STEPS * self._service.backend.model_info.step_tokens - self._tokens()
         last = first
-        while last < len(self.requests) and last - first + len(self._running) < TEXTS:
+        while last < len(self.requests) and last - first + len(self._running) < MAX_TEXTS:
             room -= len(self.requests[last].prompt.token_ids)
             if room < 0 and last > first:
                 break
@@ -230,11 +230,11 @@ class EngineCall:
         """Prompt tokens of the texts that are in the engine."""
         return sum(len(self.requests[number].prompt.token_ids) for number in self._running)
 
-    def _go_on(self) -> None:
+    def _submit_more(self) -> None:
         """Brings the next texts when half of those before have their numbers: together they cost less."""
-        if self._begun == len(self.requests) or 2 * len(self._running) > TEXTS:
+        if self._begun == len(self.requests) or 2 * len(self._running) > MAX_TEXTS:
             return
-        if self._running and 2 * self._tokens() > STEPS * self._service.backend.model_info.step_tokens:
+        if self._running and 2 * self._tokens() > MAX_STEPS * self._service.backend.model_info.step_tokens:
             return
         try:
             self._submit(self._begun)
@@ -248,24 +248,24 @@ class EngineCall:
             self._record.record_output(number, output)
             self._keep(number, output)
             if output.finished and self._begun < len(self.requests) and output.pooled is not None:
-                self._go_on()
+                self._submit_more()
 
         # the process that takes this one's place gives other ids, while the engine may still have these
-        return SubmitRequest(f"{self._service.name}-{os.getpid()}-{next(_numbers)}", prompt, deliver)
+        return SubmitRequest(f"{self._service.name}-{os.getpid()}-{next(_request_numbers)}", prompt, deliver)
 
     def _keep(self, number: int, output: RequestOutput) -> None:
         """Queues an output for the reader, unless it has stopped reading and too much waits for it."""
-        size = _weight(output) if self._wire is not None and self._wire.is_stuck else 0
+        size = _output_bytes(output) if self._connection is not None and self._connection.is_stuck else 0
         self._events.put_nowait((number, output, size))
         self._unread += size
         if self._running and self._unread > MAX_UNREAD * self._size.completions:
-            self._cut_off()
+            self._disconnect()
 
-    def _cut_off(self) -> None:
-        assert self._http is not None and self._wire is not None
+    def _disconnect(self) -> None:
+        assert self._http is not None and self._connection is not None
         name = self._http.scope["state"]["tally"].request_id
         logger.warning("request %s ended: %d bytes wait for a reader that does not read", name, self._unread)
-        self._wire.disconnect()
+        self._connection.disconnect()
         self._leave()
 
     def _abort(self) -> None:
@@ -288,17 +288,17 @@ class EngineCall:
         self.fail(ClientGone())
 
 
-def _weight(output: RequestOutput) -> int:
+def _output_bytes(output: RequestOutput) -> int:
     """Returns about how many bytes an output takes while it waits."""
     return sum(_OUTPUT + len(each.text) + _LOGPROB * sum(map(len, each.logprobs or ())) for each in output.outputs)
 
 
-def _kept_apart(ask: PromptRequest, owner: str) -> PromptRequest:
+def _with_owner_salt(ask: PromptRequest, owner: str) -> PromptRequest:
     """Adds a cache salt that no other owner's request can have: the names of owners have one length."""
     return ask._replace(prompt=replace(ask.prompt, cache_salt=owner + (ask.prompt.cache_salt or "")))
 
 
-def _size(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
+def _cost_of(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> RequestCost:
     """Returns the cost of a call. Outputs of a stream are sent as they come; others are held until the end."""
     completions = tokens = logprobs = 0
     for prompt, params, _, _, pooling in asks:
@@ -306,17 +306,17 @@ def _size(asks: Sequence[PromptRequest], served: ModelInfo, streamed: bool) -> R
         room = served.max_model_len - length
         most = room if params.max_tokens is None else min(params.max_tokens, room)
         passing = streamed and params.output_kind is RequestOutputKind.DELTA
-        of_output = _likeliest(params.num_logprobs, served) * (1 if passing else most)
+        of_output = _num_logprobs(params.num_logprobs, served) * (1 if passing else most)
         completions, tokens = completions + params.n, tokens + length
         if pooling is not None:
-            logprobs += _numbers_of(pooling, served, length) // NUMBERS + 1
-        logprobs += params.n * (of_output + _likeliest(params.prompt_logprobs, served) * length)
+            logprobs += _num_values(pooling, served, length) // NUMBERS_PER_LOGPROB + 1
+        logprobs += params.n * (of_output + _num_logprobs(params.prompt_logprobs, served) * length)
     if asks and asks[0].pooling is not None:
-        completions = min(completions, TEXTS)
+        completions = min(completions, MAX_TEXTS)
     return RequestCost(completions, tokens, logprobs)
 
 
-def _numbers_of(params: PoolingParams, served: ModelInfo, length: int) -> int:
+def _num_values(params: PoolingParams, served: ModelInfo, length: int) -> int:
     """Numbers of an answer, which are held until all are there."""
     assert served.pooling is not None
     embeds = params.task in ("embed", "token_embed")
@@ -324,6 +324,6 @@ def _numbers_of(params: PoolingParams, served: ModelInfo, length: int) -> int:
     return width * (length if params.of_tokens else 1)
 
 
-def _likeliest(num: int | None, served: ModelInfo) -> int:
+def _num_logprobs(num: int | None, served: ModelInfo) -> int:
     """Log-probabilities of one position, that of its own token among them."""
     return 0 if num is None else 1 + (served.vocab_size if num == -1 else num)

@@ -89,7 +89,7 @@ def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
     if root_path:
         schema["servers"] = [{"url": root_path}]
     schemas: dict[str, Any] = {}
-    facts = {_place(route): getattr(route.endpoint, _MARK, None) for route in iter_route_contexts(app.routes)
+    facts = {_path_and_method(route): getattr(route.endpoint, _MARK, None) for route in iter_route_contexts(app.routes)
              if hasattr(route, "endpoint")}  # fmt: skip
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -101,7 +101,7 @@ def describe(app: FastAPI, root_path: str) -> dict[str, Any]:
     return schema
 
 
-def _place(route: Any) -> tuple[str, str]:
+def _path_and_method(route: Any) -> tuple[str, str]:
     return getattr(route, "path_format", route.path), next(iter(sorted(route.methods or ["GET"])))
 
 

@@ -14,9 +14,9 @@ _FORMS = "host:port (MCP over SSE, as vLLM's), an http or https URL such as http
 _NAMED = re.compile(r"([A-Za-z0-9_.-]{1,64})=(.+)")
 _HOST = re.compile(r"[^\s/:@=?#]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 _KEYS = ("type", "url", "headers", "command", "args", "env", "cwd")
-_OF_URL, _OF_COMMAND = ("url", "headers"), ("command", "args", "env", "cwd")
+_URL_KEYS, _COMMAND_KEYS = ("url", "headers"), ("command", "args", "env", "cwd")
 _TYPES = {"http": False, "streamable-http": False, "streamable_http": False, "sse": True}  # whether it is SSE
-_MOST = 2**20  # most bytes of a file; normal ones have a page
+_MAX_BYTES = 2**20  # most bytes of a file; normal ones have a page
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def _read(part: str) -> list[McpAddress]:
 
 
 def _at_url(name: str | None, url: str, sse: bool, headers: Mapping[str, str] | None = None) -> McpAddress:
-    if not _leads_somewhere(url):
+    if not _has_host(url):
         raise ValueError(f"tool_server has a URL that leads nowhere: {url[:200]!r}; write http://host:port/mcp")
     if "@" in urlsplit(url).netloc:
         raise ValueError("tool_server has a password in a URL, which process lists show; put headers into a .json file")
     return McpAddress(name, url, sse, headers or {})
 
 
-def _leads_somewhere(url: str) -> bool:
+def _has_host(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -96,8 +96,8 @@ def _read_file(path: str) -> list[McpAddress]:
     """Reads the common MCP file: {"mcpServers": {NAME: {"command": ..., "args": [...]} or {"url": ...}}}."""
     try:
         text = Path(path).read_bytes()
-        if len(text) > _MOST:
-            raise ValueError(f"it has {len(text)} bytes, and {_MOST} is the most")
+        if len(text) > _MAX_BYTES:
+            raise ValueError(f"it has {len(text)} bytes, and {_MAX_BYTES} is the most")
         found = json.loads(text)
         servers = found.get("mcpServers") if isinstance(found, dict) else None
         if not isinstance(servers, dict) or not servers:
@@ -113,7 +113,7 @@ def _entry(name: str, entry: Any) -> McpAddress:
     refuse_unknown(f"key of {name}", entry, _KEYS)
     if ("url" in entry) == ("command" in entry):
         raise ValueError(f"{name} must have either url or command")
-    wrong = [key for key in entry if key in (_OF_COMMAND if "url" in entry else _OF_URL)]
+    wrong = [key for key in entry if key in (_COMMAND_KEYS if "url" in entry else _URL_KEYS)]
     if wrong:
         raise ValueError(f"{name}: {wrong[0]} means nothing beside {'url' if 'url' in entry else 'command'}")
     return _url_entry(name, entry) if "url" in entry else _command_entry(name, entry)

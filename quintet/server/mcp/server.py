@@ -80,7 +80,7 @@ class ToolServer:
         from mcp import MCPError
 
         try:
-            return await asyncio.wait_for(self._listed_anyway(), self.limits.seconds)
+            return await asyncio.wait_for(self._list_tools_retry(), self.limits.seconds)
         except asyncio.TimeoutError:
             raise self._unavailable(f"no answer within {self.limits.seconds:g} s") from None
         except (McpConnectionLost, MCPError, ValueError, RuntimeError, OSError) as error:
@@ -138,20 +138,20 @@ class ToolServer:
                 self._session = None
                 await session.close()
 
-    async def _listed_anyway(self) -> list[ServedTool]:
+    async def _list_tools_retry(self) -> list[ServedTool]:
         """Lists the tools; retries once over a new connection, since listing has no side effects."""
         session = await self._connected()
         try:
-            return await self._listed(session)
+            return await self._list_tools(session)
         except McpConnectionLost:
-            return await self._listed(await self._connected())
+            return await self._list_tools(await self._connected())
 
-    async def _listed(self, session: McpSession) -> list[ServedTool]:
+    async def _list_tools(self, session: McpSession) -> list[ServedTool]:
         found: list[ServedTool] = []
         cursor: str | None = None
         for _ in range(_MAX_PAGES):
             page = await self._ask(session, session.client.list_tools(cursor=cursor))
-            found += [_served(each) for each in page.tools]
+            found += [_as_served_tool(each) for each in page.tools]
             cursor = page.next_cursor
             if len(found) > MAX_TOOLS or sum(each.size() for each in found) > MAX_LISTED:
                 raise ValueError(f"it lists over {MAX_TOOLS} tools, or {MAX_LISTED} bytes of them")
@@ -165,7 +165,7 @@ class ToolServer:
                 session = await self._connected()
                 try:
                     given = await self._ask(session, session.client.call_tool(tool, arguments))
-                except _Forgotten:
+                except _SessionUnknown:
                     if attempt:
                         raise
                 else:
@@ -179,7 +179,7 @@ class ToolServer:
         try:
             return await session.run(work)
         except MCPError as error:
-            lost = _lost(error)
+            lost = _as_connection_lost(error)
             if lost is None:
                 raise
             await self._forget(session)
@@ -192,18 +192,18 @@ class ToolServer:
         return ToolServerUnavailable(f"tool server {self} cannot be used: {' '.join(str(why).split())[:300]}")
 
 
-class _Forgotten(McpConnectionLost):
+class _SessionUnknown(McpConnectionLost):
     """The server does not know the session, for example after its restart; the call did not run."""
 
 
-def _lost(error: "MCPError") -> McpConnectionLost | None:
+def _as_connection_lost(error: "MCPError") -> McpConnectionLost | None:
     from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
 
     if error.code == INVALID_REQUEST and error.message == "Session terminated":  # the client's words for HTTP 404
-        return _Forgotten(error.message)
+        return _SessionUnknown(error.message)
     return McpConnectionLost(error.message) if error.code == CONNECTION_CLOSED else None
 
 
-def _served(listed: "Listed") -> ServedTool:
+def _as_served_tool(listed: "Listed") -> ServedTool:
     hints = {} if listed.annotations is None else listed.annotations.model_dump(by_alias=True, exclude_none=True)
     return ServedTool(listed.name, listed.description or "", listed.input_schema, hints)

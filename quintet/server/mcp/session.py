@@ -86,7 +86,7 @@ class McpSession:
 
     def _why(self, ended: "asyncio.Task[None]") -> str:
         error = None if ended.cancelled() else ended.exception()
-        return self._address.without_query(_said(error))[:300]
+        return self._address.without_query(_first_reason(error))[:300]
 
     async def _hold(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -96,7 +96,7 @@ class McpSession:
             await self._ending.wait()
 
 
-def _said(error: BaseException | None) -> str:
+def _first_reason(error: BaseException | None) -> str:
     """Returns the first reason, in one line."""
     while error is not None and getattr(error, "exceptions", None):
         error = error.exceptions[0]  # type: ignore[attr-defined]

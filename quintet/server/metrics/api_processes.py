@@ -13,11 +13,11 @@ from quintet.common.metric_types import MetricSample
 from quintet.engine.processes.messages import encode, push, worker_address
 from quintet.server.processes.messages import FromPeer, MetricsRequest, MetricsResponse, WorkerHeartbeat
 
-PATIENCE = 1.0  # seconds that a scrape waits for other processes
-_UNSENT = 1000  # queued messages for a process that does not read; more are dropped
+GATHER_SECONDS = 1.0  # seconds that a scrape waits for other processes
+_MAX_UNSENT = 1000  # queued messages for a process that does not read; more are dropped
 
 
-class _Question:
+class _RowsRequest:
     """A request for metrics rows to several processes."""
 
     def __init__(self, asked: set[int]) -> None:
@@ -39,14 +39,14 @@ class ApiPeers:
         self.rows: Callable[[], list[MetricSample]] = list  # rows of this process
         self._context, self._folder, self._worker = context, folder, worker
         self._outboxes: dict[int, zmq.Socket[bytes]] = {}
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, _RowsRequest] = {}
         self._numbers = itertools.count(time.time_ns())  # unique: the process that this one replaced used other numbers
         self._quiet: dict[int, float] = {}  # pid -> seconds since its latest heartbeat
 
-    async def gather(self, num_workers: int, patience: float = PATIENCE) -> tuple[list[MetricSample], int]:
+    async def gather(self, num_workers: int, patience: float = GATHER_SECONDS) -> tuple[list[MetricSample], int]:
         """Returns the rows of all other processes, and how many did not answer in time."""
         number = next(self._numbers)
-        question = self._questions[number] = _Question(set(range(num_workers)) - {self._worker})
+        question = self._questions[number] = _RowsRequest(set(range(num_workers)) - {self._worker})
         try:
             for worker in list(question.missing):
                 self._send(worker, MetricsRequest(self._worker, number))
@@ -95,7 +95,7 @@ class ApiPeers:
 
     def _send(self, worker: int, message: FromPeer) -> None:
         if worker not in self._outboxes:
-            self._outboxes[worker] = push(self._context, worker_address(self._folder, worker), _UNSENT)
+            self._outboxes[worker] = push(self._context, worker_address(self._folder, worker), _MAX_UNSENT)
         try:
             self._outboxes[worker].send(encode(message), zmq.NOBLOCK)
         except zmq.Again:

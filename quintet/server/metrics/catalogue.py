@@ -8,7 +8,7 @@ from quintet.engine.observability.stats import STEP_BOUNDS
 
 Kind = Literal["gauge", "counter", "histogram"]
 
-HTTP = (0.1, 0.5, 1.0)
+HTTP_BUCKETS = (0.1, 0.5, 1.0)
 CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens", "num_gpu_blocks")
 
 
@@ -29,7 +29,7 @@ class MetricInfo:
 
 
 # Metrics of the engine: equal in all API processes, so never added up.
-ENGINE = (
+ENGINE_METRICS = (
     MetricInfo("vllm:num_requests_running", "gauge", "Completions that the engine works on."),
     MetricInfo("vllm:num_requests_waiting", "gauge", "Completions that wait for their first step, or to go on."),
     MetricInfo(
@@ -103,7 +103,7 @@ ENGINE = (
 )  # fmt: skip
 
 # Metrics that each API process counts; a scrape shows the sum.
-SERVED = (
+API_METRICS = (
     MetricInfo(
         "vllm:request_success_total", "counter", "Completions that ended, failures among them.", ("finished_reason",)
     ),
@@ -166,15 +166,15 @@ SERVED = (
     ),
     MetricInfo(
         "http_request_duration_seconds", "histogram", "From an HTTP request's arrival to the end of its response, "
-        "probes left out.", ("handler", "method"), buckets=HTTP, of_model=False,
+        "probes left out.", ("handler", "method"), buckets=HTTP_BUCKETS, of_model=False,
     ),
     MetricInfo("quintet:api_calls", "gauge", "Calls of the API that are under way.", of_model=False),
     MetricInfo("quintet:open_connections", "gauge", "HTTP connections that are open.", of_model=False),
 )  # fmt: skip
 
 # Metrics that only the scraped process adds.
-SCRAPE = (
+SCRAPE_METRICS = (
     MetricInfo("quintet:peers_silent", "gauge", "API processes whose counts this scrape lacks.", of_model=False),
 )  # fmt: skip
 
-METRICS = (*ENGINE, *SERVED, *SCRAPE)
+ALL_METRICS = (*ENGINE_METRICS, *API_METRICS, *SCRAPE_METRICS)

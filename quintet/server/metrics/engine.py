@@ -24,12 +24,12 @@ def engine_rows(backend: Backend) -> list[MetricSample]:
     rows = [
         msgspec.structs.replace(row, engine=number)
         for number, (served, stats) in enumerate(backend.engines())
-        for row in (*_told(stats, served), *_labelled(stats, served))
+        for row in (*_stats_rows(stats, served), *_labelled_rows(stats, served))
     ]
     return [*rows, up]
 
 
-def _told(stats: Stats, served: ModelInfo) -> list[MetricSample]:
+def _stats_rows(stats: Stats, served: ModelInfo) -> list[MetricSample]:
     queues, steps = stats.scheduler, stats.steps
     values = {name: number(stats) for name, number in _NUMBERS.items()}
     values["vllm:prompt_tokens_total"] = steps.num_prompt_tokens + queues.cached_tokens
@@ -39,7 +39,7 @@ def _told(stats: Stats, served: ModelInfo) -> list[MetricSample]:
     return [MetricSample(name, (), [value]) for name, value in values.items()]
 
 
-def _labelled(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
+def _labelled_rows(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     """Yields metrics with their own labels, and the histogram of step sizes."""
     queues, steps = stats.scheduler, stats.steps
     deferred = min(stats.num_deferred, queues.num_waiting)  # another thread counts without stopping the engine
@@ -53,10 +53,10 @@ def _labelled(stats: Stats, served: ModelInfo) -> Iterator[MetricSample]:
     for place, count in enumerate(stats.spec_decode.accepted_at):
         yield MetricSample("vllm:spec_decode_num_accepted_tokens_per_pos_total", (str(place),), [count])
     yield MetricSample("vllm:iteration_tokens_total", (), [*steps.step_sizes, steps.num_tokens])
-    yield MetricSample("vllm:cache_config_info", _cache(served), [1])
+    yield MetricSample("vllm:cache_config_info", _cache_labels(served), [1])
 
 
-def _cache(served: ModelInfo) -> tuple[str, ...]:
+def _cache_labels(served: ModelInfo) -> tuple[str, ...]:
     """Returns label values in the order of CACHE_LABELS, formatted as in vLLM."""
     facts = (served.page_size, served.cache_dtype, served.prefix_caching, served.kv_tokens, served.num_pages)
     return tuple(map(str, facts))

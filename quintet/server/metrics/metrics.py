@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from quintet.common.metric_types import CounterSeries, HistogramSeries, MetricSample
 from quintet.engine.observability.request_stats import RequestStats
-from quintet.server.metrics.catalogue import SERVED
+from quintet.server.metrics.catalogue import API_METRICS
 
 # HTTP status -> why a request was turned away
 _REFUSALS = {
@@ -34,7 +34,7 @@ class ApiMetrics:
     """Metrics of one API process, for one event loop. `requests` has the times and tokens of requests."""
 
     def __init__(self) -> None:
-        self._known = {metric.name: metric for metric in SERVED}
+        self._known = {metric.name: metric for metric in API_METRICS}
         self._series: dict[tuple[str, tuple[str, ...]], CounterSeries | HistogramSeries] = {}
         self.connections: Callable[[], int] = int  # number of open connections
         self.calls: Callable[[], int] = int  # number of calls in progress

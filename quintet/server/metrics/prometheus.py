@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from quintet.common.metric_types import MetricSample, sum_samples
 from quintet.server.backend import EngineDead
-from quintet.server.metrics.catalogue import METRICS, MetricInfo
+from quintet.server.metrics.catalogue import ALL_METRICS, MetricInfo
 from quintet.server.metrics.engine import engine_rows
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Exposition:
 
     def collect(self) -> Iterator["Family"]:
         """Yields metric families in the catalogue's order."""
-        for metric in METRICS:
+        for metric in ALL_METRICS:
             rows = [] if metric.of_model and self._model is None else self._rows.get(metric.name, [])
             yield _family(metric, rows, self._model if metric.of_model else None)
 

@@ -22,8 +22,8 @@ from quintet.server.uvicorn_server import UvicornServer, run_loop
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.02  # seconds between two checks whether the engine has sent Hello
-AT_ONCE = 1  # seconds until connections are cut, when calls end at once
+_POLL_SECONDS = 0.02  # seconds between two checks whether the engine has sent Hello
+FORCED_SECONDS = 1  # seconds until connections are cut, when calls end at once
 
 
 class ServerEnd(NamedTuple):
@@ -57,9 +57,9 @@ class ApiServer:
     ) -> None:
         self.backend = RemoteBackend(folder, worker, settings.step_timeout, num_engines)
         self.service = AppState(self.backend, settings, worker, profiles)
-        self._server = UvicornServer(make_app(self.service), settings, self._signalled)
+        self._server = UvicornServer(make_app(self.service), settings, self._on_signal)
         self._certificates = Certificates(settings) if settings.ssl_certfile else None
-        self._follows = worker > 0  # signals are the parent's to answer
+        self._has_parent = worker > 0  # signals are the parent's to answer
         self._stopping = stopping  # called by each stop()
         self.is_serving = False  # or it still waits for what it needs
         self.is_forced = False  # stop() was called a second time
@@ -70,18 +70,18 @@ class ApiServer:
         metrics.gather_others, peers.rows = partial(peers.gather, settings.api_workers), metrics.rows
 
     async def run(self, listener: socket.socket) -> None:
-        if self._follows:
+        if self._has_parent:
             loop = asyncio.get_running_loop()
             follow_parent(lambda why: loop.call_soon_threadsafe(self._told, why))
         self.backend.start()
         try:
-            if self._follows:
-                await self._until_served()  # one that comes later connects to tool servers when they are asked for
+            if self._has_parent:
+                await self._wait_until_served()  # one that comes later connects to tool servers when they are asked for
             else:
                 await self.service.tool_servers.connect()
             self.is_serving = True
             await self._serve(listener)
-            if self._follows and self.end and self.end.num_running:
+            if self._has_parent and self.end and self.end.num_running:
                 logger.info(
                     "API process %s: %s", self.service.name[1:], self.end.end_message(len(self.service.ended_calls))
                 )
@@ -114,11 +114,11 @@ class ApiServer:
             self._say(f"{why} again: {len(self.service.calls)} requests are cut short")
             self.is_forced = self._server.should_exit = True
             self.service.end_calls()
-            loop.call_later(AT_ONCE, self._server.disconnect_all)
+            loop.call_later(FORCED_SECONDS, self._server.disconnect_all)
         self._stopping()
 
     def _say(self, what: str) -> None:
-        if not self._follows:
+        if not self._has_parent:
             logger.info("%s", what)
         elif self.service.calls:
             logger.info("API process %s: %s", self.service.name.removeprefix("w"), what)
@@ -126,8 +126,8 @@ class ApiServer:
     def _told(self, why: str) -> None:
         self.fail(why) if why else self.stop()
 
-    def _signalled(self, name: str) -> None:
-        if not self._follows:
+    def _on_signal(self, name: str) -> None:
+        if not self._has_parent:
             self.stop(name)
 
     def fail(self, why: str) -> None:
@@ -136,12 +136,12 @@ class ApiServer:
         self.backend.fail(why)
         self._server.should_exit = True
 
-    async def _until_served(self) -> None:
+    async def _wait_until_served(self) -> None:
         """Leaves connections to the processes that know the model, until this one does."""
         while self.backend.unavailable_reason() is not None and not self._server.should_exit:
             if self.backend.death_reason is not None:
                 raise SystemExit(self.backend.death_reason)
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _drain(self) -> None:
         await self.service.drain()

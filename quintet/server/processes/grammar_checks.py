@@ -6,7 +6,7 @@ from quintet.config import StructuredOutputsConfig
 from quintet.sampling_params import ParameterError, StructuredOutputsParams
 from quintet.structured_output.compile_cache import CompileCache, CompileTimeout
 from quintet.structured_output.compile_check import CompileChecker
-from quintet.structured_output.grammar import LATE, SECONDS
+from quintet.structured_output.grammar import SECONDS, TIMEOUT_MESSAGE
 from quintet.structured_output.grammar_source import GrammarWriter, grammar_after, grammar_text
 
 
@@ -32,7 +32,7 @@ class GrammarChecks(GrammarWriter):
         trial.add_done_callback(lambda done: done.exception())  # also after the last waiter has gone
         await asyncio.wait([trial], timeout=self._seconds)  # others may wait for the same: it is not cancelled
         if not trial.done() or isinstance(trial.exception(), CompileTimeout):
-            raise ParameterError("structured_outputs", f"cannot be served: {LATE}")
+            raise ParameterError("structured_outputs", f"cannot be served: {TIMEOUT_MESSAGE}")
         if why := trial.result():
             raise ParameterError("structured_outputs", f"cannot be served: {why}")
         return text

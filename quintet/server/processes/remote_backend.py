@@ -31,8 +31,8 @@ from quintet.tokenizers.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
-_TURN = wire.BEAT / 2  # seconds in which silence is counted
+MAX_SILENCE = 8 * wire.BEAT  # seconds without a sign of life after which nothing new is sent to the engine
+_TICK_SECONDS = wire.BEAT / 2  # seconds in which silence is counted
 
 
 class RemoteBackend:
@@ -87,7 +87,7 @@ class RemoteBackend:
     def tokenizer(self) -> Tokenizer | None:
         return self._tokenizer
 
-    def hung_reason(self, silence: float = SILENCE) -> str | None:
+    def hung_reason(self, silence: float = MAX_SILENCE) -> str | None:
         """Returns why an engine counts as hung, or None. Before the first sign of life it never does: importing may
         take as long as it likes from a slow disk."""
         hung = self._engines.hung(silence)
@@ -208,22 +208,22 @@ class RemoteBackend:
 
     async def _count(self) -> None:
         while True:
-            await asyncio.sleep(_TURN)
-            self.peers.tick(_TURN)
-            self._engines.turn(_TURN)
+            await asyncio.sleep(_TICK_SECONDS)
+            self.peers.tick(_TICK_SECONDS)
+            self._engines.turn(_TICK_SECONDS)
 
     async def _meet(self, served: ModelInfo) -> None:
         """Loads the tokenizer and the checks of requests, once the model is loaded."""
         self._served = served
         try:
-            await self._learn(served)
+            await self._load_tokenizer(served)
         except (ValueError, OSError, MemoryError) as error:  # what the user can mend
             self.fail(f"the model's tokenizer or a logits processor cannot be loaded: {error or type(error).__name__}")
         except Exception as error:
             logger.exception("an API process broke")
             self.fail(f"an API process broke: {type(error).__name__}: {error}")
 
-    async def _learn(self, served: ModelInfo) -> None:
+    async def _load_tokenizer(self, served: ModelInfo) -> None:
         if served.tokenizer is not None:
             self._tokenizer = await asyncio.to_thread(load_tokenizer, served.tokenizer)
         eos = frozenset(served.eos_ids) | frozenset(self._tokenizer.eos_ids if self._tokenizer else ())

@@ -23,11 +23,11 @@ from quintet.server.processes.messages import ApiOrders
 logger = logging.getLogger(__name__)
 
 ENGINE, API = "quintet.engine.processes.engine_process", "quintet.server.processes.api_process"
-_LOOK = 0.5  # seconds between two looks at the engine's pulse
-_LAST_WORDS = 10.0  # seconds that API processes have to tell their callers of a failure
-_HASTE = 3.0  # seconds that they have when all end at once: of these, callers get one
-_FAREWELL = 15.0  # seconds that engines have to end ranks of other machines
-_SOONEST = 1.0  # seconds before an API process that died is started again
+_POLL_SECONDS = 0.5  # seconds between two looks at the engine's pulse
+_FAILURE_SECONDS = 10.0  # seconds that API processes have to tell their callers of a failure
+_FORCED_SECONDS = 3.0  # seconds that they have when all end at once: of these, callers get one
+_SHUTDOWN_SECONDS = 15.0  # seconds that engines have to end ranks of other machines
+_MIN_RESTART_SECONDS = 1.0  # seconds before an API process that died is started again
 
 
 class Supervisor:
@@ -44,7 +44,7 @@ class Supervisor:
         self._settings, self._listener, self._wording = server, listener, wording or NameTranslation()
         self._profiles = engine.profiler_config.profiler is not None
         self._folder = PrivateFolder()  # of the sockets between the processes
-        self._server_fields = _plain(server)
+        self._server_fields = _plain_config(server)
         self._failed: str | None = None  # why the server ends
         self._engines: list[Child] = []  # one, as a rule
         try:
@@ -52,7 +52,7 @@ class Supervisor:
                 self._engines.append(Child(ENGINE, self._engine_orders(number, config)))
         except OSError:
             self._end_engines()
-            self._clear_up()
+            self._remove_files()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             raise
         self._others: dict[int, Child] = {}  # API processes besides this one
@@ -64,7 +64,7 @@ class Supervisor:
 
     def _engine_orders(self, number: int, config: EngineConfig) -> EngineOrders:
         return EngineOrders(
-            str(self._folder.path), number, self._settings.api_workers, _plain(config), self._server_fields,
+            str(self._folder.path), number, self._settings.api_workers, _plain_config(config), self._server_fields,
             progress=sys.stderr.isatty(), warm_grammars=True,
         )  # fmt: skip
 
@@ -72,7 +72,7 @@ class Supervisor:
         """Serves until it is stopped, and returns 0; or until the engine is gone, and returns 1."""
         try:
             for each in ENDING:
-                signal.signal(each, self._signalled)  # until the HTTP server has its own
+                signal.signal(each, self._on_signal)  # until the HTTP server has its own
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
             from quintet.server.uvicorn_server import run_loop
 
@@ -93,36 +93,36 @@ class Supervisor:
             self._settings, self._folder.path, 0, self._stop_others, self._profiles, len(self._engines)
         )
         for number, each in enumerate(self._engines):
-            each.follow(partial(self._told_of_end, number))
+            each.follow(partial(self._on_engine_exit, number))
         for worker in range(1, self._settings.api_workers):
             self._start(worker)
         watch = self._loop.create_task(self._watch())
         await self._api.run(self._listener)
-        await self._until_alone()
+        await self._wait_for_others()
         self._ending = True
         watch.cancel()
 
-    async def _until_alone(self) -> None:
+    async def _wait_for_others(self) -> None:
         """Waits for API processes that still have calls; handles the engine's end and signals meanwhile."""
         forced, self._told = self._api.is_forced, False
         drain = self._settings.drain_timeout if self._failed is None else 0.0
-        end = self._loop.time() + (_HASTE if forced else _LAST_WORDS + drain)
+        end = self._loop.time() + (_FORCED_SECONDS if forced else _FAILURE_SECONDS + drain)
         while self._loop.time() < end and any(child.exit is None for child in self._others.values()):
             if self._told and not forced:
-                forced, end = True, min(end, self._loop.time() + _HASTE)
+                forced, end = True, min(end, self._loop.time() + _FORCED_SECONDS)
                 self._stop_others()
             if self._failed is not None:
-                end = min(end, self._loop.time() + _LAST_WORDS)
-            await asyncio.sleep(_LOOK / 10)
+                end = min(end, self._loop.time() + _FAILURE_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS / 10)
 
-    def _signalled(self, number: int, *_: object) -> None:
+    def _on_signal(self, number: int, *_: object) -> None:
         """No exception: whatever is imported meanwhile might catch it. A second signal does not wait for that."""
         self._signal = signal.Signals(number).name
         if self._told and not self._serving:
             raise SystemExit(0)
         self._told = True
 
-    def _later(self, call: partial[None]) -> None:
+    def _call_in_loop(self, call: partial[None]) -> None:
         """From a thread, into the loop; which may have ended by then."""
         try:
             self._loop.call_soon_threadsafe(call)
@@ -133,7 +133,7 @@ class Supervisor:
         """Logs when the server is ready, ends it when the engine hangs, and API processes that do."""
         ready = False
         while True:
-            await asyncio.sleep(_LOOK if ready else _LOOK / 10)
+            await asyncio.sleep(_POLL_SECONDS if ready else _POLL_SECONDS / 10)
             remote = self._api.backend
             if self._told and not self._api.service.draining:
                 self._api.stop(self._signal)
@@ -155,10 +155,10 @@ class Supervisor:
             return self._settings.url
         return dataclasses.replace(self._settings, port=self._listener.getsockname()[1]).url
 
-    def _told_of_end(self, number: int, how: Exit) -> None:
-        self._later(partial(self._engine_ended, number, how))
+    def _on_engine_exit(self, number: int, how: Exit) -> None:
+        self._call_in_loop(partial(self._end_after_engine, number, how))
 
-    def _engine_ended(self, number: int, how: Exit) -> None:
+    def _end_after_engine(self, number: int, how: Exit) -> None:
         """Ends the server: the other engines would serve with part of the machine, a restarted server gets all of
         it."""
         if self._ending:
@@ -186,15 +186,15 @@ class Supervisor:
         try:
             child = Child(API, orders, (listener,))
             self._others[worker] = child
-            child.follow(lambda how: self._later(partial(self._api_ended, worker, how)))
+            child.follow(lambda how: self._call_in_loop(partial(self._on_api_exit, worker, how)))
         except (OSError, RuntimeError) as error:  # nothing to spare for a process, or for the thread that watches it
             logger.error("API process %d cannot be started (%s); it is tried again", worker, error)
             unwatched = self._others.pop(worker, None)
             if unwatched is not None:
                 unwatched.kill()
-            self._loop.call_later(_SOONEST, self._start, worker)
+            self._loop.call_later(_MIN_RESTART_SECONDS, self._start, worker)
 
-    def _api_ended(self, worker: int, how: Exit) -> None:
+    def _on_api_exit(self, worker: int, how: Exit) -> None:
         """Its requests end; another takes its place."""
         why = self._silent.pop(worker, how)
         self._api.backend.peers.remove(self._others[worker].pid)
@@ -202,7 +202,7 @@ class Supervisor:
             return
         logger.error("API process %d has ended: %s; another is started", worker, why)
         self._api.backend.remove_worker(worker)
-        self._loop.call_later(_SOONEST, self._start, worker)
+        self._loop.call_later(_MIN_RESTART_SECONDS, self._start, worker)
 
     def _end_silent(self) -> None:
         """Ends API processes that are stopped or hang: callers wait in vain, and the engine still writes to them."""
@@ -219,7 +219,7 @@ class Supervisor:
         for child in self._others.values():
             child.ask_to_end(why)
 
-    def _hurry(self, *_: object) -> None:
+    def _force_stop(self, *_: object) -> None:
         """Ends all at once, at a signal that comes while this process waits for the others."""
         for child in (*self._others.values(), *self._engines):
             child.let_go()
@@ -227,10 +227,10 @@ class Supervisor:
     def _close(self) -> None:
         """Ends every process, and leaves nothing in the file system."""
         for each in ENDING:
-            signal.signal(each, self._hurry)
+            signal.signal(each, self._force_stop)
         close_all(self._others.values())
         self._end_engines()
-        self._clear_up()
+        self._remove_files()
 
     def _end_engines(self) -> None:
         """Ends all engines at once: none waits for another. In an orderly end, they end ranks of other machines
@@ -238,16 +238,16 @@ class Supervisor:
         orderly = self._failed is None
         for each in self._engines:
             (each.ask_to_end if orderly else each.let_go)()
-        end = time.monotonic() + (_FAREWELL if orderly else 0.0)
+        end = time.monotonic() + (_SHUTDOWN_SECONDS if orderly else 0.0)
         for each in self._engines:
             each.close(max(0.0, end - time.monotonic()))
 
-    def _clear_up(self) -> None:
+    def _remove_files(self) -> None:
         self._folder.remove()
         self._listener.close()
         if self._settings.uds:
             Path(self._settings.uds).unlink(missing_ok=True)
 
 
-def _plain(config: EngineConfig | ServerConfig) -> dict[str, Any]:
+def _plain_config(config: EngineConfig | ServerConfig) -> dict[str, Any]:
     return {each.name: getattr(config, each.name) for each in dataclasses.fields(config)}

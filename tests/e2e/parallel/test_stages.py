@@ -238,7 +238,7 @@ def test_as_many_steps_run_as_there_are_stages(threads: Threads, wanted: dict[st
     most = 0
     while threads.engines[0].busy:
         threads.step()
-        most = max(most, len(threads.engines[0]._flights))  # that are left running: one more runs within a call
+        most = max(most, len(threads.engines[0]._in_flight))  # that are left running: one more runs within a call
     assert most == 2 and threads.said == wanted
 
 

@@ -92,7 +92,7 @@ def test_what_was_kept_for_another_start_is_not_used(
     elif change == "times":
         os.utime(folder / "model.safetensors", ns=(1, 1))
     elif change == "extension":
-        monkeypatch.setattr("quintet.platforms.cpu.platform._placing", lambda: "of tomorrow")
+        monkeypatch.setattr("quintet.platforms.cpu.platform._layout_key", lambda: "of tomorrow")
     tokens(folder, tmp_path / "kept", **settings)
     assert PLACED and len(list((tmp_path / "kept").iterdir())) == 2
 

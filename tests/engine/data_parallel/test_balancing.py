@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.engine.data_parallel.balancing import AHEAD, KEPT, LoadBalancer
+from quintet.engine.data_parallel.balancing import MAX_EXTRA_REQUESTS, MAX_KNOWN_PAGES, LoadBalancer
 from quintet.engine.observability.stats import STEP_BOUNDS, SchedulerStats, SpecDecodeStats, Stats, StepStats, total
 
 PAGE = 4
@@ -42,8 +42,8 @@ def test_a_beginning_that_is_known_goes_where_it_is_known() -> None:
 def test_a_known_beginning_is_not_worth_a_long_line() -> None:
     router = LoadBalancer(2, PAGE)
     chosen = [router.choose(str(i), list(range(8))) for i in range(20)]
-    assert chosen[: AHEAD + 1] == [0] * (AHEAD + 1) and chosen[AHEAD + 1] == 1
-    assert abs(router.loads[0] - router.loads[1]) <= AHEAD + 1
+    assert chosen[: MAX_EXTRA_REQUESTS + 1] == [0] * (MAX_EXTRA_REQUESTS + 1) and chosen[MAX_EXTRA_REQUESTS + 1] == 1
+    assert abs(router.loads[0] - router.loads[1]) <= MAX_EXTRA_REQUESTS + 1
 
 
 def test_salted_and_other_prompts_are_kept_apart() -> None:
@@ -73,9 +73,9 @@ def test_what_others_send_counts_and_what_was_sent_here_counts_once() -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     router = LoadBalancer(1, 1)
-    for start in range(0, 3 * KEPT, 1000):
+    for start in range(0, 3 * MAX_KNOWN_PAGES, 1000):
         router.choose(str(start), range(start, start + 1000))
-    assert len(router._pages[0]) == KEPT
+    assert len(router._pages[0]) == MAX_KNOWN_PAGES
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 4)), max_size=60), st.integers(1, 4))
@@ -89,7 +89,7 @@ def test_loads_are_what_is_open(events: list[tuple[bool, int, int]], count: int)
         else:
             before = router.loads
             engine = router.choose(str(number), [prompt] * 8, weight=weight)
-            assert before[engine] <= min(before) + AHEAD
+            assert before[engine] <= min(before) + MAX_EXTRA_REQUESTS
             open_requests[str(number)] = engine, weight
     for engine in range(count):
         assert router.loads[engine] == sum(weight for at, weight in open_requests.values() if at == engine)

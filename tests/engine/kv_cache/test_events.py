@@ -306,7 +306,7 @@ def test_an_address_that_is_taken_is_refused_when_the_engine_starts() -> None:
     ],
 )
 def test_engines_of_several_have_addresses_of_their_own(endpoint: str, engine: int, own: str) -> None:
-    assert kv_events._of(endpoint, engine) == own
+    assert kv_events._engine_endpoint(endpoint, engine) == own
 
 
 def test_each_of_several_engines_tells_at_its_own_address(context: zmq.Context) -> None:

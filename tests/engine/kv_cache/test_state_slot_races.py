@@ -8,7 +8,7 @@ import pytest
 
 from quintet.config import EngineConfig
 from quintet.engine.engine import Engine
-from quintet.engine.kv_cache.state_slots import EACH, StateSlotPool
+from quintet.engine.kv_cache.state_slots import SLOTS_PER_REQUEST, StateSlotPool
 from quintet.engine.request import CoreRequest, random_key
 from quintet.engine.startup import launch, prepare
 from quintet_tools.checkpoints.tiny import variant
@@ -70,7 +70,7 @@ class Traffic:
         tables = self.engine.scheduler.kv_cache_manager
         assert tables.state_slots is not None
         if tight:  # each slot that is taken was somebody's snapshot
-            tables.state_slots = StateSlotPool(1 + EACH * seqs, config.enable_prefix_caching)
+            tables.state_slots = StateSlotPool(1 + SLOTS_PER_REQUEST * seqs, config.enable_prefix_caching)
         self.table, self._stem = Table(self.engine), [self._rng.randrange(3, 6) for _ in range(48)]
 
     def run(self) -> None:

@@ -114,7 +114,7 @@ def test_what_is_behind_a_page_that_is_not_there_is_not_asked_for(begun: Begun) 
 
 
 def test_a_store_that_hangs_costs_a_moment_and_then_none(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "ENDING", 0.05)
+    monkeypatch.setattr(late, "CLOSE_SECONDS", 0.05)
     shelf, asks = Shelf(patience=0.05), beginnings(4)
     shelf.gate.clear()
     connector, wanted = begun(shelf), Served(False).run(*asks)
@@ -152,7 +152,7 @@ def test_what_fails_is_said_once_and_computed(begun: Begun, caplog: pytest.LogCa
 
 
 def test_what_waits_is_bounded_and_is_kept_when_it_is_closed(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "QUEUED", 4 * WORDS * 3)
+    monkeypatch.setattr(late, "MAX_QUEUED_BYTES", 4 * WORDS * 3)
     shelf = Shelf()
     shelf.gate.clear()
     connector = begun(shelf)

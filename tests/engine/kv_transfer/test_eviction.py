@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.engine.kv_transfer.offload.eviction import ORDERS, ARCPolicy, EvictionPolicy, LRUPolicy
+from quintet.engine.kv_transfer.offload.eviction import POLICIES, ARCPolicy, EvictionPolicy, LRUPolicy
 from quintet.engine.kv_transfer.offload.host_memory import HostTier
 from quintet.ops.pages import gather_pages, scatter_pages
 
@@ -99,7 +99,7 @@ def test_arc_is_the_papers(trace: list[int], capacity: int) -> None:
 def test_a_long_scan_does_not_drive_out_what_all_ask_for() -> None:
     """Ten keys that come again and again, and between them a thousand that never do."""
     hits = {}
-    for name, made in ORDERS.items():
+    for name, made in POLICIES.items():
         order, rng, scan = made(20), random.Random(1), iter(range(100, 10_000))
         for _ in range(4):
             for number in range(10):
@@ -113,9 +113,9 @@ def test_a_long_scan_does_not_drive_out_what_all_ask_for() -> None:
     assert hits["arc"] > 450 > hits["lru"]
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", POLICIES)
 def test_who_is_spared_stays_and_who_finds_no_room_is_not_kept(name: str) -> None:
-    order = ORDERS[name](3)
+    order = POLICIES[name](3)
     for number in range(3):
         access(order, number)
     spared = {key(0), key(2)}
@@ -128,7 +128,7 @@ def test_who_is_spared_stays_and_who_finds_no_room_is_not_kept(name: str) -> Non
     assert order.add(key(8), lambda each: each in spared) == (True, [])
 
 
-@given(TRACES, st.sampled_from(sorted(ORDERS)), st.sets(st.integers(0, 12), max_size=2))
+@given(TRACES, st.sampled_from(sorted(POLICIES)), st.sets(st.integers(0, 12), max_size=2))
 def test_host_memory_gives_back_what_was_put_in(trace: list[int], name: str, spared: set[int]) -> None:
     host = HostTier(5, 3, name)
     assert host.capacity == 5

@@ -15,7 +15,7 @@ from quintet.engine.kv_transfer.p2p.consumer import PageClient, PageOrigin, Rout
 from quintet.engine.kv_transfer.p2p.producer import PageServer
 from quintet.engine.kv_transfer.p2p.protocol import PageFormat, PagePart, PageRequest, PeerChannel, ProtocolError
 from quintet.engine.kv_transfer.p2p.rdma import ExposedRegion, ReceiveBufferPool, RemoteReads
-from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
+from quintet.engine.kv_transfer.p2p.send_buffer import NOT_IN_BUFFER, SendBuffer
 from quintet.engine.kv_transfer.rank_shares import parts_of
 from quintet.engine.kv_transfer_params import LeasePeer
 from tests.engine.kv_transfer.test_transfers import FACTS, KEY, _until
@@ -168,7 +168,7 @@ def test_a_page_that_one_giver_lacks_fails_whole() -> None:
         found |= dict(zip(came.indices, came.rows, strict=True))
         failed |= came.failed
     taker.close()
-    assert sorted(found) == [0, 1, 3, 4] and failed == {2: f"here:0: {NOT_THERE}"}
+    assert sorted(found) == [0, 1, 3, 4] and failed == {2: f"here:0: {NOT_IN_BUFFER}"}
     assert all(np.array_equal(row, rows(pages, one[0])[place]) for place, row in found.items())
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from quintet.engine.kv_transfer.lmcache import store as lmcache_store
-from quintet.engine.kv_transfer.lmcache.config import IDLE, USED, check_lmcache_config
+from quintet.engine.kv_transfer.lmcache.config import IGNORED, SUPPORTED, check_lmcache_config
 from quintet.engine.kv_transfer.lmcache.store import HEADER, LMCacheStore
 
 WORDS = 6
 ROW = np.arange(WORDS, dtype=np.int32)
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys((*USED, *IDLE)), "local_cpu": False,
+    **dict.fromkeys((*SUPPORTED, *IGNORED)), "local_cpu": False,
     "max_local_cpu_size": 0.001, "lookup_timeout_ms": 3000, "remote_serde": "naive",
     "enable_p2p": False, "remote_config_url": None, "storage_plugins": None, "use_layerwise": False, "gds_path": None,
 }  # fmt: skip
@@ -231,7 +231,7 @@ def test_a_put_ends_when_every_tier_has_the_page(monkeypatch: pytest.MonkeyPatch
     kept = store()
     kept._manager.own.busy = 5
     assert kept.put(b"1", ROW) and kept._manager.own.busy < 0
-    monkeypatch.setattr(lmcache_store, "PATIENCE", 0.01)
+    monkeypatch.setattr(lmcache_store, "TIMEOUT", 0.01)
     kept._manager.own.busy = 10**9
     kept._manager.remote.silent = True
     assert not kept.put(b"2", ROW)

@@ -61,8 +61,8 @@ def lots_of(two: Two, told: dict[str, dict[str, Any]]) -> list[Lot]:
 
 def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None], taker: Any) -> None:
     """The giver goes when a page has come, or when the next is being read where it lies."""
-    monkeypatch.setattr(memory, "AHEAD", 1)  # page by page
-    bring, opening, came = PeerLoad.add_page, taker._way.open, threading.Event()
+    monkeypatch.setattr(memory, "MAX_BYTES_AHEAD", 1)  # page by page
+    bring, opening, came = PeerLoad.add_page, taker._route.open, threading.Event()
 
     def brought(load: PeerLoad, place: int, row: Any) -> None:
         bring(load, place, row)
@@ -84,7 +84,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, kind: str, kill: Callable[[], None]
 
     monkeypatch.setattr(PeerLoad, "bring", brought)
     if opening is not None:
-        taker._way = taker._way._replace(open=opened)
+        taker._route = taker._route._replace(open=opened)
 
 
 @pytest.mark.parametrize("fails", [False, True])

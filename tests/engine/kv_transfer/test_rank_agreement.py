@@ -17,7 +17,7 @@ from quintet.engine.kv_transfer.multi_source import MultiLoad
 from quintet.engine.kv_transfer.offload.tiers import TieredConnector
 from quintet.engine.kv_transfer.p2p.transfers import FailedLoad
 from quintet.engine.kv_transfer.page_copier import PageCopier
-from quintet.engine.kv_transfer.rank_agreement import AHEAD, AgreedLoad, RankAgreement
+from quintet.engine.kv_transfer.rank_agreement import MAX_LEAD, AgreedLoad, RankAgreement
 from quintet.engine.startup import launch, prepare
 from quintet.interface.platform import Channel
 from tests.engine.test_overlap import SETTINGS
@@ -222,7 +222,7 @@ def test_a_fast_rank_holds_few_pages_while_a_slow_one_lags() -> None:
         return all_of(council.agreed_load(inner, count), council, most)
 
     for came, held in played(2, part):
-        assert came == list(range(count)) and held <= AHEAD * most
+        assert came == list(range(count)) and held <= MAX_LEAD * most
 
 
 def test_ranks_that_hold_different_pages_wait_for_each_other_but_not_for_ever() -> None:
@@ -258,7 +258,7 @@ def test_whatever_order_pages_come_in_all_come_and_none_runs_far_ahead(seed: int
         for _ in range(5000):
             if not council.has_work:
                 return given
-            share = max(1, AHEAD * most // len(council._loads))
+            share = max(1, MAX_LEAD * most // len(council._loads))
             council.exchange(most)
             assert all(0 <= load.lead <= share for load in loads if not load.done)
             for at, load in enumerate(loads):

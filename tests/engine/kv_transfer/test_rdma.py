@@ -24,7 +24,13 @@ from quintet.engine.kv_transfer.p2p.consumer import PageOrigin, PartialPages, Pr
 from quintet.engine.kv_transfer.p2p.mooncake import MooncakeEngine
 from quintet.engine.kv_transfer.p2p.nixl import NixlEngine
 from quintet.engine.kv_transfer.p2p.protocol import PeerChannel, ProtocolError, RegionAddress
-from quintet.engine.kv_transfer.p2p.rdma import BUFFERS, ExposedRegion, ReceiveBufferPool, ReceiveBuffers, RemoteReads
+from quintet.engine.kv_transfer.p2p.rdma import (
+    MAX_BUFFERS,
+    ExposedRegion,
+    ReceiveBufferPool,
+    ReceiveBuffers,
+    RemoteReads,
+)
 from quintet.engine.kv_transfer.p2p.remote_memory import MappedRegion, RemoteRegion, send_memory
 from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 from quintet.engine.kv_transfer.p2p.transports import Transport, transport_of
@@ -42,7 +48,7 @@ def moved(two: Two, giving: Any, taking: Any, patience: float = PATIENCE) -> Rec
     two.giver.transport, two.giver.share_memory = "a test", ExposedRegion(giving, two.loans.rows)
     stagings = ReceiveBufferPool(taking)
     opening = functools.partial(RemoteReads, mover=taking, stagings=stagings, patience=patience)
-    two.taker._way = two.taker._way._replace(open_region=opening, transport="a test")
+    two.taker._route = two.taker._route._replace(open_region=opening, transport="a test")
     return stagings.for_width(WORDS)
 
 
@@ -84,7 +90,7 @@ def test_memory_that_is_written_to_still_is_not_used_again() -> None:
     mover = Copying("silent")
     mover.odd = lambda: True  # type: ignore[method-assign]
     staging, given = ReceiveBuffers(mover, WORDS), []
-    for _ in range(BUFFERS):
+    for _ in range(MAX_BUFFERS):
         rows = staging.acquire()
         assert all(rows is not each for each in given)
         given.append(rows)
@@ -213,14 +219,14 @@ def reading(means: Transport) -> tuple[threading.Thread, "list[str]", "weakref.r
             far.read([1, 2])
         said.append(str(error.value))
 
-    lent, borrow = list[Any](), far._staging.borrow
+    lent, borrow = list[Any](), far._buffers.borrow
 
     def noted() -> PageRows:
         rows = borrow()
         lent.append(weakref.ref(rows))
         return rows
 
-    far._staging.borrow = noted
+    far._buffers.borrow = noted
     thread = threading.Thread(target=read)
     thread.start()
     _until(lambda: means.transfer_engine.begun > 0)  # type: ignore[union-attr]
@@ -245,7 +251,7 @@ def test_an_engine_that_ends_waits_for_what_is_being_read() -> None:
 def test_memory_that_is_written_to_outlives_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(moved_module, "CLOSING", 0.01)
+    monkeypatch.setattr(moved_module, "CLOSE_SECONDS", 0.01)
     mover = Held()
     means = Transport("a test", mover)
     thread, _, memory = reading(means)

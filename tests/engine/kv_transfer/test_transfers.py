@@ -20,8 +20,8 @@ from quintet.engine.kv_transfer.manager import KVTransferManager
 from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress, PageClient, PageOrigin, Route
 from quintet.engine.kv_transfer.p2p.producer import PageServer
 from quintet.engine.kv_transfer.p2p.protocol import (
-    ASKED,
     PROTOCOL,
+    REQUEST,
     ConsumerHello,
     Page,
     PageFormat,
@@ -29,7 +29,7 @@ from quintet.engine.kv_transfer.p2p.protocol import (
     ProtocolError,
 )
 from quintet.engine.kv_transfer.p2p.protocol import PageRequest as Asking
-from quintet.engine.kv_transfer.p2p.send_buffer import NOT_THERE, SendBuffer
+from quintet.engine.kv_transfer.p2p.send_buffer import NOT_IN_BUFFER, SendBuffer
 from quintet.engine.kv_transfer.p2p.transfers import P2PTransfer
 from quintet.engine.kv_transfer.page_copier import PageCopier
 from quintet.engine.kv_transfer_params import LeasePeer, transfer_params_of
@@ -214,7 +214,7 @@ def test_a_stale_answer_costs_a_computation_or_the_request(fails: bool) -> None:
     two.loans.clear()
     got = two.second.run(_with(ask, told))
     assert (got["0"].reason == "error") == fails
-    assert got == wanted or f"here:1: {NOT_THERE}" in (got["0"].error or "")
+    assert got == wanted or f"here:1: {NOT_IN_BUFFER}" in (got["0"].error or "")
     other = Ask("other", ask.prompt[::-1], plain(4))  # another prompt than the one that was computed
     told = _told(two.first, Ask("0", ask.prompt, plain(1, extra_args=LENDS)))["0"]
     got = two.second.run(_with(other, told))
@@ -333,7 +333,7 @@ def test_a_page_of_another_length_is_no_page() -> None:
     def lie() -> None:
         channel = PeerChannel(theirs, 0.5, 0)
         channel.accept_consumer(KEY, FACTS)
-        channel.receive(ASKED)
+        channel.receive(REQUEST)
         channel.send(Page(0, b"1234"))
 
     threading.Thread(target=lie, daemon=True).start()
@@ -357,7 +357,7 @@ def test_loans_hold_no_more_than_they_may_and_no_longer() -> None:
     lasting.finish("a")
     assert not lasting.reserve("b", [b"1"]), "somebody reads them still"
     lasting.release_read(loan)
-    assert lasting.reserve("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_THERE], None)
+    assert lasting.reserve("b", [b"1", b"2"]) and lasting.read("a", [b"1"], 0.0) == ([NOT_IN_BUFFER], None)
     lasting.finish("b", of=2, reader=1)
     lasting.finish("b", of=2, reader=1)
     assert not lasting.reserve("c", [b"1"]), "the other one has not read them yet"

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.engine.parallel.eplb.placement import balancedness, rank_loads, rebalanced
-from quintet.engine.parallel.eplb.transfer import _rounds
+from quintet.engine.parallel.eplb.transfer import _send_rounds
 from quintet.layers.moe.expert_placement import (
-    COLUMNS,
+    COPY_COLUMNS,
     ExpertPlacement,
     Placement,
     RankExperts,
@@ -64,7 +64,7 @@ def test_a_first_copy_is_on_another_rank_than_its_expert() -> None:
 def test_each_token_is_served_by_one_rank(dealt: tuple[ExpertPlacement, int, int]) -> None:
     dealing, experts, size = dealt
     tables = torch.stack([RankExperts(dealing, experts, rank, size).table() for rank in range(size)])
-    assert tables.shape == (size, experts, COLUMNS if dealing.redundant_experts else 1)
+    assert tables.shape == (size, experts, COPY_COLUMNS if dealing.redundant_experts else 1)
     assert ((tables >= 0).sum(0) == 1).all()
     for rank, own in enumerate(dealing.placement(experts, size)):
         for expert, row in enumerate(tables[rank].tolist()):
@@ -92,7 +92,7 @@ def test_what_moves_comes_from_a_rank_that_has_it(dealt: tuple[ExpertPlacement, 
     now = dealing.placement(experts, size)
     new = rebalanced(data.draw(st.lists(st.integers(0, 99), min_size=experts, max_size=experts)), now)
     sent: list[int] = []
-    for each in _rounds(now, new):
+    for each in _send_rounds(now, new):
         for rank, given_ in enumerate(each):
             if given_ is not None:
                 expert, place = given_

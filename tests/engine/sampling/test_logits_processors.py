@@ -180,7 +180,7 @@ def test_a_function_that_fails_names_its_row_and_the_others_go_on():
 def test_classes_are_loaded_by_object_dotted_name_and_entry_point(monkeypatch):
     name = f"{Only.__module__}:Only"
     point = importlib.metadata.EntryPoint(
-        "only", "tests.engine.sampling.test_logits_processors:Only", logits_processors.GROUP
+        "only", "tests.engine.sampling.test_logits_processors:Only", logits_processors.ENTRY_POINT_GROUP
     )
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
     loaded = load_processors([Only, name, "only"])

@@ -55,7 +55,7 @@ def test_batched_equals_alone_bit_for_bit_while_rows_come_go_and_move(provider, 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("mode", MODES)
 def test_padded_equals_unpadded_bit_for_bit(provider, mode, monkeypatch):
-    monkeypatch.setattr(logit_edits, "PLACES", 7)  # so that lists of places are cut
+    monkeypatch.setattr(logit_edits, "CHUNK", 7)  # so that lists of places are cut
     rng, mirror = random.Random(mode), random.Random(mode)
     requests, mirrors = ([random_request(r, str(i)) for i in range(10)] for r in (rng, mirror))
     free = sampler(provider, mode)

@@ -102,15 +102,15 @@ def _take(kind: str, lots: list[Lot], where: str) -> None:
 
     PeerLoad.add_page = stop  # type: ignore[assignment]
     taker = taking(kind, where, lots[0].words)
-    if taker._way.open_region is not None:
-        opening = taker._way.open_region
+    if taker._route.open_region is not None:
+        opening = taker._route.open_region
 
         def opened(channel: PeerChannel, words: int) -> memory.RemoteRegion:
             far = opening(channel, words)
             far.read = stop  # type: ignore[assignment]
             return far
 
-        taker._way = taker._way._replace(open_region=opened)
+        taker._route = taker._route._replace(open_region=opened)
     taker.load([PageOrigin(LeasePeer("here", 1, lots[0].loan))], lots[0].keys, True)
 
 

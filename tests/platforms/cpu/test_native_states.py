@@ -178,7 +178,7 @@ def test_a_step_without_its_bias_is_refused() -> None:
 
 
 def test_more_numbers_than_a_kernel_holds_are_the_specifications() -> None:
-    given, state, _ = selective(3, native_states.MOST_WIDTH + 1, torch.float32)
+    given, state, _ = selective(3, native_states.MAX_WIDTH + 1, torch.float32)
     at = context((TOKENS,), ((0, 1),))
     want = Op.registry["selective_scan"].reference(*given, state.clone(), at)[0]
     assert torch.equal(run("selective_scan", given, state, at, ()), want)

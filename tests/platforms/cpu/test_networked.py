@@ -263,8 +263,8 @@ def test_ranks_that_do_not_come_are_named_and_a_meeting_can_be_called_off(monkey
 def test_who_waits_says_for_which_machine_and_where_it_is_awaited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rendezvous, "SOON", 0.1)
-    monkeypatch.setattr(rendezvous, "AGAIN", 0.3)
+    monkeypatch.setattr(rendezvous, "FIRST_LOG", 0.1)
+    monkeypatch.setattr(rendezvous, "NEXT_LOG", 0.3)
     first, second = places(4)[:2]
     host = second.endpoint.removeprefix("tcp://")
     error, _ = at_once([
@@ -332,4 +332,4 @@ def test_greetings_are_strict() -> None:
             rendezvous.parse_endpoint(endpoint)
     with pytest.raises(ValueError, match="rank 0 cannot listen on 192.0.2.1:1"):
         rendezvous.listen_on("192.0.2.1", 1)
-    assert letters.SEAL <= 64  # what the mesh leaves for it
+    assert letters.MAC_BYTES <= 64  # what the mesh leaves for it

@@ -14,7 +14,7 @@ from quintet.interface.types import Batch, Group, Outputs
 from quintet.platforms.cpu import PLATFORM
 from quintet.platforms.cpu import graph as replay
 from quintet.platforms.cpu.arena import SEGMENT, Arena, empty, use_arena
-from quintet.platforms.cpu.graph import LEAST_PAGES, Replay
+from quintet.platforms.cpu.graph import MIN_PAGES, Replay
 from quintet_tools.checkpoints.tiny import FAMILIES, SERVED, variant
 from tests.helpers.platforms.run_model import Runner
 
@@ -71,8 +71,8 @@ def test_a_replayed_step_gives_the_bits_of_an_eager_one(family: str, watched: ty
 
 
 def test_a_longer_page_table_is_recorded_anew(watched: type[Watched]) -> None:
-    run, eager = (runner("llama", each, 20 * LEAST_PAGES) for each in (False, True))
-    (prompt,) = random_prompts(3, [16 * LEAST_PAGES - 3], 90)
+    run, eager = (runner("llama", each, 20 * MIN_PAGES) for each in (False, True))
+    (prompt,) = random_prompts(3, [16 * MIN_PAGES - 3], 90)
     for chunk in (prompt, *([token] for token in range(6))):
         assert torch.equal(run.step({0: chunk})[0], eager.step({0: chunk})[0])
     assert watched.last.recorded == 2
@@ -88,7 +88,7 @@ def test_a_size_that_came_once_is_not_recorded(watched: type[Watched]) -> None:
 
 def test_a_long_step_is_recorded_once_its_size_came_as_often_as_its_proof_costs(watched: type[Watched]) -> None:
     run = runner("llama", False)
-    (prompt,) = random_prompts(5, [3 * replay.DEAR], 90)
+    (prompt,) = random_prompts(5, [3 * replay.TOKENS_PER_PROOF], 90)
     for turn in range(4):
         assert watched.last.recorded == 0
         run.step({turn: prompt})
@@ -202,7 +202,7 @@ def test_a_long_step_that_is_not_recorded_has_memory_that_stays(monkeypatch: pyt
     del first
     gc.collect()
     assert logits(replay.MANY_TOKENS).data_ptr() == place
-    monkeypatch.setattr(replay, "MOST_SCRATCH", SEGMENT - 1)
+    monkeypatch.setattr(replay, "MAX_SCRATCH", SEGMENT - 1)
     logits(replay.MANY_TOKENS)
     assert step._scratch.nbytes == 0 and second[:, 0].tolist() == numbers
 
@@ -227,7 +227,7 @@ def test_a_step_that_fails_is_not_kept() -> None:
 
 
 def test_graphs_that_were_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "KEPT", 2)
+    monkeypatch.setattr(replay, "MAX_GRAPHS", 2)
     recorded = []
 
     def model(state: Any, batch: Batch) -> tuple[Outputs, Any]:

@@ -23,7 +23,7 @@ from quintet.ops import Op, bind
 from quintet.platforms import SelectedPlatform
 from quintet.platforms.cuda import cudnn_attention
 from quintet.platforms.cuda.platform import CUDA
-from quintet.platforms.gpu.attention import MIXED, SINGLE, WHOLE, WITHOUT, PlannerRegistry
+from quintet.platforms.gpu.attention import MIXED, SINGLE, UNPLANNED, WHOLE_PROMPT, PlannerRegistry
 from quintet_tools.checkpoints.tiny import variant
 from tests.helpers.platforms.run_model import Runner
 from tests.helpers.platforms.triton import needs_triton
@@ -54,7 +54,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     """For steps of 32 tokens on."""
     made = Library()
     monkeypatch.setattr(cudnn_attention, "by_cudnn", made)
-    monkeypatch.setattr(cudnn_attention, "LEAST", 32)
+    monkeypatch.setattr(cudnn_attention, "MIN_TOKENS", 32)
     return made
 
 
@@ -105,10 +105,10 @@ def test_a_step_is_whole_by_what_the_host_knows() -> None:
     planning.serves_whole_prompt = lambda tokens: tokens >= 32
     planning.captured_sizes = frozenset({(40, 1)})
     for batch, kind in (
-        (host([64], [0]), WHOLE), (host([64], [16]), MIXED), (host([20], [0]), MIXED), (host([1], [0]), SINGLE),
-        (host([64], [0], padding=3), WHOLE), (host([64], [0], padding=16), MIXED), (host([40], [0]), WHOLE),
-        (host([32, 32], [0, 0]), MIXED), (host([64, 0, 0], [0, 0, 0]), WHOLE), (host([38], [9], padding=2), WITHOUT),
-        (host([38], [0], padding=2), WHOLE), (host([63, 1], [0, 9]), MIXED),
+        (host([64], [0]), WHOLE_PROMPT), (host([64], [16]), MIXED), (host([20], [0]), MIXED), (host([1], [0]), SINGLE),
+        (host([64], [0], padding=3), WHOLE_PROMPT), (host([64], [0], padding=16), MIXED), (host([40], [0]), WHOLE_PROMPT),
+        (host([32, 32], [0, 0]), MIXED), (host([64, 0, 0], [0, 0, 0]), WHOLE_PROMPT), (host([38], [9], padding=2), UNPLANNED),
+        (host([38], [0], padding=2), WHOLE_PROMPT), (host([63, 1], [0, 9]), MIXED),
     ):  # fmt: skip
         assert planning.plan(7, (None, None), batch, batch.groups[0])[0].shape == (0, kind, 7)
 
@@ -124,7 +124,7 @@ def test_planners_plan_whole_prompts_too() -> None:
     planning, batch = PlannerRegistry(), host([64], [0])
     planning.serves_whole_prompt = lambda tokens: True
     planning.add(spec(4, 2, 16), Planner())
-    assert planning.plan(3, (None, None), batch, batch.groups[0])[0].shape[1] == WHOLE and asked == [3]
+    assert planning.plan(3, (None, None), batch, batch.groups[0])[0].shape[1] == WHOLE_PROMPT and asked == [3]
 
 
 def test_layers_that_it_does_not_serve() -> None:
@@ -250,9 +250,9 @@ def test_the_plan_counts_what_a_prompt_takes(library: Library) -> None:
     of = spec(4, 2, 16, dtype=BF16)
     platform = on_fake()
     platform.open(0)
-    before = platform._other_bytes([], EXTENT)
+    before = platform._library_bytes([], EXTENT)
     platform.mixer(of, bind(ORDER), 0)
-    assert platform._other_bytes([], EXTENT) - before == 2 * 32 * (4 + 2) * 16 * 2
+    assert platform._library_bytes([], EXTENT) - before == 2 * 32 * (4 + 2) * 16 * 2
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU")

@@ -160,4 +160,4 @@ def test_what_plans_take_is_counted() -> None:
     planner = flashinfer.FlashInferPlanner(OF, Recorder("0.6.4"), means(), ())
     planners = {(0, "a"): planner, (0, "b"): "refused", (1, "a"): planner}
     stands: Any = type("Stands", (), {"_planners": planners, "_prompts": {}})()
-    assert CUDA._other_bytes(stands, buckets, MaxShape(ShapeBucket(64, 8, 8, (64, 64)), 16, 97)) == 2 * each
+    assert CUDA._library_bytes(stands, buckets, MaxShape(ShapeBucket(64, 8, 8, (64, 64)), 16, 97)) == 2 * each

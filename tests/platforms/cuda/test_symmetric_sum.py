@@ -104,5 +104,5 @@ def test_ranks_of_one_process_do_not_ask_for_it(monkeypatch: pytest.MonkeyPatch)
     asked: list[str] = []
     monkeypatch.setattr(symmetric_sum, "join", lambda library, store, rank, size, name: asked.append(name) or "no")
     platform = CUDA()
-    assert platform._small(dist.HashStore(), RankInfo(0, 2, "inproc://here")) is None and not asked
-    assert platform._small(dist.HashStore(), RankInfo(0, 2, "tcp://127.0.0.1:1")) is None and len(asked) == 1
+    assert platform._small_all_reduce(dist.HashStore(), RankInfo(0, 2, "inproc://here")) is None and not asked
+    assert platform._small_all_reduce(dist.HashStore(), RankInfo(0, 2, "tcp://127.0.0.1:1")) is None and len(asked) == 1

@@ -202,7 +202,7 @@ def test_small_sums_take_their_own_way_and_large_ones_do_not() -> None:
         comm = GroupCommunicator(None, rank, 3, small)
         assert torch.equal(comm.all_reduce(given(rank)), given(rank)), "as the stand-in has it"
     assert sorted(library.calls) == [(rank, 3, 72, 0, 7) for rank in range(3)]
-    large = torch.zeros(small_sum.MOST_BYTES // 4 + 4)
+    large = torch.zeros(small_sum.MAX_BYTES // 4 + 4)
     others = [large, torch.zeros(3), torch.zeros(8, dtype=torch.int32), torch.zeros(4, 8).t(), torch.zeros(0)]
     others += [torch.zeros(9)[1:]]
     assert [small.takes(x) for x in others] == [False] * len(others)

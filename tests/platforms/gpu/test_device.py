@@ -45,9 +45,9 @@ def test_nothing_is_uploaded_without_a_copy(device: GPUDevice, runtime: FakeRunt
 def test_what_goes_home_is_waited_for_by_who_wants_it(device: GPUDevice, runtime: FakeRuntime) -> None:
     x, y = torch.arange(6.0).reshape(2, 3), torch.arange(4, dtype=torch.int32)
     first, second = device.to_host(x), device.to_host(y)
-    assert device._homeward.done == 0, "nothing has been waited for"
+    assert device._to_host_stream.done == 0, "nothing has been waited for"
     assert torch.equal(first(), x)
-    assert device._homeward.done == 2, "the second copy is still on its way"
+    assert device._to_host_stream.done == 2, "the second copy is still on its way"
     assert torch.equal(second(), y) and torch.equal(second(), y)
     assert runtime.calls.count("hold") == 2, "their memory is kept from others until they are home"
 

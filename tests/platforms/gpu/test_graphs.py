@@ -396,7 +396,7 @@ def test_without_memory_what_is_captured_goes_on(
 def test_no_capture_begins_where_memory_may_not_do(
     step: GraphedStep, model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model.fake.limit = model.fake.used() + graphs.LEAST_ROOM // 2
+    model.fake.limit = model.fake.used() + graphs.MIN_ROOM // 2
     for _ in range(2):
         check(step, model, host(2))
     assert model.fake.captures == 0 and model.fake.calls.count("release") == 1, "what is kept was given back first"
@@ -405,7 +405,7 @@ def test_no_capture_begins_where_memory_may_not_do(
 
 def test_the_largest_capture_says_what_the_next_may_need(step: GraphedStep, model: Model) -> None:
     check(step, model, host(2))
-    step._largest = 2 * graphs.LEAST_ROOM
+    step._largest = 2 * graphs.MIN_ROOM
     model.fake.limit = model.fake.used() + step._largest // 2
     check(step, model, host(4))
     assert model.fake.captures == 1 and "a capture may need 128" in (step.refused or "")
@@ -450,7 +450,7 @@ def test_a_step_that_fails_is_an_error_and_nothing_is_kept(fake: FakeRuntime) ->
 def test_graphs_that_were_not_used_for_longest_go_first(
     step: GraphedStep, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     for count in (1, 2, 1, 4, 1, 2):
         check(step, model, host(count))
     assert (model.fake.captures, model.fake.replays) == (4, 2)
@@ -459,7 +459,7 @@ def test_graphs_that_were_not_used_for_longest_go_first(
 def test_graphs_with_prompts_go_first_while_they_are_more_than_a_third(
     fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "KEPT", 3)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
     step = GraphedStep(model, GPUDevice(fake, 0), [*MIXED, *VARIANTS])
     for batch in (host(1), mixed(3), mixed(7), host(2), host(1), host(2), mixed(7)):
         check(step, model, batch)
@@ -471,7 +471,7 @@ def test_graphs_with_prompts_go_first_while_they_are_more_than_a_third(
 def test_captured_ahead_large_steps_are_dropped_and_small_ones_are_not(
     fake: FakeRuntime, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     most = ShapeBucket(2048, 8, 64, (64, 64))
     buckets = mixed_buckets(most, mixed_sizes(2048))
     late = frozenset(each.tokens for each in buckets if each.tokens > 512)
@@ -485,7 +485,7 @@ def test_the_pool_has_what_the_largest_step_takes_before_anything_is_captured(
     fake: FakeRuntime, model: Model, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One graph more, that takes it and is never replayed."""
-    monkeypatch.setattr(graphs, "LEAST_ROOM", graphs.MIB)
+    monkeypatch.setattr(graphs, "MIN_ROOM", graphs.MIB)
     need, sizes, empty = 2 * graphs.MIB, list[int](), fake.empty
 
     def noted(shape: Any, dtype: torch.dtype, index: int) -> torch.Tensor:
@@ -578,7 +578,7 @@ def test_the_heads_product_is_written_where_logits_are_read(
 def test_captured_ahead_none_is_dropped_for_others(
     model: Model, fake: FakeRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(graphs, "KEPT", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     step = GraphedStep(model, GPUDevice(fake, 0), VARIANTS, ahead=True)
     with caplog.at_level("DEBUG"):
         for each in VARIANTS:

@@ -697,7 +697,7 @@ def test_flashinfer_is_tried_before_it_is_chosen(monkeypatch: pytest.MonkeyPatch
 def test_every_rank_plans_for_itself() -> None:
     platform, of = with_flashinfer(fake_flashinfer(), tensor_parallel_size=2), spec(8, 2, 64, dtype=torch.bfloat16)
     for rank in (0, 0, 1):
-        platform._other_mixer(of, bind({}), rank, PlannerRegistry())
+        platform._library_mixer(of, bind({}), rank, PlannerRegistry())
     assert [rank for rank, _ in platform._planners] == [0, 1]
     assert len({id(planner) for planner in platform._planners.values()}) == 2
 

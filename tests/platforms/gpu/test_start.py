@@ -41,21 +41,21 @@ def platform(**members: Any) -> FakeGPU:
 
 def test_what_asks_the_host_says_so_and_nobody_tries_to_capture_it(caplog: pytest.LogCaptureFixture) -> None:
     order = {"paged_attention": ("gathered",)}
-    gpu = platform(op_priority=order, _asks=providers.ASKS)
+    gpu = platform(op_priority=order, _asks=providers.HOST_SYNCS)
     run = Runner(variant("llama", "plain"), platform=gpu)
     assert not gpu.estimate(run.worker.model, [], EXTENT).buckets
     run.greedy(random_prompts(1, (5, 9), 90), 4)
     assert gpu._fake.captures == 0
     said = "no step is captured, so decoding is slower than it could be: paged_attention by gathered asks the host how"
     assert [said in record.message for record in caplog.records].count(True) == 1
-    captured = platform(op_priority={}, _asks=providers.ASKS)
+    captured = platform(op_priority={}, _asks=providers.HOST_SYNCS)
     run = Runner(variant("llama", "plain"), platform=captured)
     assert captured.estimate(run.worker.model, [], EXTENT).buckets
 
 
 def test_every_provider_that_asks_is_one() -> None:
     providers.register()
-    for op, provider in providers.ASKS:
+    for op, provider in providers.HOST_SYNCS:
         assert provider in Op.registry[op].providers, op
 
 
@@ -78,7 +78,7 @@ def kernels() -> Any:
 
 def with_kernels(**settings: Any) -> FakeGPU:
     order = {"paged_attention": ("triton", "gathered"), "write_kv": ("triton",)}
-    gpu = platform(op_priority=order, _asks=providers.ASKS, settings=settings)
+    gpu = platform(op_priority=order, _asks=providers.HOST_SYNCS, settings=settings)
     gpu.open(0)
     return gpu
 

@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from quintet.platforms.gpu.kernels.chips import CUTS, SHARED, ChipLimits
+from quintet.platforms.gpu.kernels.chips import CHIP_LIMITS, SHARED, ChipLimits
 from tests.platforms.gpu.kernels import aot
 
 TARGETS = {"gfx90a": 64, "gfx942": 64, "gfx950": 64, "gfx1100": 32, "gfx1200": 32}  # lanes of a wave
@@ -71,7 +71,7 @@ def found(target: str) -> list[tuple[str, Any]]:
 
 
 def cut(target: str) -> ChipLimits:
-    return CUTS["hip", TARGETS[target]]
+    return CHIP_LIMITS["hip", TARGETS[target]]
 
 
 def jobs(targets: list[str], only: str, spread: bool) -> list[tuple[int, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.platforms.gpu.kernels.chips import CUTS
+from quintet.platforms.gpu.kernels.chips import CHIP_LIMITS
 from tests.platforms.rocm.aot_hip import HEAVY, LDS, TARGETS, Result, complaint, jobs, usage
 
 pytest.importorskip("triton")
@@ -53,7 +53,7 @@ def test_the_assemblers_metadata_is_read() -> None:
 
 
 def test_every_architecture_has_a_cut_and_its_jobs_bear_it() -> None:
-    assert {lanes for _, lanes in CUTS} == set(TARGETS.values())
+    assert {lanes for _, lanes in CHIP_LIMITS} == set(TARGETS.values())
     every = jobs(list(TARGETS), "", spread=False)
     assert {target for _, target in every} == set(TARGETS) and len(every) > 5 * 100
     some = jobs(list(TARGETS), "", spread=True)

@@ -128,4 +128,4 @@ def test_an_fp8_cache_is_in_the_chips_type(client: Make) -> None:
 
 def test_nobody_is_asked_for_small_sums() -> None:
     platform = fake_platform()()
-    assert platform._small(None, RankInfo(1, 2, "inproc://x")) is None
+    assert platform._small_all_reduce(None, RankInfo(1, 2, "inproc://x")) is None

@@ -13,7 +13,7 @@ from quintet.interface.platform import Capabilities
 from quintet.platforms import SelectedPlatform, UnavailableError, choose
 from quintet.platforms.gpu import providers
 from quintet.platforms.gpu.comm import process_group
-from quintet.platforms.gpu.kernels.chips import CUTS
+from quintet.platforms.gpu.kernels.chips import CHIP_LIMITS
 from quintet.platforms.gpu.platform import UNVERIFIED
 from quintet.platforms.host import host_memory
 from quintet.platforms.xpu import PLATFORM
@@ -186,5 +186,5 @@ def test_more_ranks_than_devices_are_refused() -> None:
 
 def test_a_program_has_two_stages_and_four_warps_at_most() -> None:
     """Nothing was compiled ahead for these chips: not the row of the largest ones."""
-    cut = CUTS["xpu", 32]
+    cut = CHIP_LIMITS["xpu", 32]
     assert (cut.stages, cut.warps) == (2, 4)

@@ -20,7 +20,7 @@ from quintet.server.http.capacity import RequestCost
 from quintet.server.http.engine_call import MAX_UNREAD, PromptRequest
 from quintet.server.http.errors import ClientGone
 from quintet.server.http.middleware.slow_clients import ClientTimeouts
-from quintet.server.http.middleware.unauthenticated import SPARE, UnauthenticatedConnections
+from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.uvicorn_server import run_loop
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import WAIT, Live, chat, client, events, read_all, serving
@@ -264,7 +264,7 @@ def test_callers_have_a_limit_and_health_answers_all_the_same() -> None:
         assert read_all(idle[0]) == b"" and ask(idle[-1], "/health") == 200  # the oldest made room
         assert [ask(each) for each in callers] == [200] * 3
         callers[0].close()
-        live.run(_fewer_connections(live, 3 + SPARE))
+        live.run(_fewer_connections(live, 3 + SPARE_CONNECTIONS))
         with live.connect() as another:
             assert ask(another) == 200
 

@@ -11,7 +11,7 @@ from quintet.server.metrics import prometheus as exposition
 from quintet.server.metrics.metrics import ApiMetrics
 from tests.server.metrics.scrapes import samples
 
-NAMES = {metric.name: metric for metric in catalogue.METRICS}
+NAMES = {metric.name: metric for metric in catalogue.ALL_METRICS}
 
 
 def shown(rows: list[MetricSample], model: str | None = "m") -> str:

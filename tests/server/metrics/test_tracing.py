@@ -41,7 +41,7 @@ def collector() -> Iterator[Collector]:
 def service(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[AppState]:
     """It gives nothing up, and sends nothing twice, because the machine is busy."""
     monkeypatch.setattr(tracing, "_EXPORT", 600)
-    monkeypatch.setattr(tracing, "FLUSH", 60)
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 60)
     made = AppState(TellingBackend(), ServerConfig(otlp_traces_endpoint=collector.url))
     yield made
     collector.answers.set()
@@ -180,7 +180,7 @@ async def test_a_call_that_ends_before_it_asks_has_a_span(service: AppState, col
 async def test_a_collector_that_hangs_disturbs_nobody(
     client: httpx.AsyncClient, service: AppState, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "FLUSH", 0.2)
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.2)
     collector.answers.clear()
     for _ in range(600):  # more than a batch: the sender is at work by now
         assert (await client.post("/v1/completions", json={**BODY, "max_tokens": -1})).status_code == 400
@@ -192,7 +192,7 @@ def test_a_collector_that_is_not_there_is_told_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "_EXPORT", 0.3)  # too short for a second try
-    monkeypatch.setattr(tracing, "FLUSH", 60)
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 60)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -65,7 +65,7 @@ async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_starte
 ) -> None:
     child = type("Child", (Pretended,), {})
     monkeypatch.setattr(supervisors, "Child", child)
-    monkeypatch.setattr(supervisors, "_SOONEST", 0.0)
+    monkeypatch.setattr(supervisors, "_MIN_RESTART_SECONDS", 0.0)
     server = Supervisor(EngineConfig(), ServerConfig(api_workers=2, engine_timeout=30), socket.socket())
     server._loop, peers, left = asyncio.get_running_loop(), ApiPeers(zmq.Context(), tmp_path, 0), list[int]()
     service, remote = SimpleNamespace(draining=False), SimpleNamespace(peers=peers, forget=left.append)
@@ -76,7 +76,7 @@ async def test_an_api_process_without_a_sign_of_life_is_ended_and_another_starte
         peers.tick(quiet)
         server._end_silent()
         assert silent.killed is ended
-    server._api_ended(1, Exit(-signal.SIGKILL))
+    server._on_api_exit(1, Exit(-signal.SIGKILL))
     assert caplog.messages == ["API process 1 has ended: it gave no sign of life for 31 s; another is started"]
     await until(lambda: server._others[1] is not silent)
     assert left == [1]
@@ -91,7 +91,7 @@ async def test_an_api_process_that_cannot_be_started_is_tried_again(
 ) -> None:
     child = type("Child", (Pretended,), {"failing": 2})
     monkeypatch.setattr(supervisors, "Child", child)
-    monkeypatch.setattr(supervisors, "_SOONEST", 0.0)
+    monkeypatch.setattr(supervisors, "_MIN_RESTART_SECONDS", 0.0)
     server = Supervisor(EngineConfig(), ServerConfig(api_workers=2), socket.socket())
     server._loop = asyncio.get_running_loop()
     server._api = SimpleNamespace(service=SimpleNamespace(draining=False))  # type: ignore[assignment]

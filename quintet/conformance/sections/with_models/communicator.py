@@ -30,7 +30,7 @@ SHARED = ("llama", "qwen3_moe")  # 101 tokens, 77 features, 6 heads and 3 KV hea
 RankOutputs = tuple[list[Tensor], list[list[int]]]
 
 
-def _said(runner: WorkerRunner) -> RankOutputs:
+def _rank_outputs(runner: WorkerRunner) -> RankOutputs:
     return runner.prompts(PROMPTS), runner.greedy(PROMPTS, 3)
 
 
@@ -39,12 +39,12 @@ def _tiny(family: str) -> Tiny:
 
 
 def _on_ranks(subject: Subject, family: str, size: int) -> None:
-    wanted, team = _said(subject.runner(_tiny(family), sizes=SIZES)), RankTeam(subject, size)
+    wanted, team = _rank_outputs(subject.runner(_tiny(family), sizes=SIZES)), RankTeam(subject, size)
     meeting = f"{team.endpoint}-model"
 
     def work(rank: TestRank) -> RankOutputs:
         place = RankInfo(rank.rank, size, meeting)
-        return _said(WorkerRunner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
+        return _rank_outputs(WorkerRunner(_tiny(family), team.platform, rank_info=place, sizes=SIZES))
 
     said = team.run_on_all(work)
     team.close()
@@ -55,9 +55,9 @@ def _on_ranks(subject: Subject, family: str, size: int) -> None:
 
 
 def _on_a_mesh(subject: Subject, family: str, size: int) -> None:
-    wanted = _said(subject.runner(_tiny(family), sizes=SIZES))
+    wanted = _rank_outputs(subject.runner(_tiny(family), sizes=SIZES))
     _agree(
-        _said(subject.with_new_platform(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
+        _rank_outputs(subject.with_new_platform(tensor_parallel_size=size).runner(_tiny(family), sizes=SIZES)),
         wanted,
         f"a mesh of {size}",
     )

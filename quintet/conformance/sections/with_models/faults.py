@@ -59,12 +59,12 @@ class TrappedEngine:
     def check_recovery(self) -> None:
         """The same engine, with what is left in its cache, still gives every request the right tokens."""
         for ask, said in _pairs(self.asks, self.served.run(self.asks)):
-            _whole(ask, said)
+            _is_complete(ask, said)
             check_tokens(self.tiny, ask, said, self.dtype)
 
 
 @lru_cache(maxsize=4)
-def _wary(subject: Subject) -> TrappedEngine:
+def _trapped_engine(subject: Subject) -> TrappedEngine:
     return TrappedEngine(subject)
 
 
@@ -100,7 +100,7 @@ def request(subject: Subject) -> Iterator[Trial]:
 
 def _cancel(subject: Subject, seed: int) -> None:
     """A request that is taken back hears nothing more; a prefix of the right tokens is all that it got."""
-    wary, rng = _wary(subject), random.Random(seed)
+    wary, rng = _trapped_engine(subject), random.Random(seed)
     served, left = wary.served, [ask.name for ask in wary.asks if ask.arrival == 0]
     gone: set[str] = set()
 
@@ -117,14 +117,14 @@ def _cancel(subject: Subject, seed: int) -> None:
 
     for ask, said in _pairs(wary.asks, served.run(wary.asks, between)):
         if said.reason is not None or ask.name not in gone:
-            _whole(ask, said)
+            _is_complete(ask, said)
         check_tokens(wary.tiny, ask, said, wary.dtype)
     require(bool(gone), "no request was taken back, so this showed nothing")
     wary.check_recovery()
 
 
 def _cancel_all(subject: Subject) -> None:
-    wary = _wary(subject)
+    wary = _trapped_engine(subject)
 
     def between(number: int) -> None:
         if number == 4:
@@ -138,7 +138,7 @@ def _cancel_all(subject: Subject) -> None:
 
 
 def _failing(subject: Subject, where: Where, passes: int) -> None:
-    wary = _wary(subject)
+    wary = _trapped_engine(subject)
     answers = wary.fail(RuntimeError(FAILURE), where, passes)
     failed = [name for name, said in answers.items() if said.reason == "error"]
     require(bool(failed), "a step failed, and no request ended with an error")
@@ -147,26 +147,26 @@ def _failing(subject: Subject, where: Where, passes: int) -> None:
         if said.reason == "error":
             require(FAILURE in str(said.error), f"request {ask.name} ended by {said.error!r}, not by {FAILURE!r}")
         else:
-            _whole(ask, said)
+            _is_complete(ask, said)
         check_tokens(wary.tiny, ask, said, wary.dtype)
     wary.check_recovery()
 
 
 def _interrupted(subject: Subject, where: Where) -> None:
     """It comes out of the step; going on with steps loses no request and no token."""
-    wary = _wary(subject)
+    wary = _trapped_engine(subject)
     before = wary.served.interruptions
     answers = wary.fail(Interruption(), where, 3)
     require(wary.served.interruptions == before + 1, "Ctrl-C in a step did not come out of it")
     for ask, said in _pairs(wary.asks, answers):
-        _whole(ask, said)
+        _is_complete(ask, said)
         check_tokens(wary.tiny, ask, said, wary.dtype)
 
 
 def _lost(subject: Subject, where: Where, passes: int) -> None:
-    wary = _wary(subject)
+    wary = _trapped_engine(subject)
     for ask, said in _pairs(wary.asks, wary.fail(CacheLost(FAILURE), where, passes)):
-        _whole(ask, said)
+        _is_complete(ask, said)
         check_tokens(wary.tiny, ask, said, wary.dtype)
     wary.check_recovery()
 
@@ -185,7 +185,7 @@ def _poisoned(subject: Subject) -> None:
         require(said.reason == "error", f"logits are not numbers, and the request ended by {said.reason}")
         require("finite" in str(said.error), f"the reason says nothing of logits that are not finite: {said.error!r}")
         for ask, other in _pairs(sound, answers):
-            _whole(ask, other)
+            _is_complete(ask, other)
             check_tokens(whole, ask, other, dtype)
 
 
@@ -204,7 +204,7 @@ def _prompt(seed: int) -> list[int]:
 
 
 def _too_long(subject: Subject) -> None:
-    wary = _wary(subject)
+    wary = _trapped_engine(subject)
     prompt = [3] * SERVED
     try:
         wary.served.add(greedy("long", prompt, 1))
@@ -232,7 +232,7 @@ def _pairs(
         yield ask, answers[ask.name]
 
 
-def _whole(ask: TrafficRequest, said: TrafficOutput) -> None:
+def _is_complete(ask: TrafficRequest, said: TrafficOutput) -> None:
     wanted = ask.params.max_tokens
     require(
         said.reason == "length" and len(said.tokens) == wanted,

@@ -19,7 +19,7 @@ from quintet.interface.types import HostBatch, ShapeBucket
 from quintet_tools.checkpoints.tiny import SERVED, VOCAB, variant
 
 SMALL, LARGE = 16, 64  # tokens of the declared sizes
-STRANGE = 24  # a size between them, which is not declared
+UNDECLARED = 24  # a size between them, which is not declared
 ROUNDS = 5  # steps of one size
 PAGE = 16  # tokens
 
@@ -48,10 +48,10 @@ class SizedRunner(WorkerRunner):
         count = len(host.token_ids)
         if self._fixed and (self.size or self.fills_padding):
             host = pad(host, [each for each in self._fixed if each.tokens >= (self.size or count)])
-        return _scribbled(host, count) if self.fills_padding else host
+        return _fill_padding(host, count) if self.fills_padding else host
 
 
-def _scribbled(host: HostBatch, count: int) -> HostBatch:
+def _fill_padding(host: HostBatch, count: int) -> HostBatch:
     """Fills the fields of padded tokens with values that must not count; they write to page 0."""
     token_ids, rows, groups = host.token_ids.copy(), host.logits_indices.copy(), []
     token_ids[count:] = np.arange(len(token_ids) - count) % VOCAB
@@ -101,11 +101,11 @@ def _loaded(subject: Subject) -> CompiledModel:
     return CompiledModel(subject)
 
 
-def _asked(seed: int, lengths: Sequence[int]) -> Chunks:
+def _random_prompts(seed: int, lengths: Sequence[int]) -> Chunks:
     return dict(enumerate(random_prompts(seed, lengths, VOCAB)))
 
 
-def _forgotten(runner: SizedRunner, chunks: Chunks, size: int | None = None, scribbles: bool = False) -> Logits:
+def _run_prompts(runner: SizedRunner, chunks: Chunks, size: int | None = None, scribbles: bool = False) -> Logits:
     """Whole prompts in one step of that size, forgotten afterwards."""
     runner.size, runner.fills_padding = size, scribbles
     try:
@@ -128,17 +128,17 @@ def sizes(subject: Subject) -> Iterator[Trial]:
 def _declared(loaded: CompiledModel, size: int) -> None:
     runner, tiny = loaded.fixed(), variant("gemma2", "plain")
     for lengths in ((size,), (size - 5, 2, 3), (1,)):
-        chunks = _asked(size, lengths)
-        got = _forgotten(runner, chunks, size)
+        chunks = _random_prompts(size, lengths)
+        got = _run_prompts(runner, chunks, size)
         loaded.require_same_logits(
             f"{lengths} tokens in a step of {size}", got, {key: tiny.logits(ids) for key, ids in chunks.items()}
         )
 
 
 def _undeclared(loaded: CompiledModel) -> None:
-    runner, chunks = loaded.fixed(), _asked(7, (5, 6))
-    before = _forgotten(runner, chunks)
-    for size in (STRANGE, 2 * LARGE):
+    runner, chunks = loaded.fixed(), _random_prompts(7, (5, 6))
+    before = _run_prompts(runner, chunks)
+    for size in (UNDECLARED, 2 * LARGE):
         try:
             runner.worker.run(runner.fixed_of(size).batch)
         except Exception as error:  # whatever it is, it must not be silence
@@ -148,12 +148,12 @@ def _undeclared(loaded: CompiledModel) -> None:
             raise ContractViolation(
                 f"a step of {size} tokens ran, and only {SMALL} and {LARGE} were declared: compile() made it late"
             )
-    loaded.require_same_logits("after a step was refused", _forgotten(runner, chunks), before)
+    loaded.require_same_logits("after a step was refused", _run_prompts(runner, chunks), before)
 
 
 @check("graphs.settled")
 def nothing_more(subject: Subject) -> Iterator[Trial]:
-    yield Trial("traffic of every kind, after the warm-up", partial(_settled, subject))
+    yield Trial("traffic of every kind, after the warm-up", partial(_no_late_compilation, subject))
 
 
 class StepRecorder(Trap):
@@ -179,7 +179,7 @@ def _compilations(step: Step) -> int:
     return count()
 
 
-def _settled(subject: Subject) -> None:
+def _no_late_compilation(subject: Subject) -> None:
     if not subject.facts.static_shapes:
         raise NotSupported("shapes are free: nothing is compiled beforehand")
     watch = StepRecorder()
@@ -197,38 +197,41 @@ def padding(subject: Subject) -> Iterator[Trial]:
     loaded = _loaded(subject)
     yield Trial("the same tokens in each size", partial(_padded, loaded, False))
     yield Trial("padded tokens that are not zeros", partial(_padded, loaded, True))
-    yield Trial("beside longer requests", partial(_beside, loaded))
-    yield Trial("with keys and values on page 0", partial(_spoiled, loaded))
+    yield Trial("beside longer requests", partial(_wider_tables, loaded))
+    yield Trial("with keys and values on page 0", partial(_null_page_ignored, loaded))
 
 
 def _padded(loaded: CompiledModel, scribbles: bool) -> None:
-    runner, chunks = loaded.fixed(), _asked(6, (5, 7))
-    plain = _forgotten(runner, chunks, SMALL)
+    runner, chunks = loaded.fixed(), _random_prompts(6, (5, 7))
+    plain = _run_prompts(runner, chunks, SMALL)
     for size in (SMALL, LARGE):
         what = f"12 tokens in a step of {size}" + (" whose padding is not zeros" if scribbles else "")
-        loaded.require_same_logits(what, _forgotten(runner, chunks, size, scribbles), plain)
+        loaded.require_same_logits(what, _run_prompts(runner, chunks, size, scribbles), plain)
 
 
-def _beside(loaded: CompiledModel) -> None:
+def _wider_tables(loaded: CompiledModel) -> None:
     """Their rows of the page table are longer: it is filled up with page 0."""
-    alone, crowd = _asked(8, (3, 9)), {**_asked(8, (3, 9)), "long": random_prompts(9, (41,), VOCAB)[0]}
-    want, got = _forgotten(loaded.runner, alone), _forgotten(loaded.runner, crowd)
+    alone, crowd = (
+        _random_prompts(8, (3, 9)),
+        {**_random_prompts(8, (3, 9)), "long": random_prompts(9, (41,), VOCAB)[0]},
+    )
+    want, got = _run_prompts(loaded.runner, alone), _run_prompts(loaded.runner, crowd)
     loaded.require_same_logits("beside a request of 41 tokens", {key: got[key] for key in alone}, want)
 
 
-def _spoiled(loaded: CompiledModel) -> None:
-    runner, chunks = loaded.runner, _asked(10, (20, 3, 17, 1))
-    want, wanted = _forgotten(runner, chunks), _decoded(runner, 11)
+def _null_page_ignored(loaded: CompiledModel) -> None:
+    runner, chunks = loaded.runner, _random_prompts(10, (20, 3, 17, 1))
+    want, wanted = _run_prompts(runner, chunks), _decoded(runner, 11)
     runner.write_null_page()
-    loaded.require_same_logits("prompts, after page 0 was written to", _forgotten(runner, chunks), want)
+    loaded.require_same_logits("prompts, after page 0 was written to", _run_prompts(runner, chunks), want)
     for turn, (got, before) in enumerate(zip(_decoded(runner, 11), wanted, strict=True)):
         loaded.require_same_logits(f"step {turn} of decoding, after page 0 was written to", got, before)
 
 
 def _decoded(runner: SizedRunner, seed: int, lengths: Sequence[int] = (12, 1, 15, 7)) -> list[Logits]:
     """Prompts, then steps of one token for each: what every step gave."""
-    steps: list[Logits] = [runner.step(_asked(seed, lengths))]
-    steps += [runner.step(_asked(seed + 1 + turn, (1,) * len(lengths))) for turn in range(ROUNDS)]
+    steps: list[Logits] = [runner.step(_random_prompts(seed, lengths))]
+    steps += [runner.step(_random_prompts(seed + 1 + turn, (1,) * len(lengths))) for turn in range(ROUNDS)]
     for key in range(len(lengths)):
         runner.finish(key)
     return steps
@@ -238,7 +241,7 @@ def _decoded(runner: SizedRunner, seed: int, lengths: Sequence[int] = (12, 1, 15
 def again(subject: Subject) -> Iterator[Trial]:
     loaded, features = _loaded(subject), ("graphs",)
     yield Trial("decoding, held against enforce_eager", partial(_replayed, loaded), features)
-    yield Trial("the same inputs on other pages", partial(_elsewhere, loaded), features)
+    yield Trial("the same inputs on other pages", partial(_other_state, loaded), features)
     yield Trial("sizes that take turns", partial(_turns, loaded), features)
     yield Trial("after the cache was made anew", partial(_renewed, loaded), features)
 
@@ -251,7 +254,7 @@ def _replayed(loaded: CompiledModel) -> None:
             loaded.require_same_logits(f"wave {wave + 1}, step {turn}, held against enforce_eager", mine, wanted)
 
 
-def _elsewhere(loaded: CompiledModel) -> None:
+def _other_state(loaded: CompiledModel) -> None:
     first = _decoded(loaded.runner, 50)
     for time in range(2, 5):
         for turn, (got, want) in enumerate(zip(_decoded(loaded.runner, 50), first, strict=True)):
@@ -259,12 +262,12 @@ def _elsewhere(loaded: CompiledModel) -> None:
 
 
 def _turns(loaded: CompiledModel) -> None:
-    asked = {lengths: _asked(60, lengths) for lengths in ((3,), (20, 11), (1, 1), (30,))}
-    first = {lengths: _forgotten(loaded.runner, chunks) for lengths, chunks in asked.items()}
+    asked = {lengths: _random_prompts(60, lengths) for lengths in ((3,), (20, 11), (1, 1), (30,))}
+    first = {lengths: _run_prompts(loaded.runner, chunks) for lengths, chunks in asked.items()}
     for turn in range(3):
         for lengths, chunks in asked.items():
             loaded.require_same_logits(
-                f"{lengths} tokens, turn {turn + 2}", _forgotten(loaded.runner, chunks), first[lengths]
+                f"{lengths} tokens, turn {turn + 2}", _run_prompts(loaded.runner, chunks), first[lengths]
             )
 
 

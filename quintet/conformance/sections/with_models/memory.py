@@ -14,19 +14,21 @@ from quintet.interface.platform import ASIDE, DROPPED
 from quintet.interface.types import MaxShape, ShapeBucket
 from quintet_tools.checkpoints.tiny import VOCAB, variant
 
-MOST = ShapeBucket(16, 8, 16, (8,))
+LARGEST_STEP = ShapeBucket(16, 8, 16, (8,))
 
 
 @check("memory.plan")
 def steps_ahead(subject: Subject) -> Iterator[Trial]:
     yield Trial("what a small model takes", partial(_estimated, subject))
-    yield Trial("the steps that are run ahead", partial(_ahead, subject))
+    yield Trial("the steps that are run ahead", partial(_steps_ahead_fit, subject))
 
 
 def _estimated(subject: Subject) -> None:
     """Larger steps never take less; the weights are as large whatever the steps are."""
     runner = subject.runner(variant("llama", "plain"), sizes=(16,))
-    small, large = (runner.worker.estimate(MaxShape(MOST._replace(tokens=t, rows=t), 48, VOCAB)) for t in (16, 64))
+    small, large = (
+        runner.worker.estimate(MaxShape(LARGEST_STEP._replace(tokens=t, rows=t), 48, VOCAB)) for t in (16, 64)
+    )
     for each in (small, large):
         counts = (each.weights, each.workspace, each.captured)
         require(all(type(count) is int and count >= 0 for count in counts), f"bytes are whole numbers, not {counts}")
@@ -36,9 +38,9 @@ def _estimated(subject: Subject) -> None:
     require(0 < small.workspace <= large.workspace, f"a step of 16 tokens: {small}; of 64 tokens: {large}")
 
 
-def _ahead(subject: Subject) -> None:
+def _steps_ahead_fit(subject: Subject) -> None:
     runner = subject.runner(variant("llama", "plain"), sizes=(16,))
-    most = MOST._replace(pages=tuple(8 for _ in runner.worker.kv_cache_layout.groups))
+    most = LARGEST_STEP._replace(pages=tuple(8 for _ in runner.worker.kv_cache_layout.groups))
     variants = runner.worker.estimate(MaxShape(most, 48, VOCAB)).buckets
     if not variants:
         raise NotSupported("estimate() names no steps: none is captured, or padded to where shapes are free")
@@ -55,10 +57,10 @@ def _ahead(subject: Subject) -> None:
 def asleep(subject: Subject) -> Iterator[Trial]:
     for what, level in (("weights put aside", ASIDE), ("weights dropped", DROPPED)):
         yield Trial(what, partial(_slept, subject, level), ("sleep",))
-    yield Trial("again and again", partial(_sleepy, subject), ("sleep",))
+    yield Trial("again and again", partial(_repeated_sleep, subject), ("sleep",))
 
 
-def _sleeper(subject: Subject) -> WorkerRunner:
+def _load_sleeper(subject: Subject) -> WorkerRunner:
     if not subject.facts.sleep:
         raise NotSupported("the platform cannot sleep: Capabilities.sleep is False")
     return subject.runner(variant("llama", "plain"), sizes=(16,))
@@ -66,7 +68,7 @@ def _sleeper(subject: Subject) -> WorkerRunner:
 
 def _slept(subject: Subject, level: int) -> None:
     """The model's outputs are the same as before; where the device counts, its bytes are free meanwhile."""
-    runner, (prompt,) = _sleeper(subject), random_prompts(1, (12,), VOCAB)
+    runner, (prompt,) = _load_sleeper(subject), random_prompts(1, (12,), VOCAB)
     (before,) = runner.prompts([prompt])
     awake = runner.worker.device.memory().free
     freed = runner.worker.sleep(level)
@@ -90,8 +92,8 @@ def _same(before: Tensor, after: Tensor, what: str) -> None:
     require(worst <= 1e-5 * float(before.std()), f"{what}, the model's logits differ by {worst:.3g}")
 
 
-def _sleepy(subject: Subject) -> None:
-    runner, (prompt,) = _sleeper(subject), random_prompts(2, (9,), VOCAB)
+def _repeated_sleep(subject: Subject) -> None:
+    runner, (prompt,) = _load_sleeper(subject), random_prompts(2, (9,), VOCAB)
     (before,) = runner.prompts([prompt])
     for level in (ASIDE, DROPPED, ASIDE, ASIDE):
         runner.worker.sleep(level)

@@ -34,13 +34,13 @@ WIDE = {  # groups of 128, 64 and 32 divide its inputs, none divides those of on
     "head_dim": 16, "num_hidden_layers": 2,
 }  # fmt: skip
 NARROW = {**WIDE, "intermediate_size": 200}  # the products down have 200 inputs: they stay as they are
-MOST = 20  # tokens of a prompt beside which others go through a step of 64
+MAX_PROMPT = 20  # tokens of a prompt beside which others go through a step of 64
 GENERATED = 6  # tokens that follow each
 OUTPUTS = ("llama", "gemma3_text", "gpt2")
 FEW = ("llama", "gemma2")  # families in every dtype, where each model is compiled
 HALF = 1.5  # times the error of transformers in the same type, squared: rounded at other places, not more often
 MAGNIFIED = 2  # times the error of transformers in float32: chunks and single tokens add in other orders
-WORSE = 1.3  # times the error of the specification's weights: a scale that is off shows beside it
+MAX_ERROR_RATIO = 1.3  # times the error of the specification's weights: a scale that is off shows beside it
 EIGHT_BITS = 0.05  # of the logits' size: what activations in 8 bits may add
 
 
@@ -119,7 +119,7 @@ def _runner(subject: Subject, family: str, name: str) -> WorkerRunner:
 
 def _tokens(subject: Subject, family: str, name: str) -> None:
     """Greedy tokens over the cache, requests side by side: the reference sees all tokens before each."""
-    dtype, prompts = plain_dtype(subject.facts), [ids[:MOST] for ids in _ids()]
+    dtype, prompts = plain_dtype(subject.facts), [ids[:MAX_PROMPT] for ids in _ids()]
     said = _runner(subject, family, name).greedy(prompts, GENERATED)
     for number, (ids, tokens) in enumerate(zip(prompts, said, strict=True)):
         check_tokens(variant(family, name), greedy(str(number), ids, GENERATED), TrafficOutput(tokens), dtype)
@@ -152,7 +152,9 @@ def _scheme(subject: Subject, name: str, settings: dict[str, Any]) -> None:
     exact = torch.cat([tiny.logits(ids) for ids in _ids()])
     specified = torch.cat([_quantized(tiny, scheme).logits(ids) for ids in _ids()])
     limit = (
-        WORSE * _relative(specified, exact) + (EIGHT_BITS if scheme.activations == 8 else 0) + logits_tolerance(dtype)
+        MAX_ERROR_RATIO * _relative(specified, exact)
+        + (EIGHT_BITS if scheme.activations == 8 else 0)
+        + logits_tolerance(dtype)
     )
     off = _relative(got, exact)
     require(off <= limit, f"off by {off:.3f} of the size of the unquantized logits; {limit:.3f} is allowed")

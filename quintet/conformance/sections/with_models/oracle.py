@@ -31,7 +31,7 @@ from quintet_tools.checkpoints.tiny import EVERY, FAMILIES, SERVED, VOCAB, varia
 
 ROOM = {"num_pages": 150}
 # what an engine is given, beside the traffic, so that it serves in this way
-WAYS: dict[str, dict[str, Any]] = {
+SERVING_SETTINGS: dict[str, dict[str, Any]] = {
     "alone": ROOM,  # first: the others are compared with it
     "batched": ROOM,
     "cached": ROOM,
@@ -53,7 +53,7 @@ LENGTHS = (1, 3, 40, 129, 290)  # of requests; the last is the one that is looke
 SHORT_LENGTHS = (1, 3, 17, 40)  # where a step holds no more
 FEATURE = ("batch-invariance",)
 FEW_MODELS = ("llama", "gemma3_text")  # a plain one; and one with windows and tied embeddings
-UNSAID = "Capabilities.batch_invariant is False: nothing is promised of single bits"
+NOT_DECLARED = "Capabilities.batch_invariant is False: nothing is promised of single bits"
 OutputsByRequest = dict[str, TrafficOutput]
 
 
@@ -84,7 +84,7 @@ class Oracle:
         return self._answers[way]
 
     def _serve(self, way: str) -> TrafficEngine:
-        settings = {"dtype": dtype_name(self._dtype), **WAYS[way]}
+        settings = {"dtype": dtype_name(self._dtype), **SERVING_SETTINGS[way]}
         if "num_pages" not in settings:  # so few that the longest request just fits, alone
             settings["num_pages"] = 1 + max(self._most_pages(settings["max_num_batched_tokens"]), 1)
         return TrafficEngine(self._subject, self.tiny, **settings)
@@ -139,7 +139,7 @@ class Oracle:
 def equal(subject: Subject) -> Iterator[Trial]:
     features = ("overlap",) if subject.facts.overlap else ()
     for family in _families(subject):
-        for way in WAYS:
+        for way in SERVING_SETTINGS:
             call = partial(_equal, subject, family, plain_dtype(subject.facts), way)
             yield Trial(f"{family} {way}", call, (*(features if family in FEW_MODELS else ()), f"tokens/{family}"))
 
@@ -150,7 +150,7 @@ def invariant_tokens(subject: Subject) -> Iterator[Trial]:
         yield Trial("declared", _undeclared, FEATURE)
         return
     plain = plain_dtype(subject.facts)
-    for dtype, family, way in itertools.product(subject.facts.dtypes, _families(subject), list(WAYS)[1:]):
+    for dtype, family, way in itertools.product(subject.facts.dtypes, _families(subject), list(SERVING_SETTINGS)[1:]):
         if dtype == plain or family in FEW_MODELS:
             call = partial(_same_bits, subject, family, dtype, way)
             yield Trial(f"tokens and log-probabilities, {family} {way} in {dtype_name(dtype)}", call, _features(family))
@@ -177,7 +177,7 @@ def _features(family: str) -> tuple[str, ...]:
 
 
 def _undeclared() -> None:
-    raise NotSupported(UNSAID)
+    raise NotSupported(NOT_DECLARED)
 
 
 def _families(subject: Subject) -> tuple[str, ...]:

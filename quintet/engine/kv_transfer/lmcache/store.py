@@ -28,15 +28,17 @@ from quintet.engine.kv_transfer.lmcache.config import check_lmcache_config
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-NEEDED = "kv_offloading_backend='lmcache' needs LMCache ({why}); pip install 'quintet[lmcache]', or use 'native'"
+NOT_INSTALLED = "kv_offloading_backend='lmcache' needs LMCache ({why}); pip install 'quintet[lmcache]', or use 'native'"
 MAGIC, VERSION = b"quintet: a page\0", 1  # raised with any change of a block's content
 HEADER = struct.Struct("<16sI12x32s")  # magic, version, seal; a page follows
 MODEL = "quintet"  # in place of the model's name, which is in our keys: other software finds no block of ours
-FEWEST = 4  # blocks that LMCache's memory must have room for: it waits for some while it reads
-PATIENCE = 10.0  # seconds that a disk or a remote may take for a block, until it counts as not stored
-RETRY = 11.0  # seconds after which a remote that failed is asked again; LMCache waits ten before it connects anew
-CLOSING = 1.0  # seconds that LMCache may take to end
-BAD = 4096  # damaged blocks that are remembered, to be written anew
+MIN_PAGES = 4  # blocks that LMCache's memory must have room for: it waits for some while it reads
+TIMEOUT = 10.0  # seconds that a disk or a remote may take for a block, until it counts as not stored
+RETRY_SECONDS = (
+    11.0  # seconds after which a remote that failed is asked again; LMCache waits ten before it connects anew
+)
+CLOSE_SECONDS = 1.0  # seconds that LMCache may take to end
+MAX_BAD_KEYS = 4096  # damaged blocks that are remembered, to be written anew
 _MEMORY, _DISK = "LocalCPUBackend", "LocalDiskBackend"  # the tiers of this process alone
 
 
@@ -53,28 +55,28 @@ class LMCacheLibrary:
                 self.events = importlib.import_module("lmcache.v1.event_manager")
                 self.storage = importlib.import_module("lmcache.v1.storage_backend.storage_manager")
         except ImportError as error:
-            raise ValueError(NEEDED.format(why=error)) from None
-        _quieten()
+            raise ValueError(NOT_INSTALLED.format(why=error)) from None
+        _redirect_logs()
 
 
 def check_installed() -> None:
     """Raises ValueError where LMCache is not installed, before weights are read."""
     if importlib.util.find_spec("lmcache") is None:
-        raise ValueError(NEEDED.format(why="it is not installed"))
+        raise ValueError(NOT_INSTALLED.format(why="it is not installed"))
 
 
-def _quieten() -> None:
+def _redirect_logs() -> None:
     """Sends LMCache's log where ours goes, from warnings on: each of its modules would write by itself."""
     for name, said in list(logging.root.manager.loggerDict.items()):
         if (name == "lmcache" or name.startswith("lmcache.")) and isinstance(said, logging.Logger):
             said.handlers.clear()
-            said.filters[:] = [_as_its_own]
+            said.filters[:] = [_log_as_lmcache]
             said.propagate, said.parent = True, logger
             if said.level == logging.INFO:  # its default
                 said.setLevel(logging.WARNING)
 
 
-def _as_its_own(record: logging.LogRecord) -> bool:
+def _log_as_lmcache(record: logging.LogRecord) -> bool:
     record.msg, record.args = f"LMCache: {record.getMessage()}", None
     return True
 
@@ -88,7 +90,7 @@ class LMCacheStore:
         who may write pages; empty: anyone may. ValueError says what is not possible."""
         self._library, self._words, self._key = LMCacheLibrary(), words, hashlib.sha256(key).digest() if key else b""
         self._nbytes = HEADER.size + 4 * words
-        self._config = config = self._configured(asked)
+        self._config = config = self._make_config(asked)
         self.timeout = config.lookup_timeout_ms / 1000
         self._dtype, self._shape = torch.uint8, torch.Size((1, 1, 1, self._nbytes))
         metadata = self._library.metadata.LMCacheMetadata(
@@ -96,13 +98,13 @@ class LMCacheStore:
             kv_dtype=self._dtype, kv_shape=(1, 1, 1, 1, self._nbytes), chunk_size=1,
         )  # fmt: skip
         self._manager = manager = self._made(config, metadata)
-        _quieten()
-        self._bad = dict[bytes, None]()
+        _redirect_logs()
+        self._bad_keys = dict[bytes, None]()
         self._remotes = RemoteTiers(manager, self.timeout)
         names = ", ".join(manager.storage_backends)
         logger.info("KV connector: LMCache stores blocks of %.2f MiB in %s", self._nbytes / 2**20, names)
 
-    def _configured(self, asked: Mapping[str, Any]) -> Any:
+    def _make_config(self, asked: Mapping[str, Any]) -> Any:
         """Returns LMCache's settings, with those that our blocks need."""
         try:
             config = self._library.config.load_engine_config_with_overrides(overrides=dict(asked))
@@ -110,9 +112,9 @@ class LMCacheStore:
             raise ValueError(f"LMCache's settings cannot be read: {error}") from None
         check_lmcache_config(config, asked)
         size, free = float(config.max_local_cpu_size), psutil.virtual_memory().available / GIB
-        if not FEWEST * self._nbytes / GIB <= size <= free:
+        if not MIN_PAGES * self._nbytes / GIB <= size <= free:
             raise ValueError(
-                f"LMCache's max_local_cpu_size={size:g} (GiB): it must have room for {FEWEST} pages of "
+                f"LMCache's max_local_cpu_size={size:g} (GiB): it must have room for {MIN_PAGES} pages of "
                 f"{self._nbytes / 2**20:.2f} MiB, and {free:.1f} GiB of host memory are free"
             )
         config.chunk_size = 1  # a block is one page, whatever its tokens
@@ -134,7 +136,7 @@ class LMCacheStore:
         return manager
 
     def has(self, key: bytes) -> bool:
-        if key in self._bad:
+        if key in self._bad_keys:
             return False
         named, manager = self._named(key), self._manager
         own = [name for name, tier in manager.storage_backends.items() if not _is_remote(tier)]
@@ -147,18 +149,18 @@ class LMCacheStore:
         try:
             block = self._manager.get(named)
         except Exception as error:
-            self._distrust(key)
+            self._mark_bad(key)
             raise ValueError(f"a page cannot be read ({type(error).__name__}: {error})") from None
         if block is None:
             raise ValueError("it does not have a page any more")
         try:
-            row = self._opened(key, _bytes(block))
+            row = self._opened(key, _block_bytes(block))
         finally:
             block.ref_count_down()
             if not self._config.local_cpu:  # StorageManager.get() keeps the block all the same, for ever
                 self._manager.remove(named, [_MEMORY])
         if row is None:
-            self._distrust(key)
+            self._mark_bad(key)
             raise ValueError("a page is damaged, or was not written by an engine with this one's key")
         return row
 
@@ -167,28 +169,28 @@ class LMCacheStore:
         block = self._manager.allocate(self._shape, self._dtype, self._library.memory.MemoryFormat.KV_2LTD, True, False)
         if block is None:
             return False
-        into = _bytes(block)
+        into = _block_bytes(block)
         page = np.ascontiguousarray(row).data.cast("B")
         into[: HEADER.size] = HEADER.pack(MAGIC, VERSION, self._seal(key, page))
         into[HEADER.size : self._nbytes] = page
         try:
-            taken = self._hand_on(named, block)
+            taken = self._put_in_tiers(named, block)
         finally:
             block.ref_count_down()
-        self._bad.pop(key, None)
+        self._bad_keys.pop(key, None)
         return taken
 
     def close(self) -> None:
         self._manager.clear([_MEMORY])  # else LMCache logs a complaint about each block
         closing = threading.Thread(target=self._manager.close, name="quintet-pages", daemon=True)
         closing.start()
-        closing.join(CLOSING)  # its connection to Redis waits for itself for ever (0.5.6)
+        closing.join(CLOSE_SECONDS)  # its connection to Redis waits for itself for ever (0.5.6)
 
-    def _distrust(self, key: bytes) -> None:
+    def _mark_bad(self, key: bytes) -> None:
         """Treats the page as missing until it is written anew."""
-        self._bad[key] = None
-        if len(self._bad) > BAD:
-            del self._bad[next(iter(self._bad))]
+        self._bad_keys[key] = None
+        if len(self._bad_keys) > MAX_BAD_KEYS:
+            del self._bad_keys[next(iter(self._bad_keys))]
         self._manager.remove(self._named(key), [_MEMORY, _DISK])
 
     def _named(self, key: bytes) -> Any:
@@ -212,10 +214,10 @@ class LMCacheStore:
             return None
         return np.frombuffer(page, np.int32).copy()
 
-    def _hand_on(self, named: Any, block: Any) -> bool:
+    def _put_in_tiers(self, named: Any, block: Any) -> bool:
         """Puts a block into every tier, one by one: a connection of LMCache's (lm://) mixes up answers if it gets a
         second request meanwhile. Returns whether a tier has taken it."""
-        until, taken = time.monotonic() + PATIENCE, self._config.local_cpu
+        until, taken = time.monotonic() + TIMEOUT, self._config.local_cpu
         for name, tier in list(self._manager.storage_backends.items()):
             if self._remotes.is_lost(name):
                 continue
@@ -250,7 +252,7 @@ class RemoteTiers:
     def has(self, name: str, named: Any) -> bool:
         """Returns whether the remote answers, and has the block."""
         since = self._lost.get(name)
-        if since is not None and time.monotonic() - since < RETRY:
+        if since is not None and time.monotonic() - since < RETRY_SECONDS:
             return False
         tier = self._manager.storage_backends[name]
         if tier.connection is None:
@@ -299,6 +301,6 @@ def _is_remote(tier: Any) -> bool:
     return hasattr(tier, "connection")
 
 
-def _bytes(block: Any) -> memoryview:
+def _block_bytes(block: Any) -> memoryview:
     """Returns the bytes of a block in LMCache's memory."""
     return memoryview(block.byte_array).cast("B")

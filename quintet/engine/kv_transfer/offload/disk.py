@@ -22,7 +22,7 @@ import numpy as np
 
 from quintet.config.cache_dir import unsafe_reason
 from quintet.engine.kv_transfer.connector import PageRows
-from quintet.engine.kv_transfer.offload.eviction import ORDERS
+from quintet.engine.kv_transfer.offload.eviction import POLICIES
 
 try:
     import fcntl
@@ -36,10 +36,10 @@ VERSION = 1  # raised with any change of a file's content
 HEADER = struct.Struct("<16sI64sQI4x")  # magic, version, key, bytes that follow, their CRC-32
 SUFFIX = ".page"
 LOCK = "lock"
-OF_RANK = re.compile(r"rank-([0-9]{1,4})")  # the folder of one rank, where ranks are processes
-READERS = 2  # threads: checksums take a core each
-QUEUED = 2**28  # bytes that wait to be written; pages that come while there are more are not written
-PATIENCE = 10.0  # seconds that close() waits for the writer
+RANK_FOLDER = re.compile(r"rank-([0-9]{1,4})")  # the folder of one rank, where ranks are processes
+NUM_READERS = 2  # threads: checksums take a core each
+MAX_QUEUED_BYTES = 2**28  # bytes that wait to be written; pages that come while there are more are not written
+CLOSE_SECONDS = 10.0  # seconds that close() waits for the writer
 
 
 class ForeignFolder(NamedTuple):
@@ -56,15 +56,15 @@ class DiskTier:
         """others: folders in which a run with another number of ranks left pages: they count towards the limit, and go
         first. ValueError says why the folder cannot be used."""
         self._folder, self._limit, self._nbytes, self.words = folder, nbytes, HEADER.size + 4 * words, words
-        self._order = ORDERS[order](nbytes // self._nbytes)
+        self._order = POLICIES[order](nbytes // self._nbytes)
         self._foreign: deque[ForeignFolder] = deque()  # the oldest first
         self._lock = threading.Lock()  # guards the order, and what follows
         self._queued, self._queued_bytes, self._broken = set[bytes](), 0, False
-        self._held = [_own(folder)]
+        self._held = [_lock_folder(folder)]
         self._find(self._taken_over(others))
         self._writes: queue.SimpleQueue[tuple[bytes, PageRows] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[tuple[bytes, Callable[[PageRows | str], None]] | None] = queue.SimpleQueue()
-        loops = [self._write_all, *[self._read_all] * READERS]
+        loops = [self._write_all, *[self._read_all] * NUM_READERS]
         self._threads = [threading.Thread(target=loop, name="quintet-pages", daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -83,7 +83,7 @@ class DiskTier:
     def write(self, key: bytes, row: PageRows) -> None:
         """Queues a page to be written. The caller must not change the row any more."""
         with self._lock:
-            if key in self._order or key in self._queued or self._queued_bytes >= QUEUED:
+            if key in self._order or key in self._queued or self._queued_bytes >= MAX_QUEUED_BYTES:
                 return
             self._queued.add(key)
             self._queued_bytes += self._nbytes
@@ -96,11 +96,11 @@ class DiskTier:
 
     def close(self) -> None:
         """Ends the threads; queued pages are written first, if that takes moments."""
-        for _ in range(READERS):
+        for _ in range(NUM_READERS):
             self._reads.put(None)
         self._writes.put(None)
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(CLOSE_SECONDS)
         while self._held:
             os.close(self._held.pop())
 
@@ -204,7 +204,7 @@ class DiskTier:
         found = []
         for each in others:
             try:
-                self._held.append(_own(each))
+                self._held.append(_lock_folder(each))
                 found.append(each)
             except ValueError as error:
                 logger.info("what lies there is not counted: %s", error)
@@ -212,9 +212,9 @@ class DiskTier:
 
     def _find(self, others: Sequence[Path]) -> None:
         """Finds pages of earlier runs, the oldest first; removes unfinished files, and pages beyond the limit."""
-        found = [(*each, folder) for folder in (self._folder, *others) for each in _files(folder)]
+        found = [(*each, folder) for folder in (self._folder, *others) for each in _page_files(folder)]
         for path, state, folder in sorted(found, key=lambda each: each[1].st_mtime_ns):
-            key = _key(path)
+            key = _key_of(path)
             if key is None:
                 path.unlink(missing_ok=True)
             elif folder is not self._folder or state.st_size != self._nbytes:
@@ -231,8 +231,8 @@ class DiskTier:
 def other_folders(folder: Path, ranks: int) -> list[Path]:
     """Returns the folders with pages there that an engine with so many rank processes does not use (0: it has none)."""
     try:
-        named = [(OF_RANK.fullmatch(each.name), Path(each.path)) for each in os.scandir(folder) if _is_folder(each)]
-    except OSError:  # it is missing; or it cannot be used, and _own() says why
+        named = [(RANK_FOLDER.fullmatch(each.name), Path(each.path)) for each in os.scandir(folder) if _is_folder(each)]
+    except OSError:  # it is missing; or it cannot be used, and _lock_folder() says why
         return []
     found = [path for match, path in named if match and int(match[1]) >= ranks]
     return sorted(found) + ([folder] if ranks and (folder / LOCK).exists() else [])
@@ -245,22 +245,22 @@ def _is_folder(each: "os.DirEntry[str]") -> bool:
 def make_shared_folder(folder: Path) -> Path:
     """Returns the folder of the ranks' folders, made if it is missing; ValueError says why it cannot be used."""
     try:
-        _made(folder)
+        _make_folder(folder)
     except OSError as error:
         raise ValueError(f"kv_offloading_folder: {folder} cannot be used ({error.strerror}); give another") from None
     return folder
 
 
-def _made(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if why := unsafe_reason(folder):
         raise ValueError(f"kv_offloading_folder: {why}; give a folder of your own (chmod 700)")
 
 
-def _own(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Locks the folder for this engine -> the handle that holds the lock; ValueError says why it cannot."""
     try:
-        _made(folder)
+        _make_folder(folder)
         handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
     except OSError as error:
         raise ValueError(f"kv_offloading_folder: {folder} cannot be used ({error.strerror}); give another") from None
@@ -275,7 +275,7 @@ def _own(folder: Path) -> int:
     return handle
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _page_files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yields the files in the folder's own subfolders; links are skipped, for they are not ours."""
     for each in os.scandir(folder):
         if not _is_folder(each) or len(each.name) != 2:
@@ -285,7 +285,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield Path(found.path), found.stat(follow_symlinks=False)
 
 
-def _key(path: Path) -> bytes | None:
+def _key_of(path: Path) -> bytes | None:
     """Returns the key of a page file; None if the file is no page."""
     try:
         return bytes.fromhex(path.stem) if path.suffix == SUFFIX else None

@@ -67,7 +67,7 @@ class LRUPolicy(EvictionPolicy):
         self._keys.pop(key, None)
 
     def evict(self, spared: IsPinned, new: bytes = b"") -> bytes | None:
-        return _first(self._keys, spared)
+        return _evict_first(self._keys, spared)
 
     def insert(self, key: bytes) -> None:
         self._keys[key] = None
@@ -105,7 +105,7 @@ class ARCPolicy(EvictionPolicy):
         long = len(self._once) > self._share or (new in self._gone_again and len(self._once) == self._share)
         lists = [(self._once, self._gone_once), (self._again, self._gone_again)]
         for held, gone in lists if self._once and long else reversed(lists):
-            victim = _first(held, spared)
+            victim = _evict_first(held, spared)
             if victim is not None:
                 gone[victim] = None
                 return victim
@@ -131,10 +131,10 @@ class ARCPolicy(EvictionPolicy):
             self._gone_again.popitem(last=False)
 
 
-ORDERS: dict[str, type[EvictionPolicy]] = {"lru": LRUPolicy, "arc": ARCPolicy}
+POLICIES: dict[str, type[EvictionPolicy]] = {"lru": LRUPolicy, "arc": ARCPolicy}
 
 
-def _first(keys: OrderedDict[bytes, None], spared: IsPinned) -> bytes | None:
+def _evict_first(keys: OrderedDict[bytes, None], spared: IsPinned) -> bytes | None:
     """Removes and returns the first key that is not spared; None if there is none."""
     found = next((key for key in keys if not spared(key)), None)
     if found is not None:

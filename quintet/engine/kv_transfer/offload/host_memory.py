@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quintet.engine.kv_transfer.connector import PageRows
-from quintet.engine.kv_transfer.offload.eviction import ORDERS, IsPinned
+from quintet.engine.kv_transfer.offload.eviction import POLICIES, IsPinned
 
 
 class HostTier:
@@ -14,7 +14,7 @@ class HostTier:
     def __init__(self, count: int, words: int, order: str) -> None:
         """count: number of rows."""
         self._rows = np.empty((count, words), np.int32)
-        self._order = ORDERS[order](count)
+        self._order = POLICIES[order](count)
         self._places: dict[bytes, int] = {}
         self._free = list(range(count - 1, -1, -1))
 

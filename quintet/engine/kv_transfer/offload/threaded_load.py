@@ -9,7 +9,7 @@ import numpy as np
 
 from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 
-AHEAD = 8  # pages that a load requests before the engine has taken them
+READ_AHEAD = 8  # pages that a load requests before the engine has taken them
 
 
 class PageReader(Protocol):
@@ -55,7 +55,7 @@ class ThreadedLoad(Load):
 
     def _ask(self) -> None:
         """Requests the next pages from the reader."""
-        while self._unread and self._reading < AHEAD:
+        while self._unread and self._reading < READ_AHEAD:
             place = self._unread.popleft()
             self._reading += 1
             self._reader.read(self._keys[place], lambda row, place=place: self._came(place, row))  # type: ignore[misc]

@@ -20,7 +20,7 @@ class TieredConnector(KVConnector):
         """council: of rank processes. All have the same pages in host memory; each reports there which pages its disk
         has."""
         super().__init__()
-        self.host, self.disk, self._council = host, disk, council
+        self.host, self.disk, self._rank_agreement = host, disk, council
         self.per_rank = disk is not None and council is not None
         self.pinned: Counter[bytes] = Counter()  # keys in host memory that loads will take; they are not evicted
         self._evicted = self._from_disk = 0
@@ -38,7 +38,7 @@ class TieredConnector(KVConnector):
         """Loads pages from the disk alone."""
         assert self.disk is not None, "a page was asked for that is nowhere"
         load = ThreadedLoad(self.disk, keys, self.changed)
-        return load if self._council is None else self._council.agreed_load(load, len(keys))
+        return load if self._rank_agreement is None else self._rank_agreement.agreed_load(load, len(keys))
 
     def store(self, keys: Sequence[bytes], rows: PageRows) -> None:
         for key, row in zip(keys, rows, strict=True):
@@ -75,19 +75,19 @@ class TierLoad(Load):
         self._here = deque(place for place, key in enumerate(keys) if key in tiers.host)
         self._behind = [place for place, key in enumerate(keys) if key not in tiers.host]
         tiers.pinned.update(keys[place] for place in self._here)
-        self._disk = tiers.read_disk([keys[place] for place in self._behind]) if self._behind else None
+        self._disk_load = tiers.read_disk([keys[place] for place in self._behind]) if self._behind else None
 
     @property
     def done(self) -> bool:
-        return not self._here and (self._disk is None or self._disk.done)
+        return not self._here and (self._disk_load is None or self._disk_load.done)
 
     def take(self, most: int) -> LoadedPages:
         here = [self._here.popleft() for _ in range(min(most, len(self._here)))]
         rows = self._tiers.host.get([self._keys[place] for place in here])
-        self._spare([self._keys[place] for place in here])
-        if self._disk is None or self._disk.done:
+        self._unpin([self._keys[place] for place in here])
+        if self._disk_load is None or self._disk_load.done:
             return LoadedPages(here, rows)
-        came = self._disk.take(most - len(here))
+        came = self._disk_load.take(most - len(here))
         failed = {self._behind[at]: why for at, why in came.failed.items()}
         if not came.indices:
             return LoadedPages(here, rows, failed)
@@ -97,12 +97,12 @@ class TierLoad(Load):
         return LoadedPages(here + read, np.concatenate([rows, came.rows]), failed)
 
     def cancel(self) -> None:
-        self._spare([self._keys[place] for place in self._here])
+        self._unpin([self._keys[place] for place in self._here])
         self._here.clear()
-        if self._disk is not None:
-            self._disk.cancel()
+        if self._disk_load is not None:
+            self._disk_load.cancel()
 
-    def _spare(self, keys: Sequence[bytes]) -> None:
+    def _unpin(self, keys: Sequence[bytes]) -> None:
         """Lets these pages be evicted again."""
         self._tiers.pinned.subtract(keys)
         for key in keys:

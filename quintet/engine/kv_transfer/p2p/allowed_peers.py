@@ -16,10 +16,10 @@ class AllowedPeers:
     def allows(self, host: str, address: str, port: int) -> bool:
         """Returns whether the list allows a host. address: the host's IP address, to which the connection goes. A host
         that the list has by name may have any address that its name resolves to."""
-        return any(each.port in (None, port) and _is(each, host, address) for each in self._entries)
+        return any(each.port in (None, port) and _matches(each, host, address) for each in self._entries)
 
 
-def _is(entry: AllowedPeer, host: str, address: str) -> bool:
+def _matches(entry: AllowedPeer, host: str, address: str) -> bool:
     plain = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(plain, ipaddress.IPv6Address) and plain.ipv4_mapped is not None:
         plain = plain.ipv4_mapped

@@ -16,8 +16,8 @@ from msgspec import structs
 from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.head_slices import HeadSlice, ProducerShare
 from quintet.engine.kv_transfer.p2p.protocol import (
-    ANSWERED,
-    KEPT,
+    RESPONSE,
+    UNCHANGED,
     LeaseDone,
     MissingPages,
     Page,
@@ -34,7 +34,7 @@ from quintet.ops.pages import WORD
 
 logger = logging.getLogger(__name__)
 
-THREADS = 4  # loads that run at once
+NUM_THREADS = 4  # loads that run at once
 
 
 class LeaseAddress(Protocol):
@@ -80,14 +80,14 @@ class PageClient:
     """Consumer: owns the threads that fetch pages. `changed` is set when a load has something to return."""
 
     def __init__(self, way: Route, changed: threading.Event) -> None:
-        self._way, self._changed = way, changed
+        self._route, self._changed = way, changed
         self._jobs: queue.SimpleQueue[PeerLoad | None] = queue.SimpleQueue()
         self._loads: WeakSet[PeerLoad] = WeakSet()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._seconds = 0.0
         self._threads = [
-            threading.Thread(target=self._take_all, name="quintet-takes", daemon=True) for _ in range(THREADS)
+            threading.Thread(target=self._run_loads, name="quintet-takes", daemon=True) for _ in range(NUM_THREADS)
         ]
         for thread in self._threads:
             thread.start()
@@ -95,7 +95,7 @@ class PageClient:
     def load(self, sources: Sequence[PageOrigin], keys: Sequence[bytes], ends: bool) -> "PeerLoad":
         """Starts to load these pages, of which each source has a part. ends: if all of them arrive, the loan will not
         be asked for again, and is released."""
-        load = PeerLoad(sources, keys, ends, self._way.words, self._changed)
+        load = PeerLoad(sources, keys, ends, self._route.words, self._changed)
         self._loads.add(load)
         self._jobs.put(load)
         return load
@@ -112,7 +112,7 @@ class PageClient:
         for _ in self._threads:
             self._jobs.put(None)
 
-    def _take_all(self) -> None:
+    def _run_loads(self) -> None:
         while (load := self._jobs.get()) is not None:
             began = time.monotonic()
             try:
@@ -130,27 +130,27 @@ class PageClient:
         if load.canceled:
             return
         with contextlib.ExitStack() as stack:
-            givers = [self._reach(load, source, stack) for source in load.sources if source.has_data]
-            most = min(pages_per_request(max(self._way.words, giver.words)) for giver in givers)
+            givers = [self._connect(load, source, stack) for source in load.sources if source.has_data]
+            most = min(pages_per_request(max(self._route.words, giver.words)) for giver in givers)
             most = max(1, most // len(givers))  # the last of them waits until the others were received
             for first in range(0, len(load.keys), most):
                 if not load.wait_for_room(most):
                     return
-                self._bring(load, range(first, min(first + most, len(load.keys))), givers)
+                self._load_pages(load, range(first, min(first + most, len(load.keys))), givers)
             if load.release and load.wait_for_room(1) and not load.num_failed:
                 for giver in givers:
                     giver.release_lease(load)
                 for source in load.sources:
                     if not source.has_data:
-                        self._let_forget(load, source)
+                        self._release_unused(load, source)
 
-    def _let_forget(self, load: "PeerLoad", source: PageOrigin) -> None:
+    def _release_unused(self, load: "PeerLoad", source: PageOrigin) -> None:
         """Lets a source drop the loan that has no data needed here; if the source is gone, nothing is lost."""
         with contextlib.suppress(ProtocolError), contextlib.ExitStack() as stack:
-            self._reach(load, source, stack).release_lease(load)
+            self._connect(load, source, stack).release_lease(load)
 
-    def _reach(self, load: "PeerLoad", source: PageOrigin, stack: contextlib.ExitStack) -> "ProducerConnection":
-        way, load.current_address = self._way, source.address
+    def _connect(self, load: "PeerLoad", source: PageOrigin, stack: contextlib.ExitStack) -> "ProducerConnection":
+        way, load.current_address = self._route, source.address
         channel = way.connect(source.address)
         stack.callback(channel.close)
         facts = way.page_format()
@@ -165,9 +165,9 @@ class PageClient:
             stack.callback(giver.region.close)
         return giver
 
-    def _bring(self, load: "PeerLoad", places: range, givers: Sequence["ProducerConnection"]) -> None:
+    def _load_pages(self, load: "PeerLoad", places: range, givers: Sequence["ProducerConnection"]) -> None:
         """Loads these pages: asks all producers before it receives the first answer."""
-        pieces = PartialPages(load, places, self._way.words, len(givers))
+        pieces = PartialPages(load, places, self._route.words, len(givers))
         keys = [load.keys[place] for place in places]
         for giver in givers:
             giver.request_pages(load, keys)
@@ -221,7 +221,7 @@ class ProducerConnection:
         load.current_address, places = self._source.address, pieces.indices
         left, lies = set(range(len(places))), dict[int, int]()  # rows in the producer's memory
         while left:
-            answer = self._channel.receive(ANSWERED)
+            answer = self._channel.receive(RESPONSE)
             said = answer.indices if isinstance(answer, MissingPages) else [answer.index]
             if not said or not left.issuperset(said) or len(set(said)) < len(said):
                 raise ProtocolError("an answer to what was not asked")
@@ -241,7 +241,7 @@ class ProducerConnection:
             raise ProtocolError("a page that lies nowhere")
         rows, cut = self.region.read(list(lies.values())), self._source.head_slice
         self._channel.send(PagesCopied())
-        self._channel.receive(KEPT)
+        self._channel.receive(UNCHANGED)
         for at, row in zip(lies, rows.view(np.uint8), strict=True):
             whole = cut is None
             parts = [] if cut is None else [row[first : first + nbytes] for first, nbytes in cut.source_ranges]

@@ -11,7 +11,7 @@ from quintet.engine.kv_transfer.p2p.protocol import ProtocolError
 from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:\[\]-]{1,256}:[0-9]{1,5}")
-_FIRST = "kv_transfer_config.kv_connector MooncakeConnector"
+_ERROR_PREFIX = "kv_transfer_config.kv_connector MooncakeConnector"
 
 
 def library() -> Any:
@@ -20,7 +20,7 @@ def library() -> Any:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise ValueError(
-            f"{_FIRST} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and libibverbs1 "
+            f"{_ERROR_PREFIX} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and libibverbs1 "
             "of the system), or use TCPConnector"
         ) from None
 
@@ -62,13 +62,13 @@ class MooncakeEngine:
         self._engine: Any = library().TransferEngine()
         if code := self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
             raise ValueError(
-                f"{_FIRST}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
+                f"{_ERROR_PREFIX}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
             )
         self._host, self._kept = host, list[PageRows]()
 
     def register_source(self, rows: PageRows) -> None:
         if code := self._open.register_memory(rows.ctypes.data, rows.nbytes):
-            raise ValueError(f"{_FIRST}: {rows.nbytes} bytes of memory cannot be registered (code {code})")
+            raise ValueError(f"{_ERROR_PREFIX}: {rows.nbytes} bytes of memory cannot be registered (code {code})")
         self._kept.append(rows)  # they must stay as long as Mooncake has them registered
 
     def register_buffer(self, rows: PageRows) -> None:

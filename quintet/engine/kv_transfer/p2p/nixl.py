@@ -14,8 +14,8 @@ from quintet.engine.kv_transfer.p2p.rdma import check_not_closed
 
 logger = logging.getLogger(__name__)
 
-MOST = 64  # peers that stay connected though nothing is read from them
-_HOST = "DRAM"  # NIXL's word for the host's memory
+MAX_PEERS = 64  # peers that stay connected though nothing is read from them
+_HOST_MEMORY = "DRAM"  # NIXL's word for the host's memory
 
 
 def library() -> Any:
@@ -96,7 +96,7 @@ class NixlEngine:
 
     def register_source(self, rows: PageRows) -> None:
         self._kept.append(rows)  # they must stay as long as UCX has them registered
-        self._open.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST)
+        self._open.register_memory([(rows.ctypes.data, rows.nbytes, 0, "")], _HOST_MEMORY)
 
     def register_buffer(self, rows: PageRows) -> None:
         try:
@@ -128,7 +128,7 @@ class NixlEngine:
             if met is None:
                 return
             met.users -= 1
-            if met.users <= 0 and (met.broken or len(self._met) > MOST):
+            if met.users <= 0 and (met.broken or len(self._met) > MAX_PEERS):
                 del self._met[peer]
                 try:
                     self._agent.remove_remote_agent(peer)
@@ -139,8 +139,8 @@ class NixlEngine:
         length, start, step = into.strides[0], into.ctypes.data, into.strides[0]
         try:
             agent = self._open
-            here = agent.get_xfer_descs([(start + at * step, length, 0) for at in range(len(addresses))], _HOST)
-            there = agent.get_xfer_descs([(address, length, 0) for address in addresses], _HOST)
+            here = agent.get_xfer_descs([(start + at * step, length, 0) for at in range(len(addresses))], _HOST_MEMORY)
+            there = agent.get_xfer_descs([(address, length, 0) for address in addresses], _HOST_MEMORY)
             handle = agent.initialize_xfer("READ", here, there, peer)
         except Exception as error:
             raise ProtocolError(f"NIXL cannot read there ({error})") from None

@@ -11,8 +11,8 @@ import numpy as np
 
 from quintet.engine.kv_transfer.connector import PageRows
 from quintet.engine.kv_transfer.p2p.protocol import (
-    ASKED,
     COPIED,
+    REQUEST,
     LeaseDone,
     MissingPages,
     Page,
@@ -28,10 +28,10 @@ from quintet.engine.kv_transfer.p2p.send_buffer import SendBuffer
 
 logger = logging.getLogger(__name__)
 
-MOST = 256  # connections at once: each process of another engine has four at most
-GREETING = 5.0  # seconds that a new connection may take to authenticate
-TURN = 0.5  # seconds from one look at the clock to the next
-SAID = 300  # characters of why there are no pages
+MAX_CONNECTIONS = 256  # connections at once: each process of another engine has four at most
+HANDSHAKE_SECONDS = 5.0  # seconds that a new connection may take to authenticate
+POLL_SECONDS = 0.5  # seconds from one look at the clock to the next
+MAX_REASON = 300  # characters of why there are no pages
 
 
 class PageServer:
@@ -49,7 +49,7 @@ class PageServer:
 
     def listen(self, listening: socket.socket) -> None:
         """Accepts connections from now on, in a thread of its own."""
-        listening.settimeout(TURN)
+        listening.settimeout(POLL_SECONDS)
         self._listening = listening
         self._thread = threading.Thread(target=self._accept_all, args=(listening,), name="quintet-giver", daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class PageServer:
                 connection.shutdown(socket.SHUT_RDWR)
         if self._listening is not None:
             self._listening.close()
-            self._thread.join(2 * TURN)
+            self._thread.join(2 * POLL_SECONDS)
 
     # ------------------------------------------------------------------------------------------------------ in threads
 
@@ -83,7 +83,7 @@ class PageServer:
                     logger.warning("KV connector: other engines cannot fetch pages any more: %s", error)
                 return
             with self._lock:
-                if self._closed or len(self._open) >= MOST:
+                if self._closed or len(self._open) >= MAX_CONNECTIONS:
                     connection.close()
                     continue
                 self._open.add(connection)
@@ -93,14 +93,14 @@ class PageServer:
     def serve(self, connection: socket.socket, name: str) -> None:
         """Serves one connection, until it ends."""
         facts = self._facts()
-        channel = PeerChannel(connection, min(GREETING, self._patience), 0)
+        channel = PeerChannel(connection, min(HANDSHAKE_SECONDS, self._patience), 0)
         try:
             channel.accept_consumer(self._key, facts, self.transport)
             channel = channel.with_timeout(self._patience)
             if self.share_memory is not None:
                 self.share_memory(channel)
             while True:
-                asked = channel.receive(ASKED, 10 * self._patience)
+                asked = channel.receive(REQUEST, 10 * self._patience)
                 if isinstance(asked, LeaseDone):
                     self._loans.finish(asked.lease, asked.readers, asked.reader)
                 else:
@@ -127,7 +127,7 @@ class PageServer:
             given = 0
             for place, row in enumerate(found):
                 if isinstance(row, str):
-                    channel.send(MissingPages([place], row[:SAID]))
+                    channel.send(MissingPages([place], row[:MAX_REASON]))
                     continue
                 if self.share_memory is None:
                     channel.send(Page(place, _parts(row, asked.parts)))

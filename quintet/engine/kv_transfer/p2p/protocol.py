@@ -24,11 +24,11 @@ from quintet.distributed.connection import (
 )
 
 PROTOCOL = b"quintet pages 4"  # its number is raised with any change of the messages
-REMEDY = "; give all engines the same QUINTET_KV_TRANSFER_KEY"
-SMALL = 2**17  # bytes of a message without a page, and of what surrounds a page
-MOST_KEYS = 1024  # of one PageRequest
-MOST_PARTS = 4096  # byte ranges of a row, in one PageRequest
-MOST_RANKS = 256  # processes of one engine
+KEY_HELP = "; give all engines the same QUINTET_KV_TRANSFER_KEY"
+MAX_CONTROL_FRAME = 2**17  # bytes of a message without a page, and of what surrounds a page
+MAX_KEYS = 1024  # of one PageRequest
+MAX_PARTS = 4096  # byte ranges of a row, in one PageRequest
+MAX_RANKS = 256  # processes of one engine
 
 Key = Annotated[bytes, Meta(min_length=1, max_length=32)]
 Text = Annotated[str, Meta(max_length=256)]
@@ -64,19 +64,19 @@ class PageFormat(Struct, array_like=True, frozen=True):
         if self.page_size != given.page_size:
             return f"pages of {given.page_size} tokens are given, and of {self.page_size} wanted"
         if self.shapes != given.shapes:
-            return f"pages of another shape are given ({_shown(given.shapes)}) than wanted ({_shown(self.shapes)})"
+            return f"pages of another shape are given ({_describe_shapes(given.shapes)}) than wanted ({_describe_shapes(self.shapes)})"
         if self.dtype != given.dtype:
             return f"pages in {given.dtype} are given, and in {self.dtype} wanted"
         if self.part != given.part:
-            return f"another part of pages is given ({_said(given.part)}) than wanted ({_said(self.part)})"
+            return f"another part of pages is given ({_describe_part(given.part)}) than wanted ({_describe_part(self.part)})"
         return "" if self.checkpoint == given.checkpoint else "one runs another model, or other weights of it"
 
 
-def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
+def _describe_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
     return f"{len(shapes)} of {'x'.join(map(str, shapes[0]))}" if shapes else "nothing"
 
 
-def _said(part: PagePart) -> str:
+def _describe_part(part: PagePart) -> str:
     ranks = f"{part.first}-{part.first + part.count - 1}" if part.count > 1 else f"{part.first}"
     return f"rank {ranks} of {part.size}" + (
         f", layers {part.layers[0]}-{part.layers[1] - 1}" * (part.layers != (0, 0))
@@ -104,8 +104,8 @@ class PageRequest(Struct, tag=True, array_like=True):
     """Request for these pages of a loan, each of which is answered once, in any order."""
 
     lease: Text
-    keys: Annotated[list[Key], Meta(min_length=1, max_length=MOST_KEYS)]
-    parts: Annotated[list[tuple[UInt31, UInt31]], Meta(max_length=MOST_PARTS)] = []  # first byte, bytes; none: all
+    keys: Annotated[list[Key], Meta(min_length=1, max_length=MAX_KEYS)]
+    parts: Annotated[list[tuple[UInt31, UInt31]], Meta(max_length=MAX_PARTS)] = []  # first byte, bytes; none: all
 
 
 class Page(Struct, tag=True, array_like=True):
@@ -141,7 +141,7 @@ class RegionAddress(Struct, tag=True, array_like=True):
 class MissingPages(Struct, tag=True, array_like=True):
     """Pages that are not there."""
 
-    indices: Annotated[list[UInt31], Meta(max_length=MOST_KEYS)]
+    indices: Annotated[list[UInt31], Meta(max_length=MAX_KEYS)]
     reason: Annotated[str, Meta(max_length=1024)]
 
 
@@ -149,19 +149,19 @@ class LeaseDone(Struct, tag=True, array_like=True):
     """Report of a reader that it will not ask for this loan again."""
 
     lease: Text
-    readers: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1  # number of readers
-    reader: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] = 0
+    readers: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1  # number of readers
+    reader: Annotated[int, Meta(ge=0, lt=MAX_RANKS)] = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_CLAIM = msgspec.msgpack.Decoder(ConsumerHello)
+_CONSUMER_HELLO = msgspec.msgpack.Decoder(ConsumerHello)
 _REPLY = msgspec.msgpack.Decoder(ConsumerAccepted | ConsumerRefused)
-ASKED: "msgspec.msgpack.Decoder[PageRequest | LeaseDone]" = msgspec.msgpack.Decoder(PageRequest | LeaseDone)
-ANSWERED: "msgspec.msgpack.Decoder[Page | PageOffer | MissingPages]" = msgspec.msgpack.Decoder(
+REQUEST: "msgspec.msgpack.Decoder[PageRequest | LeaseDone]" = msgspec.msgpack.Decoder(PageRequest | LeaseDone)
+RESPONSE: "msgspec.msgpack.Decoder[Page | PageOffer | MissingPages]" = msgspec.msgpack.Decoder(
     Page | PageOffer | MissingPages
 )
-COPIED, KEPT = msgspec.msgpack.Decoder(PagesCopied), msgspec.msgpack.Decoder(RowsUnchanged)
-MEMORY = msgspec.msgpack.Decoder(RegionAddress)
+COPIED, UNCHANGED = msgspec.msgpack.Decoder(PagesCopied), msgspec.msgpack.Decoder(RowsUnchanged)
+REGION = msgspec.msgpack.Decoder(RegionAddress)
 
 
 class PeerChannel:
@@ -169,7 +169,7 @@ class PeerChannel:
 
     def __init__(self, connection: socket.socket, patience: float, longest: int) -> None:
         """longest: bytes of a page's row."""
-        self._socket, self._patience, self._longest = connection, patience, SMALL + longest
+        self._socket, self._patience, self._longest = connection, patience, MAX_CONTROL_FRAME + longest
         self._connection: Connection | None = None  # once both ends have authenticated
         self.authenticated = False  # both ends have authenticated, and their pages fit
 
@@ -179,12 +179,12 @@ class PeerChannel:
         return self
 
     def send(self, message: Any) -> None:
-        with _failing():
+        with _as_protocol_error():
             self._authenticated.send(0, _encode(message), time.monotonic() + self._patience)
 
     def receive(self, decoder: "msgspec.msgpack.Decoder[T]", patience: float | None = None) -> T:
         until = time.monotonic() + (self._patience if patience is None else patience)
-        with _failing():
+        with _as_protocol_error():
             content = self._authenticated.receive(until, self._longest).payload
         try:
             return decoder.decode(content)
@@ -203,10 +203,10 @@ class PeerChannel:
 
     def accept_consumer(self, key: bytes, facts: PageFormat, way: str = "") -> None:
         """Runs the producer's half of the handshake. way: transport of pages, if not frames: the same on both sides."""
-        with _failing(REMEDY):
+        with _as_protocol_error(KEY_HELP):
             until = time.monotonic() + self._patience
             self._connection = authenticate_client(self._socket, key, PROTOCOL, until)
-        claim = self.receive(_CLAIM)
+        claim = self.receive(_CONSUMER_HELLO)
         why = claim.page_format.mismatch(facts)
         if claim.transport != way:
             why = f"pages are given by {way or 'TCP'}, and wanted by {claim.transport or 'TCP'}"
@@ -217,7 +217,7 @@ class PeerChannel:
 
     def connect_producer(self, key: bytes, facts: PageFormat, way: str = "") -> None:
         """Runs the consumer's half of the handshake."""
-        with _failing(REMEDY):
+        with _as_protocol_error(KEY_HELP):
             until = time.monotonic() + self._patience
             self._connection = authenticate_server(self._socket, key, PROTOCOL, until)
         self.send(ConsumerHello(facts, way))
@@ -228,7 +228,7 @@ class PeerChannel:
 
     def send_descriptor(self, descriptor: int) -> None:
         """Sends a file descriptor, which lets the other process read the file; only after authentication."""
-        with _failing():
+        with _as_protocol_error():
             socket.send_fds(self._socket, [b"m"], [descriptor])
 
     def receive_descriptor(self) -> int:
@@ -247,7 +247,7 @@ class PeerChannel:
 
 
 @contextlib.contextmanager
-def _failing(remedy: str = "") -> Iterator[None]:
+def _as_protocol_error(remedy: str = "") -> Iterator[None]:
     """Turns errors of a connection into ProtocolError. remedy: what to do where the other end cannot authenticate."""
     try:
         yield

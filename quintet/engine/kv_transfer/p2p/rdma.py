@@ -11,16 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from quintet.engine.kv_transfer.connector import PageRows
-from quintet.engine.kv_transfer.p2p.protocol import MEMORY, PeerChannel, ProtocolError, RegionAddress
+from quintet.engine.kv_transfer.p2p.protocol import REGION, PeerChannel, ProtocolError, RegionAddress
 from quintet.engine.kv_transfer.p2p.remote_memory import pages_per_request
 
 logger = logging.getLogger(__name__)
 
-BUFFERS = 8  # receive buffers: one for each of four threads, and as many for transfers that were given up
-WIDTHS = 4  # row widths of producers, each with receive buffers
-FIRST, LONGEST = 1e-4, 2e-3  # seconds between two looks at a transfer
-CLOSING = 5.0  # seconds that an engine which ends waits for its transfers
-LATER = 0.1  # seconds between two looks at those that did not end by then
+MAX_BUFFERS = 8  # receive buffers: one for each of four threads, and as many for transfers that were given up
+MAX_WIDTHS = 4  # row widths of producers, each with receive buffers
+MIN_POLL, MAX_POLL = 1e-4, 2e-3  # seconds between two looks at a transfer
+CLOSE_SECONDS = 5.0  # seconds that an engine which ends waits for its transfers
+CLOSE_POLL = 0.1  # seconds between two looks at those that did not end by then
 
 
 class RdmaRead(Protocol):
@@ -77,7 +77,7 @@ class ExposedRegion:
 
 
 class ReceiveBuffers:
-    """Receive buffers of a consumer, into which the mover writes; made as they are needed, up to BUFFERS."""
+    """Receive buffers of a consumer, into which the mover writes; made as they are needed, up to MAX_BUFFERS."""
 
     def __init__(self, mover: TransferEngine, words: int) -> None:
         self._mover, self._shape = mover, (pages_per_request(words), words)
@@ -94,8 +94,8 @@ class ReceiveBuffers:
             self._recover()
             if self._free:
                 return self._free.pop()
-            if self._made >= BUFFERS:
-                raise ProtocolError(f"{BUFFERS} transfers before it were given up, and have not ended")
+            if self._made >= MAX_BUFFERS:
+                raise ProtocolError(f"{MAX_BUFFERS} transfers before it were given up, and have not ended")
             self._made += 1
         rows = np.zeros(self._shape, np.int32)
         try:
@@ -114,7 +114,7 @@ class ReceiveBuffers:
             else:
                 self._stuck.append((moving, rows))
 
-    def close(self, seconds: float, pause: float = LONGEST) -> bool:
+    def close(self, seconds: float, pause: float = MAX_POLL) -> bool:
         """Makes waiting transfers give up -> whether, within so many seconds, no transfer writes here any more."""
         until = time.monotonic() + seconds
         self.closed = True
@@ -150,9 +150,9 @@ class ReceiveBufferPool:
             if self._ended:
                 raise ProtocolError("the engine ends")
             if words not in self._found:
-                if len(self._found) >= WIDTHS:
+                if len(self._found) >= MAX_WIDTHS:
                     raise ProtocolError(
-                        f"memory for rows of {WIDTHS} other widths is held; start this engine anew for another"
+                        f"memory for rows of {MAX_WIDTHS} other widths is held; start this engine anew for another"
                     )
                 self._found[words] = ReceiveBuffers(self._mover, words)
             return self._found[words]
@@ -162,17 +162,17 @@ class ReceiveBufferPool:
         until then a thread keeps the memory that it writes to."""
         with self._lock:
             self._ended = True
-        until = time.monotonic() + CLOSING
+        until = time.monotonic() + CLOSE_SECONDS
         used = [each for each in self._found.values() if not each.close(max(0.0, until - time.monotonic()))]
         if not used:
             self._mover.close()
             return
-        logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSING)
+        logger.warning("transfers of pages did not end within %g s; their memory stays until they do", CLOSE_SECONDS)
         threading.Thread(target=self._end_later, args=(used,), name="quintet-ends", daemon=True).start()
 
     def _end_later(self, used: Sequence[ReceiveBuffers]) -> None:
         for each in used:
-            each.close(math.inf, LATER)
+            each.close(math.inf, CLOSE_POLL)
         self._mover.close()
 
 
@@ -183,15 +183,15 @@ class RemoteReads:
         self, channel: PeerChannel, words: int, mover: TransferEngine, stagings: ReceiveBufferPool, patience: float
     ) -> None:
         """words: int32 words of the producer's rows. patience: seconds that one transfer may take."""
-        self._channel, self._mover, self._staging, self._patience = channel, mover, stagings.for_width(words), patience
-        memory = channel.receive(MEMORY)
+        self._channel, self._mover, self._buffers, self._patience = channel, mover, stagings.for_width(words), patience
+        memory = channel.receive(REGION)
         self._base, self._count = memory.address, memory.rows
         self._peer = mover.connect(memory.metadata)
 
     def read(self, rows: Sequence[int]) -> PageRows:
         if max(rows) >= self._count:
             raise ProtocolError("a page that lies nowhere")
-        into, moving = self._staging.acquire(), None
+        into, moving = self._buffers.acquire(), None
         try:
             addresses = [self._base + row * into.strides[0] for row in rows]
             moving = self._mover.start_read(self._peer, addresses, into[: len(rows)])
@@ -199,20 +199,20 @@ class RemoteReads:
             moving = None
             return into[: len(rows)].copy()
         finally:
-            self._staging.release(into, moving)
+            self._buffers.release(into, moving)
 
     def _wait(self, moving: RdmaRead) -> None:
         """Waits for a transfer. ProtocolError: it fails, takes too long, or the connection ends, which a library may
         not notice."""
-        until, pause = time.monotonic() + self._patience, FIRST
+        until, pause = time.monotonic() + self._patience, MIN_POLL
         while not moving.done():
             if time.monotonic() > until:
                 raise ProtocolError("a transfer did not end in time")
-            if self._staging.closed:
+            if self._buffers.closed:
                 raise ProtocolError("the engine ends")
             self._channel.check_open()
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, MAX_POLL)
 
     def close(self) -> None:
         with suppress(ProtocolError):

@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from quintet.engine.kv_transfer.connector import PageRows
-from quintet.engine.kv_transfer.p2p.protocol import MOST_KEYS, PeerChannel, ProtocolError
+from quintet.engine.kv_transfer.p2p.protocol import MAX_KEYS, PeerChannel, ProtocolError
 
-AHEAD = 2**25  # bytes of a load that wait for the engine before more is requested
+MAX_BYTES_AHEAD = 2**25  # bytes of a load that wait for the engine before more is requested
 
 
 class RemoteRegion(Protocol):
@@ -32,7 +32,7 @@ ShareMemory = Callable[[PeerChannel], None]  # the producer's side of it
 
 def pages_per_request(words: int) -> int:
     """Returns the number of pages that are asked for at once, where a row has so many words."""
-    return max(1, min(MOST_KEYS, AHEAD // max(4 * words, 1)))
+    return max(1, min(MAX_KEYS, MAX_BYTES_AHEAD // max(4 * words, 1)))
 
 
 class MappedRegion:

@@ -11,7 +11,7 @@ import numpy as np
 
 from quintet.engine.kv_transfer.connector import PageRows
 
-NOT_THERE = "the send buffer does not have it: it was fetched, or not fetched within lease_seconds"
+NOT_IN_BUFFER = "the send buffer does not have it: it was fetched, or not fetched within lease_seconds"
 
 
 @dataclass
@@ -34,12 +34,12 @@ class SendBuffer:
         """lease: seconds that a loan waits for its consumer. shared: the memory has a descriptor that others may
         map."""
         count = nbytes // max(4 * words, 1)
-        self.descriptor = _shared(4 * words * count) if shared and count else None
+        self.descriptor = _make_memory_file(4 * words * count) if shared and count else None
         memory = None if self.descriptor is None else mmap.mmap(self.descriptor, 4 * words * count)
         self._rows = np.ndarray((count, words), np.int32, memory)
         self._free = list(range(count - 1, -1, -1))
         self._loans: dict[str, Lease] = {}
-        self._lease, self._changed = lease, threading.Condition()
+        self._lease_seconds, self._changed = lease, threading.Condition()
         self.expired = 0  # loans that no consumer has fetched in time
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class SendBuffer:
             if len(keys) > len(self._free):
                 return False
             places = {key: self._free.pop() for key in keys}
-            self._loans[name] = Lease(places, time.monotonic() + self._lease, set(keys))
+            self._loans[name] = Lease(places, time.monotonic() + self._lease_seconds, set(keys))
             return True
 
     def fill(self, name: str, keys: Sequence[bytes], rows: PageRows) -> None:
@@ -91,7 +91,7 @@ class SendBuffer:
             self._expire()
             loan = self._loans.get(name)
             if loan is None:
-                return [NOT_THERE] * len(keys), None
+                return [NOT_IN_BUFFER] * len(keys), None
             loan.readers += 1
             wanted = set(keys)
             self._changed.wait_for(lambda: loan.error or loan.dropped or not wanted & loan.missing, patience)
@@ -99,7 +99,7 @@ class SendBuffer:
 
     def _row(self, loan: Lease, key: bytes) -> PageRows | str:
         if key not in loan.rows or loan.dropped:
-            return NOT_THERE
+            return NOT_IN_BUFFER
         return (loan.error or "it was not copied in time") if key in loan.missing else self._rows[loan.rows[key]]
 
     def row_index(self, place: PageRows) -> int:
@@ -156,7 +156,7 @@ class SendBuffer:
             loan.rows = {}
 
 
-def _shared(nbytes: int) -> int:
+def _make_memory_file(nbytes: int) -> int:
     """Makes a memory file without a name: only processes that get its descriptor can open it, and it ends with them."""
     descriptor = os.memfd_create("quintet-pages", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, nbytes)

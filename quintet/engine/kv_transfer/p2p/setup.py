@@ -35,8 +35,13 @@ from quintet.model_loader.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
 
-SAMPLES, SAMPLE = 32, 4096  # samples of each weight file that distinguish it from others, and their bytes
-_NAMES = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")  # of a configuration; they change no result
+NUM_SAMPLES, SAMPLE_BYTES = 32, 4096  # samples of each weight file that distinguish it from others, and their bytes
+_IGNORED_KEYS = (
+    "_name_or_path",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+)  # of a configuration; they change no result
 
 
 Checksum = Callable[[WeightFiles | None], str]
@@ -46,13 +51,13 @@ class ModelFingerprint:
     """Facts of this engine's pages, as of now: they change with the weights."""
 
     def __init__(self, facts: PageFormat, weigh: Checksum) -> None:
-        self.page_format, self._weigh = facts, weigh
+        self.page_format, self._checksum = facts, weigh
 
     def __call__(self) -> PageFormat:
         return self.page_format
 
     def update_weights(self, weights: WeightFiles | None) -> None:
-        self.page_format = msgspec.structs.replace(self.page_format, checkpoint=self._weigh(weights))
+        self.page_format = msgspec.structs.replace(self.page_format, checkpoint=self._checksum(weights))
 
 
 def make_p2p_transfer(  # the last is for ranks
@@ -65,26 +70,26 @@ def make_p2p_transfer(  # the last is for ranks
 ) -> P2PTransfer:
     """Makes the transfer; ValueError says which setting is not possible."""
     settings = config.kv_transfer_config
-    side = _Side(settings, known, copies, among, kv_transfer_key(settings), [])
-    peers = _asked(settings, side.key) if settings.is_consumer else None
+    side = _P2PContext(settings, known, copies, among, kv_transfer_key(settings), [])
+    peers = _allowed_peers(settings, side.key) if settings.is_consumer else None
     transfer, means = P2PTransfer(tables, copies.read, copies.pages_per_copy), transport_of(settings, bool(side.key))
     transfer.engine, transfer.rank_agreement = settings.engine_id or secrets.token_hex(8), among.rank_agreement
     try:
         among.agree_on_names(transfer)
         if settings.is_producer:
-            _give(side, transfer, means, config.data_parallel_rank or 0)
+            _start_producer(side, transfer, means, config.data_parallel_rank or 0)
         if settings.is_consumer:
-            _take(side, transfer, means, peers, changed)
+            _start_consumer(side, transfer, means, peers, changed)
         among.exchange_addresses(transfer, side.is_local)
     except BaseException:
-        _each([*side.closing, means.close])
+        _call_all([*side.closing, means.close])
         raise
-    transfer.close = functools.partial(_each, [*side.closing, means.close])
-    transfer.update_weights = functools.partial(_reweigh, known, transfer.send_buffer)
+    transfer.close = functools.partial(_call_all, [*side.closing, means.close])
+    transfer.update_weights = functools.partial(_update_weights, known, transfer.send_buffer)
     return transfer
 
 
-class _Side(NamedTuple):
+class _P2PContext(NamedTuple):
     """Inputs of the producer and the consumer, and the calls that close them."""
 
     settings: KVTransferConfig
@@ -100,7 +105,7 @@ class _Side(NamedTuple):
         return self.settings.kv_connector == SHARED_MEMORY
 
 
-def _give(side: _Side, transfer: P2PTransfer, means: Transport, engine: int) -> None:
+def _start_producer(side: _P2PContext, transfer: P2PTransfer, means: Transport, engine: int) -> None:
     """Starts the producer. engine: data-parallel rank."""
     settings, among, extras = side.settings, side.rank_shares, side.settings.extras
     room = among.minimum(
@@ -128,7 +133,9 @@ def _give(side: _Side, transfer: P2PTransfer, means: Transport, engine: int) -> 
     logger.info("pages are given to other engines at %s:%d", transfer.host, transfer.port)
 
 
-def _take(side: _Side, transfer: P2PTransfer, means: Transport, peers: AllowedPeers | None, changed: Event) -> None:
+def _start_consumer(
+    side: _P2PContext, transfer: P2PTransfer, means: Transport, peers: AllowedPeers | None, changed: Event
+) -> None:
     """Starts the consumer."""
     patience, copies = side.settings.extras.timeout_seconds, side.page_copier
     reach: Callable[[LeaseAddress], PeerChannel] = functools.partial(
@@ -143,7 +150,7 @@ def _take(side: _Side, transfer: P2PTransfer, means: Transport, peers: AllowedPe
     side.closing.append(taker.close)
 
 
-def _asked(settings: KVTransferConfig, key: bytes) -> AllowedPeers | None:
+def _allowed_peers(settings: KVTransferConfig, key: bytes) -> AllowedPeers | None:
     """Returns the peers that may be asked for pages; None (no list): any host that a request names, if there is a
     key."""
     listed = settings.extras.peers
@@ -162,12 +169,12 @@ def _asked(settings: KVTransferConfig, key: bytes) -> AllowedPeers | None:
     return AllowedPeers(listed)
 
 
-def _each(calls: Sequence[Callable[[], None]]) -> None:
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
     for call in calls:
         call()
 
 
-def _reweigh(known: ModelFingerprint, loans: SendBuffer | None, weights: WeightFiles | None) -> None:
+def _update_weights(known: ModelFingerprint, loans: SendBuffer | None, weights: WeightFiles | None) -> None:
     if loans is not None:
         loans.clear()
     known.update_weights(weights)
@@ -183,7 +190,7 @@ def fingerprint_of(
     """Returns the facts of this engine's pages, the same on every machine and device. described: configuration and
     checkpoint. grid: page layout by heads, where other engines may shard them differently."""
     hf, weights = described
-    kept = {name: value for name, value in hf.to_dict().items() if name not in _NAMES}
+    kept = {name: value for name, value in hf.to_dict().items() if name not in _IGNORED_KEYS}
     scales = (
         [hashlib.sha256(each).hexdigest() for each in ranks.map_workers(scales_of)]
         if config.calculate_kv_scales
@@ -193,7 +200,7 @@ def fingerprint_of(
     dtype = name_of(sizes.kv_dtype or sizes.dtype)
 
     def weigh(of: WeightFiles | None) -> str:
-        return hashlib.sha256(repr([*parts, _sampled(of)]).encode()).hexdigest()
+        return hashlib.sha256(repr([*parts, _file_digests(of)]).encode()).hexdigest()
 
     facts = PageFormat(weigh(weights), dtype, config.page_size, _shapes(ranks, grid), part_of(ranks))
     return ModelFingerprint(facts, weigh)
@@ -207,7 +214,7 @@ def _shapes(ranks: WorkerGroup, grid: PageGrid | None) -> tuple[tuple[int, ...],
     return tuple((kept.planes, kept.heads, *shape[2:]) for kept, shape in zip(grid, shapes, strict=False))
 
 
-def _sampled(weights: WeightFiles | None) -> list[str]:
+def _file_digests(weights: WeightFiles | None) -> list[str]:
     """Returns digests of a checkpoint's files: their sizes, and samples of their bytes. ValueError where there is
     none."""
     if weights is None:
@@ -220,8 +227,8 @@ def _sampled(weights: WeightFiles | None) -> list[str]:
         size = file.stat().st_size
         seen = hashlib.sha256(str(size).encode())
         with file.open("rb") as stream:
-            for at in range(SAMPLES):
-                stream.seek(max(0, (size - SAMPLE) * at // (SAMPLES - 1)))
-                seen.update(stream.read(SAMPLE))
+            for at in range(NUM_SAMPLES):
+                stream.seek(max(0, (size - SAMPLE_BYTES) * at // (NUM_SAMPLES - 1)))
+                seen.update(stream.read(SAMPLE_BYTES))
         found.append(seen.hexdigest())
     return found

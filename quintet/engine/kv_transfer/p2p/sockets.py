@@ -15,7 +15,7 @@ from quintet.engine.kv_transfer.p2p.allowed_peers import AllowedPeers
 from quintet.engine.kv_transfer.p2p.consumer import LeaseAddress
 from quintet.engine.kv_transfer.p2p.protocol import PeerChannel, ProtocolError
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+ENGINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 NO_KEY = (
     "{where}: others could take pages, which are prompts, and give them; give all engines a key "
@@ -73,7 +73,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _folder() -> Path:
+def _socket_folder() -> Path:
     """Returns the folder of this user's sockets; ValueError where others could put theirs there."""
     folder = Path(tempfile.gettempdir()) / f"quintet-kv-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
@@ -88,9 +88,9 @@ def listen_local(engine: str) -> tuple[socket.socket, str]:
     cannot."""
     if not hasattr(os, "memfd_create") or not hasattr(socket, "SO_PEERCRED"):
         raise ValueError("kv_transfer_config.kv_connector SharedMemoryConnector needs Linux; use TCPConnector")
-    if not NAME.fullmatch(engine):
+    if not ENGINE_NAME.fullmatch(engine):
         raise ValueError(f"kv_transfer_config.engine_id={engine!r} names a socket: 1 to 40 letters, digits and ._-")
-    path, listening = _folder() / engine, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path, listening = _socket_folder() / engine, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
             other.connect(str(path))
@@ -106,18 +106,18 @@ def listen_local(engine: str) -> tuple[socket.socket, str]:
 def remove_local_socket(engine: str) -> None:
     """Removes the socket of an engine that listens no more."""
     with contextlib.suppress(OSError, ValueError):
-        (_folder() / engine).unlink()
+        (_socket_folder() / engine).unlink()
 
 
 def connect_local(peer: LeaseAddress, patience: float) -> PeerChannel:
     """Connects to another engine of this user; ProtocolError says why it cannot."""
     name = peer.host_port.rpartition(":")[0]
-    if not NAME.fullmatch(name):
+    if not ENGINE_NAME.fullmatch(name):
         raise ProtocolError("it is no engine of this machine's")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(patience)
-        connection.connect(str(_folder() / name))
+        connection.connect(str(_socket_folder() / name))
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     except (OSError, ValueError) as error:
         connection.close()

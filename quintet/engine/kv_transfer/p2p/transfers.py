@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from quintet.engine.kv_cache.manager import HASH, KVCacheManager, extend_page_hashes, group_hash
+from quintet.engine.kv_cache.manager import HASH_BYTES, KVCacheManager, extend_page_hashes, group_hash
 from quintet.engine.kv_cache.page_pool import NULL_PAGE
 from quintet.engine.kv_transfer.connector import Load, LoadedPages, PageRows
 from quintet.engine.kv_transfer.multi_source import PageSource
@@ -118,14 +118,14 @@ class P2PTransfer:
 
         def load(digests: Sequence[bytes]) -> Load:
             handoff.requested = True
-            keys = [names[digest[:HASH]] + digest[HASH:] for digest in digests]
+            keys = [names[digest[:HASH_BYTES]] + digest[HASH_BYTES:] for digest in digests]
             try:
                 load = taker.load(self.origins(peer), keys, ends=request.params.n == 1)
             except ValueError as error:
                 return FailedLoad(len(keys), str(error))
             return load if self.rank_agreement is None else self.rank_agreement.agreed_load(load, len(keys))
 
-        return PageSource(lambda digest: digest[:HASH] in names, load)
+        return PageSource(lambda digest: digest[:HASH_BYTES] in names, load)
 
     def _names(self, request: Request, handoff: TransferParams) -> dict[bytes, bytes]:
         """Returns the names that the peer has for the pages that it holds, by their hashes here."""

@@ -24,8 +24,8 @@ from quintet.layers.moe.moe import Experts
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 800  # bytes of an error that other ranks receive
-LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
+MAX_ERROR_BYTES = 800  # bytes of an error that other ranks receive
+STEP_LEFT = "StepLeft"  # the error of a rank that waited for one that had left: not the cause
 
 Loads = list[list[int]]  # by layer and expert: how often tokens were routed to it
 
@@ -77,11 +77,11 @@ class ExpertBalancer(StepHook):
             return
         loads: Loads = (self._counts() - before).tolist()  # unsigned: correct when a counter overflows, too
         if (channel := self._ranks.channel) is not None:
-            _check_alike(channel, loads)
+            _check_same_counts(channel, loads)
         layers = self._layers(self._ranks.workers[0])
         now = [each.rank_experts.placement for each in layers if each.rank_experts is not None]
         wanted = [rebalanced(*pair) for pair in zip(loads, now, strict=True)]
-        was, will = _mean(loads, now), _mean(loads, wanted)
+        was, will = _mean_balancedness(loads, now), _mean_balancedness(loads, wanted)
         moved, changes = 0, [index for index, new in enumerate(wanted) if new != now[index]]
         try:
             for index in changes:
@@ -121,10 +121,10 @@ class ExpertBalancer(StepHook):
     def _agree(self, error: str) -> None:
         """Raises MoveFailed, on every rank, where one has an error."""
         channel = self._ranks.channel
-        said = [error] if channel is None else _told(channel, error)
+        said = [error] if channel is None else _exchange_errors(channel, error)
         if any(said):
             causes = [(rank, each) for rank, each in enumerate(said) if each]
-            rank, why = next((each for each in causes if not each[1].startswith(LEFT)), causes[0])
+            rank, why = next((each for each in causes if not each[1].startswith(STEP_LEFT)), causes[0])
             raise MoveFailed(f"rank {rank} of {len(said)}: {why}")
 
     def _counts(self) -> np.ndarray:
@@ -138,12 +138,12 @@ class ExpertBalancer(StepHook):
         return [layer for _, layer in moe_layers_of(worker.model)]
 
 
-def _told(channel: Channel, error: str) -> list[str]:
-    notes = channel.exchange(error.encode()[:LONGEST])
+def _exchange_errors(channel: Channel, error: str) -> list[str]:
+    notes = channel.exchange(error.encode()[:MAX_ERROR_BYTES])
     return [note.decode(errors="ignore") for note in notes]
 
 
-def _check_alike(channel: Channel, loads: Loads) -> None:
+def _check_same_counts(channel: Channel, loads: Loads) -> None:
     """Raises DeviceLost where ranks have different counts: they are no longer one model."""
     digests = channel.exchange(zlib.crc32(np.array(loads, np.int64).tobytes()).to_bytes(4, "little"))
     if len(set(digests)) > 1:
@@ -152,7 +152,7 @@ def _check_alike(channel: Channel, loads: Loads) -> None:
         raise lost
 
 
-def _mean(loads: Loads, placements: Sequence[Placement]) -> float:
+def _mean_balancedness(loads: Loads, placements: Sequence[Placement]) -> float:
     """Returns the mean evenness of the layers."""
     each = [balancedness(*pair) for pair in zip(loads, placements, strict=True)]
     return sum(each) / len(each) if each else 1.0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quintet.layers.moe.expert_placement import Placement, ranks_of
 
-WORTH = 0.02  # of the busiest rank's load: for a smaller gain, experts stay
+MIN_GAIN = 0.02  # of the busiest rank's load: for a smaller gain, experts stay
 
 
 def rebalanced(loads: Sequence[int], now: Placement) -> Placement:
@@ -14,7 +14,7 @@ def rebalanced(loads: Sequence[int], now: Placement) -> Placement:
     with the least load so far and a free place. An expert that stays on a rank stays in its place.
     """
     size, rooms = len(now), [len(own) for own in now]
-    copies = _copies(loads, sum(rooms) - len(loads), size)
+    copies = _num_copies(loads, sum(rooms) - len(loads), size)
     each = [(loads[expert] / count, expert) for expert, count in enumerate(copies) for _ in range(count)]
     sums, given = [0.0] * size, [list[int]() for _ in range(size)]
     for load, expert in sorted(each, key=lambda one: (-one[0], one[1])):
@@ -23,9 +23,9 @@ def rebalanced(loads: Sequence[int], now: Placement) -> Placement:
         rank = min(free, key=lambda r: (expert in given[r], sums[r], expert not in now[r], r))
         given[rank].append(expert)
         sums[rank] += load
-    found = tuple(_in_place(own, wanted) for own, wanted in zip(now, given, strict=True))
+    found = tuple(_keep_in_place(own, wanted) for own, wanted in zip(now, given, strict=True))
     gained = max(rank_loads(loads, now)) - max(rank_loads(loads, found))
-    return found if gained > WORTH * max(rank_loads(loads, now)) else now
+    return found if gained > MIN_GAIN * max(rank_loads(loads, now)) else now
 
 
 def rank_loads(loads: Sequence[int], placement: Placement) -> list[float]:
@@ -44,7 +44,7 @@ def balancedness(loads: Sequence[int], placement: Placement) -> float:
     return sum(sums) / len(sums) / max(sums) if any(sums) else 1.0
 
 
-def _copies(loads: Sequence[int], spare: int, size: int) -> list[int]:
+def _num_copies(loads: Sequence[int], spare: int, size: int) -> list[int]:
     """Returns the number of copies of each expert, at most one on a rank."""
     copies = [1] * len(loads)
     for _ in range(spare):
@@ -53,7 +53,7 @@ def _copies(loads: Sequence[int], spare: int, size: int) -> list[int]:
     return copies
 
 
-def _in_place(own: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+def _keep_in_place(own: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
     """Returns `wanted` in an order that moves as few experts as possible."""
     left, found = list(wanted), list[int | None]()
     for expert in own:

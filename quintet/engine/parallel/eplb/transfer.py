@@ -8,7 +8,7 @@ from torch import Tensor
 from quintet.layers.moe.expert_placement import Placement
 from quintet.layers.moe.moe import Experts
 
-OWN = ("places", "loads")  # tensors of a layer that belong to no expert
+PLACEMENT_TENSORS = ("places", "loads")  # tensors of a layer that belong to no expert
 
 
 class ExpertMove:
@@ -22,13 +22,15 @@ class ExpertMove:
         self._layer, self._dealt, self._new = layer, layer.rank_experts, new
         self._rows: dict[str, dict[int, Tensor]] = {}  # by stack and expert: the parts that this rank will hold
         self._table = layer.rank_experts.table(new)
-        rounds = _rounds(layer.rank_experts.placement, new)
+        rounds = _send_rounds(layer.rank_experts.placement, new)
         for name, stack in self._stacks():
             self._rows[name] = self._fetched(stack, rounds)
 
     def _stacks(self) -> list[tuple[str, Tensor]]:
         """Returns the stacks, in an order that all ranks have."""
-        found = sorted((name, each) for name, each in self._layer.assigned_tensors.items() if name not in OWN)
+        found = sorted(
+            (name, each) for name, each in self._layer.assigned_tensors.items() if name not in PLACEMENT_TENSORS
+        )
         assert all(len(each) == len(self._dealt.local_experts) for _, each in found), (
             "a stack has a part for each expert"
         )
@@ -59,7 +61,7 @@ class ExpertMove:
         return sum(expert not in own for expert in wanted)
 
 
-def _rounds(now: Placement, new: Placement) -> list[list[tuple[int, int] | None]]:
+def _send_rounds(now: Placement, new: Placement) -> list[list[tuple[int, int] | None]]:
     """Returns, for each round, the (expert, its place) that each rank sends to all. An expert is sent once, by the rank
     that has sent the least."""
     lacking = sorted({expert for own, wanted in zip(now, new, strict=True) for expert in set(wanted) - set(own)})

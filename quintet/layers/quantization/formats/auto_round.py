@@ -27,7 +27,7 @@ def read(
     """The plan, and whether it knows of heads. ValueError says what in the configuration is of another kind."""
     layout, first = _packing(config)
     scheme = _scheme(config, None)
-    rules = tuple(_extra(config, scheme)) if scheme else ()
+    rules = tuple(_module_rules(config, scheme)) if scheme else ()
     odd = [each.bits for each in (scheme, *(rule.scheme for rule in rules)) if each and each.bits != 4]
     if scheme is None or (layout == "awq" and odd):
         raise ValueError(
@@ -66,7 +66,7 @@ def _scheme(config: Mapping[str, Any], otherwise: PackingScheme | None) -> Packi
     return scheme_of(config, NAME, otherwise)
 
 
-def _extra(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
+def _module_rules(config: Mapping[str, Any], scheme: PackingScheme) -> list[PackingRule]:
     """Other numbers for modules by name, which go first, or by pattern."""
     said = config.get("extra_config") or {}
     if not isinstance(said, Mapping) or not all(isinstance(each, Mapping) for each in said.values()):

@@ -15,7 +15,7 @@ from quintet.layers.quantization.group_scales import dequantized_shard, regroup,
 
 PACKED = 8  # outputs in an int32
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-LOW = 0x0F0F0F0F  # the low bits of four bytes
+LOW_BITS = 0x0F0F0F0F  # the low bits of four bytes
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def _nibbles(packed: Tensor, shard: ShardRange) -> Tensor:
     words = packed[:, start // PACKED : -(-stop // PACKED)].t().contiguous()
     first, second = words[:, ::2], words[:, 1::2]  # inputs
     known = words.new_empty(len(words), PACKED, first.shape[1], dtype=torch.uint8)
-    low = first & LOW | (second & LOW) << 4  # of each byte of a number: the output in its low bits
-    high = first >> 4 & LOW | second & ~LOW
+    low = first & LOW_BITS | (second & LOW_BITS) << 4  # of each byte of a number: the output in its low bits
+    high = first >> 4 & LOW_BITS | second & ~LOW_BITS
     for byte in range(PACKED // 2):
         known[:, ORDER[2 * byte]] = low.view(torch.uint8)[:, byte::4]
         known[:, ORDER[2 * byte + 1]] = high.view(torch.uint8)[:, byte::4]

@@ -11,7 +11,7 @@ from quintet.layers.quantization.formats.marlin import Marlin
 
 AS_GEMM = ("gemm", "exllama", "exllamav2", "ipex")  # layouts of the same files, for other kernels
 LAYOUTS = (*AS_GEMM, "gemv", "gemv_fast", "llm-awq", "marlin")
-LARGEST = 2**20  # inputs of a group
+MAX_GROUP = 2**20  # inputs of a group
 
 
 def read(config: Mapping[str, Any]) -> WeightReader:
@@ -27,7 +27,7 @@ def read(config: Mapping[str, Any]) -> WeightReader:
             f"{zeros}; quintet reads 4 bits of {', '.join(LAYOUTS)}, marlin without zero points: use one of these, or "
             "the model's original"
         )
-    if not isinstance(group, int) or not (group == -1 or (group >= 16 and group % 16 == 0 and group <= LARGEST)):
+    if not isinstance(group, int) or not (group == -1 or (group >= 16 and group % 16 == 0 and group <= MAX_GROUP)):
         raise ValueError(f"AWQ's group_size {reprlib.repr(group)} is not -1 or a multiple of 16")
     return _reader(layout, max(group, 0))
 

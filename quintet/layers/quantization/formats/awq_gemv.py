@@ -85,7 +85,7 @@ class GemvFast:
         name, fmt, groups = part.source.removesuffix("weight"), self.format(shard), part.shape[1] // self.group
         first, last = shard.outputs
         start = first // ROWS
-        known = _apart(tensors[f"{name}qweight"][start : -(-last // ROWS)])[first - start * ROWS : last - start * ROWS]
+        known = _unpack(tensors[f"{name}qweight"][start : -(-last // ROWS)])[first - start * ROWS : last - start * ROWS]
         scales, zeros = (
             regroup(tensors[f"{name}{end}"][:groups, first:last].t().float(), self.group, fmt.group, shard.inputs)
             for end in ("scales", self.zeros)
@@ -106,7 +106,7 @@ def _sizes(part: CheckpointSlice, group: int, rows: int, columns: int) -> tuple[
     return outputs, inputs
 
 
-def _apart(packed: Tensor) -> Tensor:
+def _unpack(packed: Tensor) -> Tensor:
     """int16 [N / 4, K] -> uint8 [N, K]."""
     rows, inputs = packed.shape
     four = (packed[:, :, None] >> 4 * torch.arange(4, dtype=torch.int16) & 15).to(torch.uint8)

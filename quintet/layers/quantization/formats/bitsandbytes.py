@@ -30,7 +30,7 @@ from quintet.interface.weights import (
 )
 from quintet.layers.quantization.by_tensors import TensorPlan, modules_with_tensor, outputs_of
 from quintet.layers.quantization.flat_scales import largest_uniform_group, run_indices, shard_values
-from quintet.layers.quantization.group_scales import LEAST, shard_format
+from quintet.layers.quantization.group_scales import MIN_GROUP, shard_format
 from quintet.ops.quantized import dequantized
 
 NF4 = (
@@ -40,10 +40,12 @@ NF4 = (
 )  # fmt: skip
 FP4 = tuple(sign * each / 12 for sign in (1.0, -1.0) for each in (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0))
 TABLES = {"nf4": NF4, "fp4": FP4}
-ACTIVATIONS = "LLM.int8() quantizes activations but for outliers; they stay as they are, so llm_int8_threshold is moot"
+ACTIVATIONS_NOTE = (
+    "LLM.int8() quantizes activations but for outliers; they stay as they are, so llm_int8_threshold is moot"
+)
 BLOCKS = tuple(2**i for i in range(5, 13))  # numbers in a run: 32 to 4096
-NESTED = 256  # of absmax in a run of its own
-LONGEST = 4096  # bytes of a quant_state
+NESTED_BLOCK = 256  # of absmax in a run of its own
+MAX_STATE_BYTES = 4096  # bytes of a quant_state
 STATE = "quant_state.bitsandbytes__"
 
 
@@ -68,13 +70,13 @@ class BitsAndBytes4Bit:
             f"{name}.{STATE}{self.table}": StoredTensor(None, (torch.uint8,)),
         }
         if self.nested:
-            found[f"{name}.nested_absmax"] = StoredTensor((-(-blocks // NESTED),), (torch.float32,))
+            found[f"{name}.nested_absmax"] = StoredTensor((-(-blocks // NESTED_BLOCK),), (torch.float32,))
             found[f"{name}.nested_quant_map"] = StoredTensor((256,), (torch.float32,))
         return found
 
     def format(self, shard: ShardRange) -> WeightFormat:
         group = largest_uniform_group(self.block, shard)
-        return PLAIN if group < LEAST else WeightFormat("table4", 4, 16, group, codebook=TABLES[self.table])
+        return PLAIN if group < MIN_GROUP else WeightFormat("table4", 4, 16, group, codebook=TABLES[self.table])
 
     def matrix(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Matrix:
         fmt, values = self.format(shard), self._values(part, shard, tensors)
@@ -100,19 +102,21 @@ class BitsAndBytes4Bit:
         if not self.nested:
             return absmax
         table, offset = tensors[f"{part.source}.nested_quant_map"], state.get("nested_offset")
-        if not isinstance(offset, int | float) or state.get("nested_blocksize") != NESTED:
-            raise ValueError(f"{part.source}: its quant_state is of no double quantization in runs of {NESTED}")
-        return table[absmax.int()] * tensors[f"{part.source}.nested_absmax"][at // NESTED] + float(offset)
+        if not isinstance(offset, int | float) or state.get("nested_blocksize") != NESTED_BLOCK:
+            raise ValueError(f"{part.source}: its quant_state is of no double quantization in runs of {NESTED_BLOCK}")
+        return table[absmax.int()] * tensors[f"{part.source}.nested_absmax"][at // NESTED_BLOCK] + float(offset)
 
     def _state(self, part: CheckpointSlice, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         """The JSON text, once it is known to say what the rest of the file does."""
         name, text = part.source, tensors[f"{part.source}.{STATE}{self.table}"]
         try:
-            state = json.loads(bytes(text.flatten().tolist())) if text.numel() <= LONGEST else None
+            state = json.loads(bytes(text.flatten().tolist())) if text.numel() <= MAX_STATE_BYTES else None
         except (ValueError, RecursionError):
             state = None
         if not isinstance(state, dict):
-            raise ValueError(f"{name}: its quant_state is no JSON object of up to {LONGEST} bytes; fetch it again")
+            raise ValueError(
+                f"{name}: its quant_state is no JSON object of up to {MAX_STATE_BYTES} bytes; fetch it again"
+            )
         said, wanted = (state.get("quant_type"), state.get("blocksize")), (self.table, self.block)
         if said != wanted:
             raise ValueError(
@@ -157,7 +161,7 @@ def plan(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Tens
     """Returns the readers of what the files hold: llm_int8_skip_modules is what the user requested, and models add to
     it. ValueError names what in the files is of another kind."""
     reader(config)
-    fours = {module: _four(module, tensors) for module in modules_with_tensor(tensors, ".weight.absmax")}
+    fours = {module: _four_bit_reader(module, tensors) for module in modules_with_tensor(tensors, ".weight.absmax")}
     eights = {
         module: BitsAndBytes8Bit(f"{module}.weight_format" in tensors)
         for module in modules_with_tensor(tensors, ".SCB")
@@ -178,7 +182,7 @@ def reader(config: Mapping[str, Any]) -> WeightReader:
     return BitsAndBytes4Bit(kind)
 
 
-def _four(module: str, tensors: Mapping[str, StoredTensor]) -> BitsAndBytes4Bit:
+def _four_bit_reader(module: str, tensors: Mapping[str, StoredTensor]) -> BitsAndBytes4Bit:
     """The length of its runs follows from how many absmax there are."""
     name = f"{module}.weight"
     kind = next((each for each in TABLES if f"{name}.{STATE}{each}" in tensors), None)

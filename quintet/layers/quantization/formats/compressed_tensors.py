@@ -16,13 +16,13 @@ from quintet.layers.quantization.integers import IntWeights
 from quintet.layers.quantization.module_patterns import ModuleNames, regex_names
 
 NAME = "compressed-tensors"
-WHOLE = ("int-quantized", "naive-quantized", "float-quantized")  # a number each, of whatever type
-PLAIN = ("dense", "fakequant", "")
-SPARSE = ("sparse-24-bitmask", "sparse-bitmask", "marlin-24")
-LARGEST = 2**20  # outputs or inputs that share a scale
-CLASSES = ("Linear", "LinearBase")  # the modules of products
+UNPACKED_FORMATS = ("int-quantized", "naive-quantized", "float-quantized")  # a number each, of whatever type
+FLOAT_FORMATS = ("dense", "fakequant", "")
+SPARSE_FORMATS = ("sparse-24-bitmask", "sparse-bitmask", "marlin-24")
+MAX_GROUP = 2**20  # outputs or inputs that share a scale
+LINEAR_CLASSES = ("Linear", "LinearBase")  # the modules of products
 # What says nothing of a weight: scales of activations, of the cache, and shapes that are known.
-SILENT = (
+IGNORED_SUFFIXES = (
     ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale", ".output_zero_point", ".weight_shape",
     ".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point", ".q_zero_point", ".weight_observer",
     ".k_global_scale", ".v_global_scale", ".q_global_scale",
@@ -58,15 +58,15 @@ def parse_arguments(config: object, where: str) -> QuantizationArgs | None:
     if not isinstance(config, Mapping):
         raise ValueError(f"{where} is {config!r:.60}, not an object; correct config.json")
     group, block = config.get("group_size"), config.get("block_structure")
-    strategy = config.get("strategy") or _strategy(group)
+    strategy = config.get("strategy") or _default_strategy(group)
     if isinstance(block, str) and len(block) < 20:
         block = [int(each) for each in block.split("x") if each.isdecimal()]
     bits, inputs = config.get("num_bits", 8), 0 if group in (None, -1) else group
     for key, value in (("num_bits", bits), ("group_size", inputs)):
-        if type(value) is not int or not 0 <= value <= LARGEST:
+        if type(value) is not int or not 0 <= value <= MAX_GROUP:
             raise ValueError(f"{where} has {key} {value!r:.60}, which is none; correct config.json")
     sizes = block if strategy == "block" else [1, 1]
-    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and 0 < n <= LARGEST for n in sizes)):
+    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(n) is int and 0 < n <= MAX_GROUP for n in sizes)):
         raise ValueError(f"{where} has block_structure {block!r:.60}, not two sizes such as [128, 128]")
     return QuantizationArgs(
         bits, str(config.get("type", "int")).lower() == "float", config.get("symmetric", True) is not False,
@@ -75,7 +75,7 @@ def parse_arguments(config: object, where: str) -> QuantizationArgs | None:
     )  # fmt: skip
 
 
-def _strategy(group: object) -> str:
+def _default_strategy(group: object) -> str:
     """Returns the strategy where none is named."""
     return "tensor" if group is None else "channel" if group == -1 else "group"
 
@@ -104,10 +104,10 @@ def reader(weights: QuantizationArgs, inputs: QuantizationArgs | None, fmt: str,
     if weights.floats:
         if not weights.symmetric:
             raise ValueError(f"{where} has floats with zero points; quintet reads symmetric ones")
-        return _floats(weights, lie, fmt, where)
+        return _float_reader(weights, lie, fmt, where)
     if not 2 <= weights.bits <= 8:
         raise ValueError(f"{where} has {weights.bits} bits; quintet reads 2 to 8, W4A16 and W8A8 among them")
-    if fmt not in (*WHOLE, "pack-quantized"):
+    if fmt not in (*UNPACKED_FORMATS, "pack-quantized"):
         raise ValueError(
             f"{where} has whole numbers in the format {fmt!r:.60}; quintet reads pack-quantized and int-quantized"
         )
@@ -117,10 +117,10 @@ def reader(weights: QuantizationArgs, inputs: QuantizationArgs | None, fmt: str,
     return IntWeights(weights.bits, lie, not weights.symmetric, 8 if rounded else 16, fmt == "pack-quantized")
 
 
-def _floats(weights: QuantizationArgs, scales_layout: BlockScales, fmt: str, where: str) -> WeightReader:
+def _float_reader(weights: QuantizationArgs, scales_layout: BlockScales, fmt: str, where: str) -> WeightReader:
     if weights.bits == 8 and fmt == "mxfp8-quantized" and scales_layout == BlockScales(1, BLOCK):
         return minifloats.mxfp8()
-    if weights.bits == 8 and fmt in WHOLE:
+    if weights.bits == 8 and fmt in UNPACKED_FORMATS:
         return Float8Weights(scales_layout)
     if weights.bits == 4 and fmt == "nvfp4-pack-quantized" and scales_layout == BlockScales(1, SMALL_BLOCK):
         return minifloats.nvfp4("weight_packed", "weight_global_scale", divides=True)
@@ -159,7 +159,7 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """ValueError for what changes what weights mean and is not computed: sparsity, transforms."""
     sparsity, said = config.get("sparsity_config") or {}, str(config.get("format") or "").lower()
     sparse = str(sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity).lower()
-    found = next((each for each in (said, sparse) if each in SPARSE or each.startswith("sparse")), None)
+    found = next((each for each in (said, sparse) if each in SPARSE_FORMATS or each.startswith("sparse")), None)
     if found is not None:
         raise ValueError(
             f"the checkpoint is sparse ({found[:40]}): zeros are left out, and no products here skip them; use the "
@@ -170,7 +170,7 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     where = [
         str(each.get("location")) if isinstance(each, Mapping) else "an unknown place"
         for scheme in (schemes.values() if isinstance(schemes, Mapping) else [None])
-        for each in _places(scheme)
+        for each in _transform_locations(scheme)
     ]
     online = next((each for each in where if each not in ("weight_input", "weight_output")), None)
     if online is not None:
@@ -180,7 +180,7 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
         )
 
 
-def _places(scheme: object) -> list[Any]:
+def _transform_locations(scheme: object) -> list[Any]:
     """Returns the places where a transform applies; [None] if they are not understood."""
     said = (scheme.get("apply") or []) if isinstance(scheme, Mapping) else None
     return said if isinstance(said, list) else [None]
@@ -190,5 +190,5 @@ def targeted_modules(targets: object, where: str) -> tuple[ModuleNames, bool]:
     """The modules that a group names, and whether it means all products."""
     if not isinstance(targets, list | tuple):
         raise ValueError(f"{where} has targets {targets!r:.60}, not a list of names")
-    names = regex_names([each for each in targets if each not in CLASSES], where)
-    return names, any(each in CLASSES for each in targets)
+    names = regex_names([each for each in targets if each not in LINEAR_CLASSES], where)
+    return names, any(each in LINEAR_CLASSES for each in targets)

@@ -7,8 +7,8 @@ from typing import Any
 
 from quintet.interface.weights import StoredTensor, WeightReader
 from quintet.layers.quantization.formats.compressed_tensors import (
+    FLOAT_FORMATS,
     NAME,
-    PLAIN,
     ConfigGroup,
     notes,
     parse_arguments,
@@ -64,7 +64,7 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> tuple[
             groups.append(ConfigGroup(targets, everything, None))
             continue
         fmt = str(scheme.get("format") or config.get("format") or "").lower()
-        if fmt in PLAIN:
+        if fmt in FLOAT_FORMATS:
             raise ValueError(
                 f"{where} has the format {fmt or 'None'}: its weights are floats that were never packed; save the "
                 "model with save_compressed=True, or set quantization_config to null with hf_overrides"

@@ -11,15 +11,23 @@ from typing import Any
 import torch
 
 from quintet.interface.weights import FLOATS, StoredTensor, WeightReader
-from quintet.layers.quantization.block_scales import POWERS, BlockScales
+from quintet.layers.quantization.block_scales import E8M0_DTYPES, BlockScales
 from quintet.layers.quantization.fp4_fp8 import Float8Weights
 
-LARGEST = 2**20  # outputs or inputs of a block
+MAX_BLOCK = 2**20  # outputs or inputs of a block
 DTYPES = {"e4m3": torch.float8_e4m3fn, "float8_e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
-STACKED = ".experts.gate_up_proj_scale"  # how the names of scales go on that experts' stacks have
-SILENT = (".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".v_scale", ".q_scale", ".output_scale")
-ACTIVATIONS = "activations stay in the model's type, where the checkpoint means floats of 8 bits"
+SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # of the scales
+STACKED_SCALE = ".experts.gate_up_proj_scale"  # how the names of scales go on that experts' stacks have
+IGNORED_SUFFIXES = (
+    ".input_scale",
+    ".activation_scale",
+    ".input_scale_ub",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".output_scale",
+)
+ACTIVATIONS_NOTE = "activations stay in the model's type, where the checkpoint means floats of 8 bits"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,21 +40,21 @@ class Fp8Plan:
     files: Mapping[str, StoredTensor] = field(default_factory=dict)  # the checkpoint's tensors, by the modules' names
 
     def reader(self, module: str) -> WeightReader:
-        usual = NAMES[0 if self.block else 1]
-        name = next((each for each in NAMES if f"{module}.{each}" in self.files), usual)
+        usual = SCALE_NAMES[0 if self.block else 1]
+        name = next((each for each in SCALE_NAMES if f"{module}.{each}" in self.files), usual)
         there = self.files.get(f"{module}.{name}")
         if there is not None and self.block is not None:
-            _refuse_blocks_of_both(there, self.files.get(f"{module}.weight"), self.block[0])
+            _refuse_straddling_blocks(there, self.files.get(f"{module}.weight"), self.block[0])
         single = there is None or there.shape is None or math.prod(there.shape) == 1
         return Float8Weights(
             BlockScales(*(self.block or ((0, 0) if single else (1, 0))), name, self.dtypes), self.dtype
         )
 
 
-def _refuse_blocks_of_both(scales: StoredTensor, weight: StoredTensor | None, rows: int) -> None:
+def _refuse_straddling_blocks(scales: StoredTensor, weight: StoredTensor | None, rows: int) -> None:
     """ValueError where a stack's scales are as many for blocks of gate, then of up, as for blocks of both together, one
     of which would have rows of each."""
-    if STACKED not in scales.name or not scales.shape or weight is None or not weight.shape:
+    if STACKED_SCALE not in scales.name or not scales.shape or weight is None or not weight.shape:
         return
     each = weight.shape[0]
     if each % rows and 2 * scales.shape[0] == -(-2 * each // rows):
@@ -64,7 +72,7 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Pla
             f"the checkpoint is of fp8 with fmt {kind:.40} and activation_scheme "
             f"{config.get('activation_scheme')!r:.40}; quintet reads e4m3 and e5m2, dynamic and static"
         )
-    dtypes = (*FLOATS, *POWERS) if config.get("scale_fmt") == "ue8m0" else FLOATS
+    dtypes = (*FLOATS, *E8M0_DTYPES) if config.get("scale_fmt") == "ue8m0" else FLOATS
     if block is None:
         return Fp8Plan(DTYPES[kind], None, dtypes, files)
     if not (isinstance(block, list | tuple) and len(block) == 2 and all(type(each) is int for each in block)):
@@ -72,9 +80,9 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Pla
             f"the checkpoint is of fp8 with weight_block_size {block!r:.60}; quintet reads blocks, such as [128, 128], "
             "and none"
         )
-    if min(block) < 16 or max(block) > LARGEST or block[1] % 16:
+    if min(block) < 16 or max(block) > MAX_BLOCK or block[1] % 16:
         raise ValueError(
-            f"fp8's weight_block_size {list(block)} is not of 16 to {LARGEST}, its second a multiple of 16"
+            f"fp8's weight_block_size {list(block)} is not of 16 to {MAX_BLOCK}, its second a multiple of 16"
         )
     return Fp8Plan(DTYPES[kind], (block[0], block[1]), dtypes, files)
 
@@ -82,4 +90,4 @@ def read(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Fp8Pla
 def notes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns notes on what is computed otherwise than the checkpoint means it."""
     static = "; static scales of inputs are not used" * (config.get("activation_scheme") == "static")
-    return (f"{ACTIVATIONS}{static}",)
+    return (f"{ACTIVATIONS_NOTE}{static}",)

@@ -13,11 +13,11 @@ from torch import Tensor
 from quintet.interface.weights import WeightFormat
 from quintet.ops.quantized import MIDDLE
 
-FOUR = (0, 4)  # heights of a byte's fields of 4 bits; of 2, and of 1
-TWO = (0, 2, 4, 6)
-ONE = tuple(range(8))
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled: its scales are halved
+SHIFTS_4BIT = (0, 4)  # heights of a byte's fields of 4 bits; of 2, and of 1
+SHIFTS_2BIT = (0, 2, 4, 6)
+SHIFTS_1BIT = tuple(range(8))
+IQ4_CODEBOOK = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_CODEBOOK = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled: its scales are halved
 
 
 class UnpackedBlocks(NamedTuple):
@@ -51,23 +51,23 @@ def _signed(x: Tensor, zero: int) -> Tensor:
 
 
 def _q4_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(unpack_bits(x[..., 2:], 16, FOUR, 4), read_float16(x, 0))
+    return UnpackedBlocks(unpack_bits(x[..., 2:], 16, SHIFTS_4BIT, 4), read_float16(x, 0))
 
 
 def _q4_1(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(unpack_bits(x[..., 4:], 16, FOUR, 4), read_float16(x, 0), read_float16(x, 2))
+    return UnpackedBlocks(unpack_bits(x[..., 4:], 16, SHIFTS_4BIT, 4), read_float16(x, 0), read_float16(x, 2))
 
 
 def _q5_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(_signed(_five(x[..., 6:], x[..., 2:6]), 16), read_float16(x, 0))
+    return UnpackedBlocks(_signed(_unpack_5bit(x[..., 6:], x[..., 2:6]), 16), read_float16(x, 0))
 
 
 def _q5_1(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(_five(x[..., 8:], x[..., 4:8]).to(torch.int8), read_float16(x, 0), read_float16(x, 2))
+    return UnpackedBlocks(_unpack_5bit(x[..., 8:], x[..., 4:8]).to(torch.int8), read_float16(x, 0), read_float16(x, 2))
 
 
-def _five(low: Tensor, high: Tensor) -> Tensor:
-    return unpack_bits(low, 16, FOUR, 4) | unpack_bits(high, 1, ONE, 1) << 4
+def _unpack_5bit(low: Tensor, high: Tensor) -> Tensor:
+    return unpack_bits(low, 16, SHIFTS_4BIT, 4) | unpack_bits(high, 1, SHIFTS_1BIT, 1) << 4
 
 
 def _q8_0(x: Tensor) -> UnpackedBlocks:
@@ -77,26 +77,28 @@ def _q8_0(x: Tensor) -> UnpackedBlocks:
 def _q2_k(x: Tensor) -> UnpackedBlocks:
     both = x[..., :16]
     return UnpackedBlocks(
-        unpack_bits(x[..., 16:80], 32, TWO, 2), read_float16(x, 80) * (both & 15), -(read_float16(x, 82) * (both >> 4))
+        unpack_bits(x[..., 16:80], 32, SHIFTS_2BIT, 2),
+        read_float16(x, 80) * (both & 15),
+        -(read_float16(x, 82) * (both >> 4)),
     )
 
 
 def _q3_k(x: Tensor) -> UnpackedBlocks:
-    values = unpack_bits(x[..., 32:96], 32, TWO, 2) | unpack_bits(x[..., :32], 32, ONE, 1) << 2
-    scales = unpack_bits(x[..., 96:104], 8, FOUR, 4) | unpack_bits(x[..., 104:108], 4, TWO, 2) << 4
+    values = unpack_bits(x[..., 32:96], 32, SHIFTS_2BIT, 2) | unpack_bits(x[..., :32], 32, SHIFTS_1BIT, 1) << 2
+    scales = unpack_bits(x[..., 96:104], 8, SHIFTS_4BIT, 4) | unpack_bits(x[..., 104:108], 4, SHIFTS_2BIT, 2) << 4
     return UnpackedBlocks(values + (MIDDLE - 4), read_float16(x, 108) * _signed(scales, 32))  # 0..7 stand for -4..3
 
 
 def _q4_k(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(unpack_bits(x[..., 16:], 32, FOUR, 4), *_of_six(x))
+    return UnpackedBlocks(unpack_bits(x[..., 16:], 32, SHIFTS_4BIT, 4), *_six_bit_scales(x))
 
 
 def _q5_k(x: Tensor) -> UnpackedBlocks:
-    values = unpack_bits(x[..., 48:], 32, FOUR, 4) | unpack_bits(x[..., 16:48], 32, ONE, 1) << 4
-    return UnpackedBlocks(values.to(torch.int8), *_of_six(x))
+    values = unpack_bits(x[..., 48:], 32, SHIFTS_4BIT, 4) | unpack_bits(x[..., 16:48], 32, SHIFTS_1BIT, 1) << 4
+    return UnpackedBlocks(values.to(torch.int8), *_six_bit_scales(x))
 
 
-def _of_six(x: Tensor) -> tuple[Tensor, Tensor]:
+def _six_bit_scales(x: Tensor) -> tuple[Tensor, Tensor]:
     """Eight scales and minima of 6 bits in 12 bytes, times the two floats before them."""
     first, second, third = x[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat([first & 63, third & 15 | first >> 2 & 48], -1)
@@ -105,13 +107,13 @@ def _of_six(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _q6_k(x: Tensor) -> UnpackedBlocks:
-    values = unpack_bits(x[..., :128], 64, FOUR, 4) | unpack_bits(x[..., 128:192], 32, TWO, 2) << 4
+    values = unpack_bits(x[..., :128], 64, SHIFTS_4BIT, 4) | unpack_bits(x[..., 128:192], 32, SHIFTS_2BIT, 2) << 4
     return UnpackedBlocks(_signed(values, 32), read_float16(x, 208) * x[..., 192:208].view(torch.int8))
 
 
 def _iq4_xs(x: Tensor) -> UnpackedBlocks:
-    scales = unpack_bits(x[..., 4:8], 1, FOUR, 4) | unpack_bits(x[..., 2:4], 1, TWO, 2) << 4
-    return UnpackedBlocks(unpack_bits(x[..., 8:], 16, FOUR, 4), read_float16(x, 0) * _signed(scales, 32))
+    scales = unpack_bits(x[..., 4:8], 1, SHIFTS_4BIT, 4) | unpack_bits(x[..., 2:4], 1, SHIFTS_2BIT, 2) << 4
+    return UnpackedBlocks(unpack_bits(x[..., 8:], 16, SHIFTS_4BIT, 4), read_float16(x, 0) * _signed(scales, 32))
 
 
 def _tq1_0(x: Tensor) -> UnpackedBlocks:
@@ -127,47 +129,49 @@ def _digits(x: Tensor, count: int) -> Tensor:
 
 
 def _tq2_0(x: Tensor) -> UnpackedBlocks:
-    return UnpackedBlocks(unpack_bits(x[..., :64], 32, TWO, 2) + (MIDDLE - 1), read_float16(x, 64).repeat(1, 1, 2))
+    return UnpackedBlocks(
+        unpack_bits(x[..., :64], 32, SHIFTS_2BIT, 2) + (MIDDLE - 1), read_float16(x, 64).repeat(1, 1, 2)
+    )
 
 
 def _mxfp4(x: Tensor) -> UnpackedBlocks:
     """Scales are powers of 2 (OCP's MX, 2023)."""
     power = x[..., :1].int() - 128
     halves = torch.ldexp(torch.ones(power.shape), power)
-    return UnpackedBlocks(unpack_bits(x[..., 1:], 16, FOUR, 4), halves)
+    return UnpackedBlocks(unpack_bits(x[..., 1:], 16, SHIFTS_4BIT, 4), halves)
 
 
 def _nvfp4(x: Tensor) -> UnpackedBlocks:
     scales = torch.where(x[..., :4] == 0x7F, 0, x[..., :4]).view(torch.float8_e4m3fn).float()
-    return UnpackedBlocks(unpack_bits(x[..., 4:], 8, FOUR, 4), scales / 2)
+    return UnpackedBlocks(unpack_bits(x[..., 4:], 8, SHIFTS_4BIT, 4), scales / 2)
 
 
-def _whole(bits: int, group: int, mins: bool = False) -> WeightFormat:
+def _int_format(bits: int, group: int, mins: bool = False) -> WeightFormat:
     """4 bits with minima have zero points of 0: what stands for a number is counted from there, and not from 8."""
     return WeightFormat("int4" if bits == 4 else "int8", bits, 16, group, zeros=mins and bits == 4, mins=mins)
 
 
-def _table(group: int, values: Iterable[float]) -> WeightFormat:
+def _codebook_format(group: int, values: Iterable[float]) -> WeightFormat:
     return WeightFormat("table4", 4, 16, group, codebook=tuple(float(each) for each in values))
 
 
 TYPES: Mapping[str, BlockType] = {
-    "Q4_0": BlockType(_whole(4, 32), _q4_0),
-    "Q4_1": BlockType(_whole(4, 32, mins=True), _q4_1),
-    "Q5_0": BlockType(_whole(8, 32), _q5_0),
-    "Q5_1": BlockType(_whole(8, 32, mins=True), _q5_1),
-    "Q8_0": BlockType(_whole(8, 32), _q8_0),
-    "Q2_K": BlockType(_whole(4, 16, mins=True), _q2_k),
-    "Q3_K": BlockType(_whole(4, 16), _q3_k),
-    "Q4_K": BlockType(_whole(4, 32, mins=True), _q4_k),
-    "Q5_K": BlockType(_whole(8, 32, mins=True), _q5_k),
-    "Q6_K": BlockType(_whole(8, 16), _q6_k),
-    "IQ4_NL": BlockType(_table(32, IQ4), _q4_0),
-    "IQ4_XS": BlockType(_table(32, IQ4), _iq4_xs),
-    "TQ1_0": BlockType(_whole(4, 128), _tq1_0),
-    "TQ2_0": BlockType(_whole(4, 128), _tq2_0),
-    "MXFP4": BlockType(_table(32, E2M1), _mxfp4),
-    "NVFP4": BlockType(_table(16, E2M1), _nvfp4),
+    "Q4_0": BlockType(_int_format(4, 32), _q4_0),
+    "Q4_1": BlockType(_int_format(4, 32, mins=True), _q4_1),
+    "Q5_0": BlockType(_int_format(8, 32), _q5_0),
+    "Q5_1": BlockType(_int_format(8, 32, mins=True), _q5_1),
+    "Q8_0": BlockType(_int_format(8, 32), _q8_0),
+    "Q2_K": BlockType(_int_format(4, 16, mins=True), _q2_k),
+    "Q3_K": BlockType(_int_format(4, 16), _q3_k),
+    "Q4_K": BlockType(_int_format(4, 32, mins=True), _q4_k),
+    "Q5_K": BlockType(_int_format(8, 32, mins=True), _q5_k),
+    "Q6_K": BlockType(_int_format(8, 16), _q6_k),
+    "IQ4_NL": BlockType(_codebook_format(32, IQ4_CODEBOOK), _q4_0),
+    "IQ4_XS": BlockType(_codebook_format(32, IQ4_CODEBOOK), _iq4_xs),
+    "TQ1_0": BlockType(_int_format(4, 128), _tq1_0),
+    "TQ2_0": BlockType(_int_format(4, 128), _tq2_0),
+    "MXFP4": BlockType(_codebook_format(32, E2M1_CODEBOOK), _mxfp4),
+    "NVFP4": BlockType(_codebook_format(16, E2M1_CODEBOOK), _nvfp4),
 }
 # Their grids of vectors are no numbers with scales: the gguf package dequantizes them while they are loaded.
-GRIDS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")
+GRID_TYPES = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")

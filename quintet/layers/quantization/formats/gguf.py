@@ -21,12 +21,12 @@ from quintet.interface.weights import (
     WeightFormat,
     WeightReader,
 )
-from quintet.layers.quantization.formats.ggml_blocks import GRIDS, TYPES
+from quintet.layers.quantization.formats.ggml_blocks import GRID_TYPES, TYPES
 from quintet.layers.quantization.group_scales import regroup, shard_format
 from quintet.ops.quantized import dequantized
 
 _KINDS = {kind.name: kind for kind in KINDS.values()}
-ROWS = 2**24  # values that are dequantized at a time: what lies between takes several times their memory
+MAX_VALUES = 2**24  # values that are dequantized at a time: what lies between takes several times their memory
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BlockWeights:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        if self.name in GRIDS:
+        if self.name in GRID_TYPES:
             return PLAIN
         return shard_format(replace(TYPES[self.name].format, block_type=self.name if self._whole(shard) else ""), shard)
 
@@ -71,7 +71,7 @@ class BlockWeights:
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         rows = tensors[part.source][slice(*shard.outputs)]
         known = torch.empty(len(rows), shard.inputs[1] - shard.inputs[0])
-        for index in range(0, len(rows), step := max(1, ROWS // part.shape[1])):
+        for index in range(0, len(rows), step := max(1, MAX_VALUES // part.shape[1])):
             known[index : index + step] = self._floats(rows[index : index + step], shard.inputs)
         return known
 
@@ -94,8 +94,8 @@ class BlockWeights:
         """The share of some rows, by way of the whole blocks that it lies in."""
         blocks, first = self._blocks(rows, inputs)
         whole = 0, blocks.shape[1] * self.tensor_type.block_size
-        if self.name in GRIDS:
-            known = _by_package(self.name, blocks).flatten(1)
+        if self.name in GRID_TYPES:
+            known = _dequantize_with_gguf(self.name, blocks).flatten(1)
         else:
             known = dequantized(self._matrix(blocks.flatten(1), whole, TYPES[self.name].format))
         return known[:, inputs[0] - first : inputs[1] - first]
@@ -110,7 +110,7 @@ class BlockWeights:
         return rows[:, first * size : last * size].unflatten(1, (-1, size)), first * count
 
 
-def _by_package(name: str, blocks: Tensor) -> Tensor:
+def _dequantize_with_gguf(name: str, blocks: Tensor) -> Tensor:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -142,7 +142,7 @@ def read(config: Mapping[str, Any]) -> GgufPlan:
     types = config.get("types")
     if not isinstance(types, Mapping):
         raise ValueError("quantization_config of gguf has no types of its modules; give the .gguf file as the model")
-    unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRIDS)})
+    unknown = sorted({str(name)[:40] for name in types.values() if name not in (*TYPES, *GRID_TYPES)})
     if unknown:
         raise ValueError(f"the file has tensors of type {', '.join(unknown)}; quintet reads {', '.join(TYPES)}")
     return GgufPlan(tuple(types.items()))

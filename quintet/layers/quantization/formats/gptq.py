@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
-from quintet.layers.quantization.group_scales import LEAST, regroup, shard_format
+from quintet.layers.quantization.group_scales import MIN_GROUP, regroup, shard_format
 from quintet.layers.quantization.int32_packing import ONES, add_one, pack_nibbles, unpack_columns, word_count
 from quintet.ops.quantized import MIDDLE
 
@@ -43,7 +43,7 @@ class Gptq:
         }
 
     def format(self, shard: ShardRange) -> WeightFormat:
-        if self.group % LEAST or (self.has_act_order and shard.inputs != (0, self.act_order_inputs)):
+        if self.group % MIN_GROUP or (self.has_act_order and shard.inputs != (0, self.act_order_inputs)):
             return PLAIN
         if self.bits > 4:
             fmt = WeightFormat("int8", 8, 16, self.group, mins=not self.symmetric)
@@ -62,7 +62,7 @@ class Gptq:
         scales = tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()
         zeros = regroup(self._zeros(name, shard, tensors), self.group, fmt.group, shard.inputs)
         scales = regroup(scales, self.group, fmt.group, shard.inputs)
-        mins = (self._middle - zeros.float()) * scales if fmt.mins else None
+        mins = (self._default_zero - zeros.float()) * scales if fmt.mins else None
         return Matrix(values, scales, zeros if fmt.zeros else None, order, fmt, mins)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -75,7 +75,7 @@ class Gptq:
         return known.mul_(tensors[f"{name}scales"][:, slice(*shard.outputs)].t().float()[:, groups])
 
     @property
-    def _middle(self) -> int:
+    def _default_zero(self) -> int:
         return 1 << self.bits - 1
 
     def _whole(self, packed: Tensor, inputs: tuple[int, int]) -> Tensor | None:
@@ -92,8 +92,8 @@ class Gptq:
         """uint8 [K, N] -> as Matrix has them, in this order of inputs."""
         known = (known if order is None else known[order]).t().contiguous()
         if self.bits > 4:
-            return (known.to(torch.int16) - self._middle).to(torch.int8)
-        return pack_nibbles(known + (MIDDLE - self._middle) if self.symmetric else known)
+            return (known.to(torch.int16) - self._default_zero).to(torch.int8)
+        return pack_nibbles(known + (MIDDLE - self._default_zero) if self.symmetric else known)
 
     def _zeros(self, name: str, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         """uint8 [N, G]. ValueError where they are not what the configuration says."""
@@ -103,10 +103,10 @@ class Gptq:
         zeros = unpack_columns(packed, self.bits, shard.outputs, self.planar)
         if self.zeros_minus_one and self.bits not in ONES:
             zeros = zeros + 1 & (1 << self.bits) - 1
-        if self.symmetric and bool((zeros != self._middle).any()):
-            other = int(zeros[zeros != self._middle][0])
+        if self.symmetric and bool((zeros != self._default_zero).any()):
+            other = int(zeros[zeros != self._default_zero][0])
             raise ValueError(
                 f"{name}qzeros holds the zero point {other}, and the quantization_config says that it is symmetric: "
-                f"all would be {self._middle}; set its sym to false, or its checkpoint_format to what wrote it"
+                f"all would be {self._default_zero}; set its sym to false, or its checkpoint_format to what wrote it"
             )
         return zeros

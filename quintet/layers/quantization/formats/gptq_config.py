@@ -11,7 +11,7 @@ from quintet.layers.quantization.packed_schemes import PackedPlan, PackingRule, 
 
 HEAD = "lm_head"
 VERSIONS = ("gptq", "gptq_v2", "gptq_p", "marlin")
-REFUSED = {
+UNSUPPORTED_FORMATS = {
     "bitblas": "its bits are in the order that BitBLAS chose for the GPU that wrote them",
     "qqq": "its scales are made for 8-bit activations, and its kernels' own order",
 }
@@ -25,7 +25,7 @@ def read(
     version, scheme = _version(config), scheme_of(config, "GPTQ")
     if scheme is None:
         raise ValueError(f"the checkpoint is of GPTQ with {config.get('bits')} bits; quintet reads 2 to 8")
-    plan = PackedPlan(scheme, (*_dynamic(config, scheme), *_only(config)), planar_bits=PLANAR)
+    plan = PackedPlan(scheme, (*_dynamic(config, scheme), *_blocks_only(config)), planar_bits=PLANAR)
     if version == "marlin":
         plan = replace(plan, layout=version)
         check_marlin(scheme)
@@ -46,7 +46,7 @@ def _version(config: Mapping[str, Any]) -> str:
     said = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     version = "marlin" if config.get("is_marlin_format") is True else said
     if version not in VERSIONS:
-        why = REFUSED.get(version, f"quintet reads {', '.join(VERSIONS)}")
+        why = UNSUPPORTED_FORMATS.get(version, f"quintet reads {', '.join(VERSIONS)}")
         raise ValueError(
             f"the checkpoint is of GPTQ with checkpoint_format {reprlib.repr(version)}: {why}; use one that was "
             "written as gptq or gptq_v2, or the model's original"
@@ -77,7 +77,7 @@ def _rule(pattern: str, entry: Any, scheme: PackingScheme) -> PackingRule:
     return PackingRule(plain, scheme_of(entry, "GPTQ", scheme))
 
 
-def _only(config: Mapping[str, Any]) -> list[PackingRule]:
+def _blocks_only(config: Mapping[str, Any]) -> list[PackingRule]:
     """Leaves all other modules in floats, where modules_in_block_to_quantize names some."""
     names = list(flattened(config.get("modules_in_block_to_quantize")))
     if wrong := [each for each in names if not isinstance(each, str)]:

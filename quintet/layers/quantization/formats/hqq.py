@@ -17,13 +17,13 @@ from torch import Tensor
 from quintet.interface.weights import FLOATS, PLAIN, CheckpointSlice, Matrix, ShardRange, StoredTensor, WeightFormat
 from quintet.layers.quantization.by_tensors import TensorPlan, modules_with_tensor, outputs_of
 from quintet.layers.quantization.flat_scales import largest_uniform_group, run_indices, shard_values
-from quintet.layers.quantization.group_scales import LEAST
+from quintet.layers.quantization.group_scales import MIN_GROUP
 from quintet.ops.quantized import MIDDLE
 
-PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # bits -> values in a number
-LARGEST = 2**20  # numbers that share a scale
+VALUES_PER_NUMBER = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # bits -> values in a number
+MAX_GROUP = 2**20  # numbers that share a scale
 # of the layer's state, what the configuration says, or the shapes do
-SILENT = tuple(
+IGNORED_SUFFIXES = tuple(
     f".{name}"
     for name in (
         "shape", "packing", "unpack_view_dtype", "view_as_float", "quant_scale", "quant_zero", "compute_dtype",
@@ -46,8 +46,8 @@ class Hqq:
         (rows, width), name = self._rows(part), part.source.removesuffix("weight")
         kind, own = (torch.int32, 4) if self.bits == 3 else (torch.uint8, 1)
         share = self.view_dtype.itemsize // own if self.view_dtype else 1
-        high = -(-rows // PACKED[self.bits])
-        if width % share or (self.bits != 3 and rows % PACKED[self.bits]):
+        high = -(-rows // VALUES_PER_NUMBER[self.bits])
+        if width % share or (self.bits != 3 and rows % VALUES_PER_NUMBER[self.bits]):
             raise ValueError(f"{name[:-1]} of {rows} by {width} numbers does not divide into HQQ's of {self.bits} bits")
         found = {f"{name}W_q": StoredTensor((high, width // share), (self.view_dtype or kind,))}
         shape = (rows, 1) if self.axis else (1, width)
@@ -58,7 +58,7 @@ class Hqq:
     def format(self, shard: ShardRange) -> WeightFormat:
         row = shard.row or shard.inputs[1]
         group = largest_uniform_group(self.group or row, shard)
-        if self.axis == 0 or group < LEAST:
+        if self.axis == 0 or group < MIN_GROUP:
             return PLAIN
         held = 8 if self.bits == 8 else 4
         return WeightFormat(f"int{held}", held, 16, group, mins=True)
@@ -94,7 +94,7 @@ class Hqq:
         packed = tensors[part.source.removesuffix("weight") + "W_q"]
         packed = packed.contiguous().view(torch.int32 if self.bits == 3 else torch.uint8)
         first, last = shard.outputs[0] * row // width, -(-shard.outputs[1] * row // width)
-        places, many = torch.arange(first, min(last, rows)), PACKED[self.bits]
+        places, many = torch.arange(first, min(last, rows)), VALUES_PER_NUMBER[self.bits]
         shifts = self.bits * (many - 1 - places // len(packed))
         values = packed[places % len(packed)] >> shifts[:, None].to(packed.dtype) & (1 << self.bits) - 1
         return shard_values(values.to(torch.uint8).reshape(-1), first * width, row, shard)
@@ -121,7 +121,7 @@ def plan(
     if not isinstance(said, Mapping):
         raise ValueError(f"the checkpoint is of hqq with quant_config {reprlib.repr(said)}, which says no bits")
     whole = "weight_quant_params" in said
-    known = {"" if whole else str(tag): _said(each) for tag, each in ({"": said} if whole else said).items()}
+    known = {"" if whole else str(tag): _parse_config(each) for tag, each in ({"": said} if whole else said).items()}
     readers = {}
     for module in modules_with_tensor(tensors, ".W_q"):
         tag = "" if whole else next((tag for tag in known if matches(tag, module)), None)
@@ -133,15 +133,15 @@ def plan(
     return TensorPlan(readers)
 
 
-def _said(config: Any) -> tuple[int, int, int]:
+def _parse_config(config: Any) -> tuple[int, int, int]:
     """Bits, group and axis."""
     said = config.get("weight_quant_params") if isinstance(config, Mapping) else None
     said = said if isinstance(said, Mapping) else {}
     bits, group, axis = said.get("nbits"), said.get("group_size") or 0, said.get("axis", 0)
-    fits = isinstance(group, int) and 0 <= group <= LARGEST
+    fits = isinstance(group, int) and 0 <= group <= MAX_GROUP
     if (
         type(bits) is not int
-        or bits not in PACKED
+        or bits not in VALUES_PER_NUMBER
         or not fits
         or axis not in (0, 1)
         or said.get("channel_wise", True) is not True

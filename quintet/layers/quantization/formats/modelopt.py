@@ -11,8 +11,8 @@ from quintet.layers.quantization.integers import IntWeights
 from quintet.layers.quantization.module_patterns import CheckpointModules, ListedPlan, ModuleNames, wildcard_names
 
 BLOCK = 128  # outputs and inputs, of FP8_PB_WO
-MIXED = "MIXED_PRECISION"
-MOST = 2**20  # inputs of a group, and modules that are listed
+MIXED_PRECISION = "MIXED_PRECISION"
+MAX_ENTRIES = 2**20  # inputs of a group, and modules that are listed
 
 
 def _nvfp4(group: int) -> WeightReader:
@@ -31,7 +31,15 @@ ALGORITHMS: Mapping[str, Callable[[int], WeightReader]] = {  # of a group's size
     "W4A8_NVFP4_FP8": _nvfp4,
     "W8A16": lambda group: IntWeights(8, BlockScales(1, 0)),
 }
-SILENT = (".input_scale", ".k_scale", ".v_scale", ".q_scale", ".k_bmm_quantizer", ".v_bmm_quantizer", ".output_scale")
+IGNORED_SUFFIXES = (
+    ".input_scale",
+    ".k_scale",
+    ".v_scale",
+    ".q_scale",
+    ".k_bmm_quantizer",
+    ".v_bmm_quantizer",
+    ".output_scale",
+)
 NOTE = "activations stay in the model's type, whatever ModelOpt's algorithm means for them"
 
 
@@ -44,10 +52,10 @@ def plan(config: Mapping[str, Any], files: Mapping[str, StoredTensor]) -> Listed
     if not isinstance(left_out, list):
         raise ValueError(f"ModelOpt's exclude_modules is {left_out!r:.60}, not a list of names")
     ignored = wildcard_names(left_out, "ModelOpt's exclude_modules")
-    if str(said.get("quant_algo")).upper() != MIXED:
+    if str(said.get("quant_algo")).upper() != MIXED_PRECISION:
         return ListedPlan((), _reader(said, "the checkpoint"), ignored, CheckpointModules(files))
     layers = said.get("quantized_layers")
-    if not isinstance(layers, Mapping) or len(layers) > MOST:
+    if not isinstance(layers, Mapping) or len(layers) > MAX_ENTRIES:
         raise ValueError(f"ModelOpt's quantized_layers is {layers!r:.60}, not an object with a layer for each key")
     held: dict[WeightReader, set[str]] = {}
     for name, how in layers.items():
@@ -68,8 +76,8 @@ def _reader(said: Mapping[str, Any], where: str) -> WeightReader:
         scaled = " (its inputs are scaled before products)" * any(each in algorithm for each in ("AWQ", "SQ", "SVD"))
         raise ValueError(
             f"{where} is of ModelOpt's {algorithm}{scaled}, which quintet does not read; it reads "
-            f"{', '.join(sorted(ALGORITHMS))} and {MIXED}"
+            f"{', '.join(sorted(ALGORITHMS))} and {MIXED_PRECISION}"
         )
-    if type(group) is not int or not 0 <= group <= MOST or group % 16:
+    if type(group) is not int or not 0 <= group <= MAX_ENTRIES or group % 16:
         raise ValueError(f"{where} has ModelOpt's group_size {group!r:.40}, which is no multiple of 16")
     return ALGORITHMS[algorithm](group)

@@ -20,9 +20,11 @@ from quintet.layers.quantization.module_patterns import (
 )
 
 FLOAT8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
-MOST = 2**20  # inputs of a group
-READ = "fp8_e4m3, fp8_e5m2, int8 (per_tensor, per_channel), int4, uint4, fp4 (MX, NVFP4), fp6_e2m3 and fp6_e3m2 (MX)"
-SILENT = (
+MAX_GROUP = 2**20  # inputs of a group
+SUPPORTED = (
+    "fp8_e4m3, fp8_e5m2, int8 (per_tensor, per_channel), int4, uint4, fp4 (MX, NVFP4), fp6_e2m3 and fp6_e3m2 (MX)"
+)
+IGNORED_SUFFIXES = (
     ".input_scale", ".input_scale_2", ".input_zero_point", ".output_scale", ".output_zero_point", ".weight_zero_point",
     ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale",
 )  # fmt: skip
@@ -76,7 +78,11 @@ def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> Weigh
         return None
     known = inputs[0] if isinstance(inputs, list) and inputs else inputs
     rounds = str(known.get("dtype")) if isinstance(known, Mapping) else ""
-    found = _of_two(weight, where) if isinstance(weight, list) else _of_one(weight, where, rounds, reordered)
+    found = (
+        _two_stage_reader(weight, where)
+        if isinstance(weight, list)
+        else _one_stage_reader(weight, where, rounds, reordered)
+    )
     if rounds == "int8" and isinstance(found, IntWeights):
         notes.add("activations are quantized as they come, each token by itself")
     elif rounds:
@@ -84,15 +90,15 @@ def _reader(said: object, where: str, reordered: bool, notes: set[str]) -> Weigh
     return found
 
 
-def _of_two(stages: list[Any], where: str) -> WeightReader:
+def _two_stage_reader(stages: list[Any], where: str) -> WeightReader:
     """Scales that are quantized too: NVFP4."""
     dtypes = [each.get("dtype") if isinstance(each, Mapping) else None for each in stages]
     if dtypes != ["fp4", "fp8_e4m3"] or stages[0].get("group_size") != SMALL_BLOCK:
-        raise ValueError(f"{where} has Quark's weights in stages of {dtypes!r:.60}; quintet reads {READ}")
+        raise ValueError(f"{where} has Quark's weights in stages of {dtypes!r:.60}; quintet reads {SUPPORTED}")
     return minifloats.nvfp4("weight", "weight_scale_2", divides=False)
 
 
-def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightReader:
+def _one_stage_reader(said: object, where: str, rounds: str, reordered: bool) -> WeightReader:
     if not isinstance(said, Mapping):
         raise ValueError(f"{where} has Quark's weights {said!r:.60}, which is no object")
     dtype, scheme, group = str(said.get("dtype")), str(said.get("qscheme")), said.get("group_size")
@@ -105,7 +111,7 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightRea
         return IntWeights(8, lie, said.get("symmetric") is False, 8 if rounds == "int8" else 16)
     if dtype in ("int4", "uint4") and scheme in ("per_group", "per_channel"):
         size = group if scheme == "per_group" else 0
-        if not isinstance(size, int) or size % 16 or not (scheme == "per_channel" or 0 < size <= MOST):
+        if not isinstance(size, int) or size % 16 or not (scheme == "per_channel" or 0 < size <= MAX_GROUP):
             raise ValueError(f"{where} has Quark's group_size {group!r:.40}, which is no multiple of 16")
         if dtype == "int4" and said.get("symmetric") is False:
             raise ValueError(f"{where} has Quark's int4 with zero points; quintet reads uint4 with them")
@@ -118,4 +124,4 @@ def _of_one(said: object, where: str, rounds: str, reordered: bool) -> WeightRea
         }
         if isinstance(dtype, str) and dtype in floats:
             return floats[dtype]
-    raise ValueError(f"{where} has Quark's weights as {dtype!r:.40} {scheme!r:.40}; quintet reads {READ}")
+    raise ValueError(f"{where} has Quark's weights as {dtype!r:.40} {scheme!r:.40}; quintet reads {SUPPORTED}")

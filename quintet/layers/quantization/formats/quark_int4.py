@@ -47,17 +47,17 @@ class QuarkInt4:
         words = tensors[part.source]
         held = self._apart(words[inputs]).t()[outputs] if self.group else self._apart(words[outputs])[:, inputs]
         held = (held ^ SIGN if self.signed else held).contiguous()
-        scales = self._spread(tensors[sibling_name(part, "weight_scale")].float(), shard, fmt)
+        scales = self._regroup(tensors[sibling_name(part, "weight_scale")].float(), shard, fmt)
         zeros = None
         if not self.signed:
             points = tensors[sibling_name(part, "weight_zero_point")]
-            zeros = self._spread(self._apart(points if self.group else points[None]), shard, fmt)
+            zeros = self._regroup(self._apart(points if self.group else points[None]), shard, fmt)
         return Matrix(held[:, ::2] | held[:, 1::2] << 4, scales, zeros, format=fmt)
 
     def floats(self, part: CheckpointSlice, shard: ShardRange, tensors: Mapping[str, Tensor]) -> Tensor:
         return dequantized_shard(self, self.group, part, shard, tensors)
 
-    def _spread(self, x: Tensor, shard: ShardRange, fmt: WeightFormat) -> Tensor:
+    def _regroup(self, x: Tensor, shard: ShardRange, fmt: WeightFormat) -> Tensor:
         """[G, N], or [N] -> [n, G'] of the share."""
         return regroup(x.reshape(-1, x.shape[-1]).t()[slice(*shard.outputs)], self.group, fmt.group, shard.inputs)
 

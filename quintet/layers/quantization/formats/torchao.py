@@ -124,9 +124,9 @@ class TorchaoConfig:
 
 def plan(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorPlan:
     """The modules that the files hold so. ValueError for what is not read."""
-    named = [(name, None if each is None else _said(*each)) for name, each in entries(config)]
+    named = [(name, None if each is None else _parse_type(*each)) for name, each in entries(config)]
     return TensorPlan(
-        {module: _reader(module, tensors, _of(module, named)) for module in modules_with_tensor(tensors, DATA)}
+        {module: _reader(module, tensors, _config_for(module, named)) for module in modules_with_tensor(tensors, DATA)}
     )
 
 
@@ -134,7 +134,7 @@ def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str
     """Returns the entries of quant_type, in order: a module's name, or "re:" and a pattern, or "_default" for all
     others; and a type and its fields, or None for those that stay in floats."""
     said = config.get("quant_type")
-    kind, data = _apart(said.get("default") if isinstance(said, Mapping) else said)
+    kind, data = _type_and_fields(said.get("default") if isinstance(said, Mapping) else said)
     if kind not in BY_MODULE:
         return [("_default", (kind, data))]
     each = data.get("fqn_to_config") or data.get("module_fqn_to_config") or {}
@@ -142,7 +142,7 @@ def entries(config: Mapping[str, Any]) -> list[tuple[str, tuple[str, Mapping[str
         raise ValueError(f"torchao's {kind} is of {reprlib.repr(each)}, which names no modules")
     for name in each:
         matches_entry(name, "")
-    return [(name, None if entry is None else _apart(entry)) for name, entry in each.items()]
+    return [(name, None if entry is None else _type_and_fields(entry)) for name, entry in each.items()]
 
 
 def matches_entry(name: str, module: str) -> bool:
@@ -165,7 +165,7 @@ def _pattern(name: str) -> re.Pattern[str]:
     return compile_pattern(".*".join(pieces), "quant_type")
 
 
-def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
+def _type_and_fields(said: Any) -> tuple[str, Mapping[str, Any]]:
     """A configuration's type and fields."""
     data = said.get("_data") if isinstance(said, Mapping) else None
     if not isinstance(said, Mapping) or not isinstance(data, Mapping):
@@ -176,7 +176,7 @@ def _apart(said: Any) -> tuple[str, Mapping[str, Any]]:
     return str(said.get("_type")), data
 
 
-def _said(kind: str, data: Mapping[str, Any]) -> TorchaoConfig:
+def _parse_type(kind: str, data: Mapping[str, Any]) -> TorchaoConfig:
     """Reads a type and its fields. ValueError for a type with products that are not known."""
     if kind not in DYNAMIC | WEIGHTS:
         known = ", ".join(sorted(DYNAMIC | WEIGHTS))
@@ -192,7 +192,7 @@ def enum_name(said: Any) -> str:
     return str(said.get("_data")) if isinstance(said, Mapping) else ""
 
 
-def _of(module: str, named: list[tuple[str, TorchaoConfig | None]]) -> TorchaoConfig:
+def _config_for(module: str, named: list[tuple[str, TorchaoConfig | None]]) -> TorchaoConfig:
     """Its own entry, or the first pattern that it fits, or the default."""
     own = [said for name, said in named if not name.startswith("re:") and matches_entry(name, module)]
     by_pattern = [said for name, said in named if name.startswith("re:") and matches_entry(name, module)]

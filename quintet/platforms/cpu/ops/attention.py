@@ -47,7 +47,7 @@ def _write_kv(kv: Tensor, k: Tensor, v: Tensor | None, context: StepContext) -> 
     extension().store_kv(
         kv.data_ptr(), k.data_ptr(), 0 if v is None else v.data_ptr(), k.stride(0) * bytes_,
         0 if v is None else v.stride(0) * bytes_, _address(slots), k.shape[0], pages, heads, size, k.shape[2],
-        *_numbers(k.dtype, kv.dtype),
+        *_type_codes(k.dtype, kv.dtype),
     )  # fmt: skip
     return kv
 
@@ -74,17 +74,17 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
 
 @attention.provide("native", probe)
 def _attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    return _within(q, k, v, batch, spec, sinks, None)
+    return _step_attention(q, k, v, batch, spec, sinks, None)
 
 
 @biased_attention.provide("native", probe)
 def _biased_attention(q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, bias: Tensor) -> Tensor:
     if bias.dtype != torch.float32 or bias.shape[0] != spec.heads or bias.shape[1] % 2 == 0:
         raise ValueError(f"bias is {bias.dtype} {tuple(bias.shape)}, not float32 [{spec.heads}, an odd number]")
-    return _within(q, k, v, batch, spec, None, bias.contiguous())
+    return _step_attention(q, k, v, batch, spec, None, bias.contiguous())
 
 
-def _within(  # noqa: PLR0913
+def _step_attention(  # noqa: PLR0913
     q: Tensor, k: Tensor, v: Tensor, batch: Batch, spec: AttentionSpec, sinks: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     kept = spec.kv_heads, spec.head_dim
@@ -124,7 +124,7 @@ def _width(x: Tensor, kv: Tensor) -> int:
     return row_width(x.shape[2], kv.dtype)
 
 
-def _numbers(dtype: torch.dtype, cached: torch.dtype) -> tuple[int, bool, str]:
+def _type_codes(dtype: torch.dtype, cached: torch.dtype) -> tuple[int, bool, str]:
     """A type and the cache's, as the kernels name them: bits, whether it is bfloat16, and what the cache holds."""
     if dtype not in SERVED:
         raise ValueError(f"attention is computed in {', '.join(map(str, SERVED))}, not in {dtype}")
@@ -143,14 +143,14 @@ def _address(x: Tensor) -> int:
 def _layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
     layer: Callable[..., None] = extension().PagedAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.shared, spec.page_size, spec.window or 0, spec.chunk or 0,
-        spec.causal, spec.scale, spec.softcap or 0.0, *_numbers(dtype, spec.cache_dtype),
+        spec.causal, spec.scale, spec.softcap or 0.0, *_type_codes(dtype, spec.cache_dtype),
     )  # fmt: skip
     return layer
 
 
 @functools.lru_cache(maxsize=256)
 def _whole_layer(spec: AttentionSpec, dtype: torch.dtype) -> Callable[..., None]:
-    bits, brain, _ = _numbers(dtype, dtype)
+    bits, brain, _ = _type_codes(dtype, dtype)
     layer: Callable[..., None] = extension().WholeAttention(
         spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, spec.chunk or 0, spec.causal, spec.scale,
         spec.softcap or 0.0, bits, brain,

@@ -46,7 +46,7 @@ def _activate(x: Tensor, kind: str) -> Tensor:
     if is_missing(kind):
         plain: Tensor = activate.reference(x, kind)
         return plain
-    return _flat(_number(kind), x, x, False, 0.0)
+    return _flat(_kind_index(kind), x, x, False, 0.0)
 
 
 @gated.provide("native", probe)
@@ -63,7 +63,7 @@ def _gated(x: Tensor, kind: str) -> Tensor:
     out = empty((tokens, width), x.dtype)
     stride, gate = x.stride(0), x.data_ptr()
     extension().elementwise(
-        kind_of(x.dtype), _number(kind), True, out.data_ptr(), gate, gate + width * size, tokens, width, stride, stride,
+        kind_of(x.dtype), _kind_index(kind), True, out.data_ptr(), gate, gate + width * size, tokens, width, stride, stride,
         0.0,
     )  # fmt: skip
     return out
@@ -73,17 +73,17 @@ def _gated(x: Tensor, kind: str) -> Tensor:
 def _add(x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape or x.dtype != y.dtype:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} and y {tuple(y.shape)} {y.dtype} do not match")
-    return _flat(_number("add"), x, y, True, 0.0)
+    return _flat(_kind_index("add"), x, y, True, 0.0)
 
 
 @scale.provide("native", probe)
 def _scale(x: Tensor, factor: float) -> Tensor:
-    return _flat(_number("scale"), x, x, True, factor)
+    return _flat(_kind_index("scale"), x, x, True, factor)
 
 
 @softcap.provide("native", probe)
 def _softcap(x: Tensor, cap: float) -> Tensor:
-    return _flat(_number("softcap"), x, x, True, cap)
+    return _flat(_kind_index("softcap"), x, x, True, cap)
 
 
 def probe_heads() -> str | None:
@@ -125,6 +125,6 @@ def _flat(op: int, x: Tensor, y: Tensor, overwrites: bool, factor: float) -> Ten
 
 
 @functools.cache
-def _number(kind: str) -> int:
+def _kind_index(kind: str) -> int:
     names: tuple[str, ...] = extension().ELEMENTWISE
     return names.index(NATIVE.get(kind, kind))

@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.interface.weights import Weight
 from quintet.ops.activation import gated
 from quintet.ops.moe import (
-    SEEN,
+    HASHED_FEATURES,
     count_experts,
     experts,
     grouped_linear,
@@ -32,7 +32,7 @@ from quintet.platforms.cpu.ops.extension import KINDS, extension, indices, kind_
 
 def can_pack(weight: Weight) -> bool:
     """True if pack() takes it, and with it the other stack of its layer: gate and up, or down."""
-    return _serves() and not any(size % linear.PAIRS[weight.dtype] for size in weight.shape[1:])
+    return _can_serve() and not any(size % linear.PAIRS[weight.dtype] for size in weight.shape[1:])
 
 
 def pack(weight: Weight, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -49,7 +49,7 @@ def packed_bytes(weight: Weight) -> int:
 
 
 @functools.cache
-def _serves() -> bool:
+def _can_serve() -> bool:
     """True if experts run on our kernels, so that their weights should be packed."""
     return probe() is None
 
@@ -97,7 +97,7 @@ def probe() -> str | None:
 
 @route.provide("native", probe)
 def _route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    return _chosen(logits, None, (k, 1, 1, renormalize), extension().route)
+    return _route_by(logits, None, (k, 1, 1, renormalize), extension().route)
 
 
 @route_grouped.provide("native", probe)
@@ -106,7 +106,7 @@ def _route_grouped(
 ) -> tuple[Tensor, Tensor]:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route)
+    return _route_by(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route)
 
 
 def probe_limited() -> str | None:
@@ -124,7 +124,7 @@ def _route_limited(
 ) -> tuple[Tensor, Tensor]:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
-    return _chosen(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route_limited)
+    return _route_by(logits, bias.float().contiguous(), (k, groups, kept, renormalize), extension().route_limited)
 
 
 def probe_sparse() -> str | None:
@@ -166,7 +166,7 @@ def _local_experts(x: Tensor, ids: Tensor, places: Tensor) -> Tensor:
     out, ids = empty((tokens, k), torch.int32), ids.contiguous()
     extension().local_experts(
         kind_of(x.dtype), out.data_ptr(), indices(ids), x.data_ptr(), places.data_ptr(), tokens, k, *places.shape,
-        x.stride(0), min(SEEN, x.shape[1]),
+        x.stride(0), min(HASHED_FEATURES, x.shape[1]),
     )  # fmt: skip
     return out
 
@@ -180,7 +180,7 @@ def _count_experts(ids: Tensor, loads: Tensor) -> Tensor:
     return loads
 
 
-def _chosen(
+def _route_by(
     logits: Tensor, bias: Tensor | None, how: tuple[int, int, int, bool], choose: Callable[..., None]
 ) -> tuple[Tensor, Tensor]:
     """`how`: k, groups, those that are kept, and whether weights are renormalised."""

@@ -18,7 +18,7 @@ from quintet.platforms.cpu.ops import torch_ops as ops  # noqa: F401  registers 
 from quintet.platforms.cpu.ops.extension import KINDS, dense_operands, extension
 from quintet.platforms.cpu.weight_layout import (
     COLUMNS,
-    HELD,
+    PACKED_KINDS,
     POWERS,
     TABLE4,
     TABLE4_A8,
@@ -38,7 +38,7 @@ def pack(weight: Tensor, fmt: WeightFormat) -> dict[str, Tensor]:
     finite.
     """
     if weight.dim() != 2 or 0 in weight.shape or weight.dtype not in KINDS:
-        raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_described(weight)}")
+        raise ValueError(f"a weight is [outputs, inputs] in floats of 16 or 32 bits, not {_describe(weight)}")
     if weight.stride(1) != 1 or weight.stride(0) < weight.shape[1]:
         weight = weight.contiguous()
     (outputs, inputs), number = weight.shape, kernel_number(fmt)
@@ -72,7 +72,7 @@ def probe() -> str | None:
     return None
 
 
-@linear.provide("native", probe, kinds=HELD)
+@linear.provide("native", probe, kinds=PACKED_KINDS)
 def _linear(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
     """A weight of two dimensions was not packed."""
     if weight.values.dim() == 2 or weight.scales is None:
@@ -106,8 +106,8 @@ def _product(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int,
         or scales.shape[1] not in (known.rows, known.rows + POWERS)
     ):
         raise ValueError(
-            f"x {_described(x)} and {count} outputs do not fit a packed weight {_described(packed)} "
-            f"with scales {_described(scales)}"
+            f"x {_describe(x)} and {count} outputs do not fit a packed weight {_describe(packed)} "
+            f"with scales {_describe(scales)}"
         )
     x, bias = dense_operands(x, bias, count)
     out = empty((tokens, count), dtype)
@@ -146,5 +146,5 @@ def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _described(x: Tensor) -> str:
+def _describe(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype}"

@@ -21,7 +21,7 @@ def plain_rows(weight: Tensor, ids: Tensor, shape: Shape) -> Tensor:
     """Rows ids [T] (int32) of linear.pack()'s result for a weight of this shape -> [T, inputs] in its type. An id that
     is no row gives zeros."""
     if not _covers(weight, shape[0]) or weight.dtype not in KINDS:
-        raise ValueError(f"a packed weight {_described(weight)} has no {shape[0]} rows in floats")
+        raise ValueError(f"a packed weight {_describe(weight)} has no {shape[0]} rows in floats")
     out = empty((len(ids), shape[1]), weight.dtype)
     places = out.data_ptr(), indices(ids), weight.data_ptr(), 0
     extension().gather(0, KINDS[weight.dtype], *places, len(ids), shape[1], shape[0], 1)
@@ -63,7 +63,7 @@ def _embedding(ids: Tensor, weight: Matrix, first: int, shape: Shape, dtype: tor
     held = known.rows, known.rows + POWERS
     fits = values.shape[1:] == known.packed and scales.dtype == known.scale and scales.shape[1] in held
     if not fits or not _covers(values, shape[0]):
-        raise ValueError(f"a table {shape} is not {_described(values)} with scales {_described(scales)}")
+        raise ValueError(f"a table {shape} is not {_describe(values)} with scales {_describe(scales)}")
     extension().gather(
         known.number,
         kind_of(dtype),
@@ -102,5 +102,5 @@ def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _described(x: Tensor) -> str:
+def _describe(x: Tensor) -> str:
     return f"{tuple(x.shape)} {x.dtype}"

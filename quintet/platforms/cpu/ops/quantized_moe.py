@@ -47,7 +47,7 @@ def can_pack(weight: Weight) -> bool:
 def pack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A stack from the checkpoint's tensors, by the names that its layer has for them. ValueError names the first."""
     try:
-        found = _packed(weight, parts) if can_pack(weight) else attributes(_canonical(weight, parts))
+        found = _pack_stack(weight, parts) if can_pack(weight) else attributes(_canonical(weight, parts))
     except ValueError as error:
         done = "quantized" if weight.reader is None else "packed"
         raise ValueError(f"{weight.slices[0].source} cannot be {done}: {error}") from None
@@ -74,7 +74,7 @@ def matrix_packed_bytes(weight: Weight) -> int:
     return found
 
 
-def _packed(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _pack_stack(weight: Weight, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     spare = -weight.shape[1] % COLUMNS
     if quantizes_floats(weight):
         wide = functional.pad(weight.local(parts), (0, 0, 0, spare))
@@ -90,18 +90,18 @@ def _canonical(weight: Weight, parts: Mapping[str, Tensor], spare: int = 0) -> M
     pieces = blocks.canonicals(weight, parts)
     each = len(pieces) // weight.stack
     whole = (concat_outputs(pieces[first : first + each]) for first in range(0, len(pieces), each))
-    return concat_outputs([_longer(matrix, spare) for matrix in whole])
+    return concat_outputs([_pad_outputs(matrix, spare) for matrix in whole])
 
 
-def _longer(matrix: Matrix, spare: int) -> Matrix:
+def _pad_outputs(matrix: Matrix, spare: int) -> Matrix:
     if not spare:
         return matrix
     values, scales, zeros, order, fmt, mins = matrix
-    scales, zeros, mins = (None if x is None else _under(x, spare) for x in (scales, zeros, mins))
-    return Matrix(_under(values, spare), scales, zeros, order, fmt, mins)
+    scales, zeros, mins = (None if x is None else _append_zero_rows(x, spare) for x in (scales, zeros, mins))
+    return Matrix(_append_zero_rows(values, spare), scales, zeros, order, fmt, mins)
 
 
-def _under(x: Tensor, spare: int) -> Tensor:
+def _append_zero_rows(x: Tensor, spare: int) -> Tensor:
     """Returns the matrix with so many rows of zeros."""
     return torch.cat([x.view(torch.uint8), x.new_zeros(spare, x.shape[1]).view(torch.uint8)]).view(x.dtype)
 
@@ -115,7 +115,7 @@ def probe() -> str | None:
     eye, stacks = torch.eye(2), []
     for experts in ([eye.repeat(2, 1)] * 2, [eye, 2 * eye]):
         rows = [Matrix(each.to(fmt.dtype), torch.ones(len(each), 1), format=fmt) for each in experts]
-        laid = float8.pack(concat_outputs([_longer(each, -len(each.values) % COLUMNS) for each in rows]))
+        laid = float8.pack(concat_outputs([_pad_outputs(each, -len(each.values) % COLUMNS) for each in rows]))
         weight, scales = (laid[name].view(2, 1, *laid[name].shape[1:]) for name in ("weight", "scales"))
         stacks.append(Matrix(weight, scales, format=fmt))
     ids = torch.tensor([[0], [1]], dtype=torch.int32)
@@ -130,8 +130,8 @@ def _experts(x: Tensor, gate_up: Matrix, down: Matrix, weights: Tensor, ids: Ten
     if gate_up.values.dim() == 3 or down.values.dim() == 3:
         return run_by_expert(x, weights, ids, num, _one_by_one(gate_up, down, inner, kind))
     if is_missing(kind):
-        return run_by_expert(x, weights, ids, num, _by_all(gate_up, down, inner, kind))
-    return _served(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
+        return run_by_expert(x, weights, ids, num, _all_experts(gate_up, down, inner, kind))
+    return _run_native(x, (gate_up, down), weights, ids, (extension().ELEMENTWISE.index(NATIVE.get(kind, kind)),))
 
 
 def probe_biased() -> str | None:
@@ -154,10 +154,12 @@ def _biased_experts(
         return other
     if any(bias.dtype != x.dtype or not bias.is_contiguous() for bias in biases):
         raise ValueError(f"biases are contiguous and of the type of x, {x.dtype}")
-    return _served(x, stacks, weights, ids, (0, *(bias.data_ptr() for bias in biases), *clamp))
+    return _run_native(x, stacks, weights, ids, (0, *(bias.data_ptr() for bias in biases), *clamp))
 
 
-def _served(x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tensor, gate: tuple[float, ...]) -> Tensor:
+def _run_native(
+    x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tensor, gate: tuple[float, ...]
+) -> Tensor:
     """`gate`: the number of an activation, or biases and their clamp behind it."""
     (tokens, hidden), k, num = x.shape, ids.shape[1], len(stacks[1].values)
     if ids.shape != weights.shape or len(ids) != tokens or weights.dtype != torch.float32:
@@ -171,7 +173,7 @@ def _served(x: Tensor, stacks: tuple[Matrix, Matrix], weights: Tensor, ids: Tens
     numbers = empty((tokens * k + 2 * num,), torch.int32)
     serve = extension().experts if plain else extension().quantized_experts
     sizes = zip(stacks, (hidden, inner), strict=True)
-    held = [each.values.data_ptr() if plain else _described(each, width) for each, width in sizes]
+    held = [each.values.data_ptr() if plain else _describe(each, width) for each, width in sizes]
     serve(
         kind_of(x.dtype), out.data_ptr(), x.data_ptr(), x.stride(0), *held, weights.data_ptr(), indices(ids),
         first.data_ptr(), second.data_ptr(), numbers.data_ptr(), tokens, num, k, hidden, inner, *gate,
@@ -203,7 +205,7 @@ def _one_by_one(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callabl
     return serve
 
 
-def _described(stack: Matrix, inputs: int) -> list[int]:
+def _describe(stack: Matrix, inputs: int) -> list[int]:
     """Describes a stack as csrc/cpu/bindings/bind_moe_quantized.cpp reads it."""
     values, scales, fmt = stack.values, stack.scales, stack.format
     assert scales is not None, "what is quantized has scales"
@@ -226,7 +228,7 @@ def _described(stack: Matrix, inputs: int) -> list[int]:
     return [*head, *places, *(0 if each is None else each[0].nbytes for each in tensors)]
 
 
-def _by_all(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _all_experts(gate_up: Matrix, down: Matrix, inner: int, kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     """For an activation that the extension lacks: every expert on all rows: a step's calls stay the same."""
     hidden = _inputs(gate_up)
 

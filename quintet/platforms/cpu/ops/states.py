@@ -20,7 +20,7 @@ from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 
 Rows = tuple[int, int, int, int, int]  # starts, table, requests, columns, units
-MOST_TAPS, MOST_WIDTH = 8, 256  # csrc/cpu/kernels/states.h
+MAX_TAPS, MAX_WIDTH = 8, 256  # csrc/cpu/kernels/states.h
 
 
 def probe() -> str | None:
@@ -42,7 +42,7 @@ def _short_conv(
 ) -> tuple[Tensor, Tensor]:
     tokens, channels = x.shape
     taps = conv.weight.shape[1]
-    if not 2 <= taps <= MOST_TAPS:
+    if not 2 <= taps <= MAX_TAPS:
         return short_conv.reference(x, gates, conv, state, context, silu)
     if state.shape[1:] != (channels, taps - 1) or conv.weight.shape[0] != channels or state.dtype != x.dtype:
         raise ValueError(f"x {tuple(x.shape)} and a state {tuple(state.shape)} {state.dtype} do not fit {taps} taps")
@@ -87,7 +87,7 @@ def _state_space(
 def _selective_scan(moves: ScanInputs, scan: ScanWeights, state: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
     tokens, channels, _ = moves.x.shape
     width = moves.b.shape[2]
-    if width > MOST_WIDTH:
+    if width > MAX_WIDTH:
         return selective_scan.reference(moves, scan, state, context)
     if state.shape[1:] != (channels, width) or state.dtype != torch.float32 or scan.a_log.shape != (channels, width):
         raise ValueError(f"x {tuple(moves.x.shape)} does not fit a state {tuple(state.shape)} of {state.dtype}")

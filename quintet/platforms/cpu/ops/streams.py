@@ -10,7 +10,7 @@ from quintet.ops.streams import as_large, correct_streams, keep_above, known_ids
 from quintet.platforms.cpu.arena import empty
 from quintet.platforms.cpu.ops.extension import extension, indices, kind_of, missing
 
-MOST = 8  # streams: kMostStreams of csrc/cpu/elementwise/streams.h
+MAX_STREAMS = 8  # streams: kMostStreams of csrc/cpu/elementwise/streams.h
 
 
 def probe() -> str | None:
@@ -48,9 +48,9 @@ def _streams(
     """`made` with its weight, where streams are corrected."""
     count, (tokens, width), dtype = len(streams), streams[0].shape, streams[0].dtype
     wanted = count**2 if made is None else count
-    if count > MOST or coefs.shape != (tokens, wanted) or coefs.dtype != dtype:
+    if count > MAX_STREAMS or coefs.shape != (tokens, wanted) or coefs.dtype != dtype:
         raise ValueError(
-            f"coefs {tuple(coefs.shape)} {coefs.dtype} do not fit {count} streams of {dtype}, {MOST} at most"
+            f"coefs {tuple(coefs.shape)} {coefs.dtype} do not fit {count} streams of {dtype}, {MAX_STREAMS} at most"
         )
     given = [each.contiguous() for each in streams]
     if any(each.shape != (tokens, width) or each.dtype != dtype for each in (*given, *(made or ())[:1])):

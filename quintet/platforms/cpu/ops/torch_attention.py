@@ -41,12 +41,12 @@ def _paged_attention(q: Tensor, kv: Tensor, context: StepContext, spec: Attentio
         together = _queries(
             q[rows][:, None], batch.positions[rows][:, None], group.block_table[single], group.seq_lens[single]
         )
-        out[rows] = _attend(together, kv, spec, sinks)[:, 0]
+        out[rows] = _attend_blocks(together, kv, spec, sinks)[:, 0]
     for r, count in enumerate(counts):
         if count > 1:
             own, row = slice(starts[r], starts[r + 1]), slice(r, r + 1)
             alone = _queries(q[None, own], batch.positions[None, own], group.block_table[row], group.seq_lens[row])
-            out[own] = _attend(alone, kv, spec, sinks)[0]
+            out[own] = _attend_blocks(alone, kv, spec, sinks)[0]
     return out
 
 
@@ -54,7 +54,7 @@ def _queries(q: Tensor, positions: Tensor, table: Tensor, lengths: Tensor) -> Qu
     return Queries(q, positions, table, lengths, (int(lengths.min()), int(lengths.max())))
 
 
-def _attend(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+def _attend_blocks(queries: Queries, kv: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
     """-> [R, Q, H, D] in the type of q."""
     requests, count, heads, _ = queries.q.shape
     group = heads // spec.kv_heads

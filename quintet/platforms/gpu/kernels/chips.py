@@ -59,7 +59,7 @@ class ChipLimits:
 # memory: more than two stages spill. A program of 4 waves of 64 has 512 registers a lane, one of 8 half as many. Waves
 # of 32 lanes have 256 in any case, each holds all of a tile's keys, and RDNA 3 holds factors in both halves of a wave:
 # 8 waves share what is loaded.
-CUTS: Mapping[tuple[str, int], ChipLimits] = {
+CHIP_LIMITS: Mapping[tuple[str, int], ChipLimits] = {
     ("cuda", 32): ChipLimits(),
     ("hip", 64): ChipLimits(warps=4, stages=2, options=(("matrix_instr_nonkdim", 16),)),
     ("hip", 32): ChipLimits(stages=1, rows=64, slots=16, single=8, side=64, inputs=128),
@@ -77,7 +77,7 @@ def chip_limits_for(device: torch.device) -> ChipLimits:
 
     target = triton.runtime.driver.active.get_current_target()
     table = table_of(torch.get_device_module(device).get_device_name(device))
-    cut = CUTS.get((target.backend, target.warp_size), ChipLimits())
+    cut = CHIP_LIMITS.get((target.backend, target.warp_size), ChipLimits())
     return replace(cut, apart=_apart(target.backend, target.arch), table=table)
 
 

@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quintet.ops.moe import SEEN
+from quintet.ops.moe import HASHED_FEATURES
 from quintet.platforms.gpu.kernels.variant import Variant
 
 BLOCK = 256  # ids of a program. Untuned
-FIRST = tl.constexpr(SEEN)  # numbers of a token that choose between copies
+FIRST = tl.constexpr(HASHED_FEATURES)  # numbers of a token that choose between copies
 
 
 @triton.jit(do_not_specialize=["count", "k", "num", "columns", "row", "width"])

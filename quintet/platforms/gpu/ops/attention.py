@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 SERVED = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 QUANTIZED = (torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2)
-MOST_GROUP = 128  # query heads per KV head: rows of a tile
-MOST_DIM = 512  # of V, and of K where it is no more
-MOST_REST = 128  # of K beyond V, where V is the beginning of it
+MAX_GROUP = 128  # query heads per KV head: rows of a tile
+MAX_DIM = 512  # of V, and of K where it is no more
+MAX_REST = 128  # of K beyond V, where V is the beginning of it
 
 
 def reasons(spec: AttentionSpec) -> list[str]:
@@ -37,12 +37,12 @@ def reasons(spec: AttentionSpec) -> list[str]:
         found.append(f"a cache is of the layer's type or of {', '.join(map(str, QUANTIZED))}, not {spec.cache_dtype}")
     if spec.cache_dtype == torch.int8 and spec.head_dim % 4:
         found.append(f"a float32 scale stands behind each int8 row: head_dim {spec.head_dim} must be a multiple of 4")
-    if spec.value_dim > MOST_DIM:
-        found.append(f"heads of {spec.value_dim} numbers are more than {MOST_DIM}, which no program could hold")
-    if spec.head_dim - spec.value_dim > MOST_REST:
-        found.append(f"K has {spec.head_dim - spec.value_dim} numbers beyond V, more than {MOST_REST}")
-    if spec.heads // spec.kv_heads > MOST_GROUP:
-        found.append(f"{spec.heads // spec.kv_heads} query heads per KV head are more than {MOST_GROUP}")
+    if spec.value_dim > MAX_DIM:
+        found.append(f"heads of {spec.value_dim} numbers are more than {MAX_DIM}, which no program could hold")
+    if spec.head_dim - spec.value_dim > MAX_REST:
+        found.append(f"K has {spec.head_dim - spec.value_dim} numbers beyond V, more than {MAX_REST}")
+    if spec.heads // spec.kv_heads > MAX_GROUP:
+        found.append(f"{spec.heads // spec.kv_heads} query heads per KV head are more than {MAX_GROUP}")
     if spec.source == "cross" and (spec.window is not None or spec.alibi is not None):
         found.append("a window and slopes are of tokens and keys of one sequence, not of two")
     return found

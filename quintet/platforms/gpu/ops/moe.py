@@ -54,7 +54,7 @@ def _route_grouped(
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.routing import chosen_of_groups
 
-    return chosen_of_groups(_rows(logits), _fitting(bias, logits), k, (groups, kept), renormalize)
+    return chosen_of_groups(_rows(logits), _matching_bias(bias, logits), k, (groups, kept), renormalize)
 
 
 @route_limited.provide("triton", probing(_check_route))
@@ -63,10 +63,10 @@ def _route_limited(
 ) -> tuple[Tensor, Tensor]:
     from quintet.platforms.gpu.kernels.routing import chosen_of_groups
 
-    return chosen_of_groups(_rows(logits), _fitting(bias, logits), k, (groups, kept), renormalize, softmax=True)
+    return chosen_of_groups(_rows(logits), _matching_bias(bias, logits), k, (groups, kept), renormalize, softmax=True)
 
 
-def _fitting(bias: Tensor, logits: Tensor) -> Tensor:
+def _matching_bias(bias: Tensor, logits: Tensor) -> Tensor:
     if bias.shape != logits.shape[1:]:
         raise ValueError(f"a bias {tuple(bias.shape)} does not fit logits {tuple(logits.shape)}")
     return bias.contiguous()

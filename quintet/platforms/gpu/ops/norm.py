@@ -19,7 +19,7 @@ def _check(device: torch.device) -> str | None:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
     from quintet.platforms.gpu.kernels.norm import rms_norm as launch
 
-    return launch(x, None, _fitting(weight, x), eps, offset)[0]
+    return launch(x, None, _matching_weight(weight, x), eps, offset)[0]
 
 
 @add_rms_norm.provide("triton", probing(_check))
@@ -28,10 +28,10 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offse
 
     if residual.shape != x.shape or residual.dtype != x.dtype:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} and {tuple(residual.shape)} {residual.dtype} do not match")
-    return launch(x, residual.contiguous(), _fitting(weight, x), eps, offset)
+    return launch(x, residual.contiguous(), _matching_weight(weight, x), eps, offset)
 
 
-def _fitting(weight: Tensor, x: Tensor) -> Tensor:
+def _matching_weight(weight: Tensor, x: Tensor) -> Tensor:
     """A weight that covers x's last axis."""
     if weight.shape != x.shape[-1:] or weight.dtype != x.dtype or not weight.is_contiguous():
         raise ValueError(f"a weight {tuple(weight.shape)} {weight.dtype} does not fit x {tuple(x.shape)} {x.dtype}")

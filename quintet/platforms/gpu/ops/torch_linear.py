@@ -23,7 +23,7 @@ from quintet.platforms.gpu.ops.probe import probing
 # Rows up to which our kernels serve, unless the chip's table (kernels/chips.py) has other numbers.
 FEW = 0  # of fp8 with scales of rows. On an H100 three weights of Llama-3.1-8B take 129 us together at 1 row, ours 147
 FEW_BLOCKS = 16  # of fp8 with scales of blocks. A guess
-LEAST_INTEGERS = 16  # of int8, as torch._int_mm has it
+MIN_INTEGERS = 16  # of int8, as torch._int_mm has it
 FEW_INTEGERS = 512  # of int8: their sums go through memory once more, which only many rows pay for. A guess
 FEW_EACH = 64  # of one expert, on average: from there on our kernels compute, too
 BLOCK = 128  # inputs that share a scale
@@ -55,12 +55,12 @@ def blocks_refused(device: str, kind: torch.dtype) -> str | None:
 def _refused(device: torch.device, group: int, kind: torch.dtype) -> str | None:
     """Why the product does not serve, or None."""
     try:
-        return _tried(device, group, kind)
+        return _trial_failure(device, group, kind)
     except Exception as error:  # whatever a library says is the reason
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _tried(device: torch.device, group: int, kind: torch.dtype) -> str | None:
+def _trial_failure(device: torch.device, group: int, kind: torch.dtype) -> str | None:
     """One row and 17 of ones, four times as heavy in the first half of their inputs where there are groups."""
     values = torch.full((32, 2 * BLOCK), 2.0, device=device).to(kind)
     scales = torch.ones(2 if group else 1, 32, device=device)
@@ -75,7 +75,7 @@ def _tried(device: torch.device, group: int, kind: torch.dtype) -> str | None:
 
 
 def _check_int8(device: torch.device) -> str | None:
-    x = torch.ones(LEAST_INTEGERS + 1, 64, dtype=torch.bfloat16, device=device)
+    x = torch.ones(MIN_INTEGERS + 1, 64, dtype=torch.bfloat16, device=device)
     values = torch.full((32, 64), 3, dtype=torch.int8, device=device)
     fmt = WeightFormat("w8a8", 8, 8)
     got = by_int8(x, Matrix(values, torch.full((32, 1), 0.5, device=device), format=fmt), None)
@@ -128,7 +128,7 @@ def _float8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, 
 
 @linear.provide("vendor", _beside(WeightFormat("w8a8", 8, 8), _check_int8), kinds=("w8a8",))
 def _int8(x: Tensor, weight: Matrix, bias: Tensor | None, outputs: tuple[int, ...]) -> Tensor:
-    if len(x) > max(LEAST_INTEGERS, _few("FEW_INTEGERS", x.device)) and int8_fits(x, weight):
+    if len(x) > max(MIN_INTEGERS, _few("FEW_INTEGERS", x.device)) and int8_fits(x, weight):
         return by_int8(x, weight, bias)
     return triton_quantized.packed_linear(x, weight, bias, outputs)
 

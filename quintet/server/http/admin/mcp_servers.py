@@ -66,7 +66,9 @@ class ToolOutput(msgspec.Struct, kw_only=True):
 async def tool_servers(http: HttpRequest) -> Response:
     """Lists the tools that are available now."""
     servers = app_state_of(http).tool_servers
-    return json_response(OfferedServers(data=list(await asyncio.gather(*(_offered(each) for each in servers.servers)))))
+    return json_response(
+        OfferedServers(data=list(await asyncio.gather(*(_server_entry(each) for each in servers.servers))))
+    )
 
 
 @router.post("/v1/tool_servers/call")
@@ -81,7 +83,7 @@ async def call_tool(http: HttpRequest) -> Response:
     return json_response(ToolOutput(output=result.text, failed=result.failed))
 
 
-async def _offered(server: ToolServer) -> OfferedServer:
+async def _server_entry(server: ToolServer) -> OfferedServer:
     try:
         tools = await server.tools()
     except ToolServerUnavailable as error:  # its message has the server's address

@@ -28,21 +28,21 @@ def router(folder: Path = FOLDER, tool_servers: bool = False) -> APIRouter:
     """Returns routes for all files that the folder holds now. `tool_servers`: the page may ask for their tools."""
     files = dict(_read(folder))
     if tool_servers:
-        files["index.html"] = _told(files["index.html"])
+        files["index.html"] = _with_tool_servers(files["index.html"])
     routes = APIRouter(include_in_schema=False)
 
     @routes.get("/")
     async def index(http: HttpRequest) -> Response:
-        return _give(files, "index.html", http)
+        return _respond(files, "index.html", http)
 
     @routes.get("/page/{name:path}")
     async def file(http: HttpRequest, name: str) -> Response:
-        return _give(files, name, http)
+        return _respond(files, name, http)
 
     return routes
 
 
-def _told(index: PageFile) -> PageFile:
+def _with_tool_servers(index: PageFile) -> PageFile:
     return _file(index.content.replace(b"<body>", b"<body data-tool-servers>"), index.kind)
 
 
@@ -57,7 +57,7 @@ def _read(folder: Path) -> Iterator[tuple[str, PageFile]]:
             yield path.relative_to(folder).as_posix(), _file(path.read_bytes(), kind)
 
 
-def _give(files: dict[str, PageFile], name: str, http: HttpRequest) -> Response:
+def _respond(files: dict[str, PageFile], name: str, http: HttpRequest) -> Response:
     file = files.get(name)
     if file is None:
         raise ApiError(404, f"the page has no file {name[:200]!r}", code="not_found")

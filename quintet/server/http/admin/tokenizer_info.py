@@ -37,13 +37,13 @@ async def tokenizer_info(http: HttpRequest) -> Response:
     except (OSError, ValueError) as error:  # their words name the file
         logger.error("/tokenizer_info: %s", error)
         raise ApiError(500, "the tokenizer's configuration cannot be read; the server's log says why") from None
-    told = {**_known(tokenizer), **said}
+    told = {**_tokenizer_settings(tokenizer), **said}
     if service.chat_template is not None:
         told["chat_template"] = service.chat_template
     return json_response(told)
 
 
-def _known(tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_settings(tokenizer: Tokenizer) -> dict[str, Any]:
     template = {} if tokenizer.chat_template is None else {"chat_template": tokenizer.chat_template}
     return {"tokenizer_class": _CLASS, **tokenizer.special_tokens, **template}
 
@@ -63,7 +63,7 @@ def _public(value: Any) -> Any:
     if isinstance(value, dict):
         if isinstance(value.get("content"), str):
             return value["content"]
-        return {name: _public(each) for name, each in value.items() if not (_of_a_file(name) or _is_path(each))}
+        return {name: _public(each) for name, each in value.items() if not (_is_file_key(name) or _is_path(each))}
     return [_public(each) for each in value if not _is_path(each)] if isinstance(value, list) else value
 
 
@@ -73,7 +73,7 @@ def _plain(tokens: Any) -> Any:
     return {name: each.get("content") if isinstance(each, dict) else each for name, each in tokens.items()}
 
 
-def _of_a_file(name: str) -> bool:
+def _is_file_key(name: str) -> bool:
     return name.endswith("_file") or name == "name_or_path"
 
 

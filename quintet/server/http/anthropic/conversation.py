@@ -10,7 +10,7 @@ from quintet.server.http.anthropic.request import MessageBody, check_cache_contr
 Block = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system")
-_SAYS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
+_BLOCKS_OF_ROLE = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 _CONTENT = "text, or a list of blocks that is not empty"
 _NO_MEDIA = "models here read text alone"
 _REASONS = {
@@ -44,7 +44,7 @@ def read_messages(body: MessageBody) -> AnthropicConversation:
         if not blocks and (role != "assistant" or place < len(given) - 1):
             raise ParameterError(f"{where}.content", "must not be empty; only a last message of the assistant may be")
         for block in blocks:
-            if block["type"] not in _SAYS[role]:
+            if block["type"] not in _BLOCKS_OF_ROLE[role]:
                 raise ParameterError(f"{where}.content", f"of the {role} has no blocks of type {block['type']}")
             add_block(messages, role, block)
     prefilled = bool(messages) and messages[-1]["role"] == "assistant"

@@ -10,7 +10,7 @@ from quintet.common.suggestions import unknown_name_error
 from quintet.sampling_params import ParameterError
 from quintet.server.http.app_state import AppState
 
-_PAGE, _MOST = 20, 1000  # models per page: default, and maximum
+_PAGE, _MAX_PAGE = 20, 1000  # models per page: default, and maximum
 _LIFECYCLES = ("active", "deprecated", "retired")
 _LIFECYCLE = re.compile(r"lifecycle(\[\d*\])?")  # a list: clients write it in several ways
 _QUERY = ("limit", "after_id", "before_id", "lifecycle")
@@ -58,10 +58,10 @@ def model_page(service: AppState, query: QueryParams) -> ModelPage:
     if after and before:
         raise ParameterError("before_id", "excludes after_id; give one of them")
     if before:
-        rest = names[: _place(names, before, "before_id")]
+        rest = names[: _index_of(names, before, "before_id")]
         page = rest[-limit:]
     else:
-        rest = names[_place(names, after, "after_id") + 1 :] if after else names
+        rest = names[_index_of(names, after, "after_id") + 1 :] if after else names
         page = rest[:limit]
     return ModelPage(
         data=[model_info(service, name) for name in page],
@@ -89,12 +89,12 @@ def _wants_active(query: QueryParams) -> bool:
 def _limit(given: str | None) -> int:
     if given is None:
         return _PAGE
-    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= _MOST:
-        raise ParameterError("limit", f"must be a whole number from 1 to {_MOST}, not {given[:80]!r}")
+    if not re.fullmatch("[0-9]{1,4}", given) or not 1 <= int(given) <= _MAX_PAGE:
+        raise ParameterError("limit", f"must be a whole number from 1 to {_MAX_PAGE}, not {given[:80]!r}")
     return int(given)
 
 
-def _place(names: list[str], name: str, field: str) -> int:
+def _index_of(names: list[str], name: str, field: str) -> int:
     if name not in names:
         raise ParameterError(field, f"names {name[:80]!r}, which is no model that is listed")
     return names.index(name)

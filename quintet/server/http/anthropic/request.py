@@ -24,8 +24,8 @@ _MESSAGE = {
 }
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 # On this error Anthropic's tool runner sends all messages instead of a thread.
-_UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-_LACKING: dict[str, UnsupportedField] = {
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+_UNSUPPORTED: dict[str, UnsupportedField] = {
     "mcp_servers": UnsupportedField("this server calls no other one", ([],)),
     "container": UnsupportedField("no code is run by this server"),
     "compaction": UnsupportedField("conversations are not compacted; send what the model shall read"),
@@ -33,7 +33,7 @@ _LACKING: dict[str, UnsupportedField] = {
     "speed": UnsupportedField("there is one speed", ("standard",)),
     "diagnostics": UnsupportedField("there are none; /metrics has the prefix cache's"),
     "fallbacks": UnsupportedField("this server has one model", ([],)),
-    "thread": UnsupportedField("conversations are not kept; send all messages", details=_UNTHREADED),
+    "thread": UnsupportedField("conversations are not kept; send all messages", details=_NO_THREADS),
     "stop": UnsupportedField("it is called stop_sequences in this API"),
     "max_completion_tokens": UnsupportedField("it is called max_tokens in this API"),
 }
@@ -71,7 +71,7 @@ class MessageBody(Body):
     user_profile_id: str | None = Field(None, description="accepted, not used")
     workspace_id: str | None = Field(None, description="accepted, not used")
 
-    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = _LACKING
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = _UNSUPPORTED
 
 
 class CountTokens(MessageBody):

@@ -16,9 +16,9 @@ from quintet.server.http.errors import ApiError, ClientGone
 from quintet.server.http.inputs.unknown_fields import refusal
 
 MAX_DEPTH = 100  # levels of nested lists and objects: templates, checks and logs recurse through them
-_LARGE = 2**17  # bytes; larger bodies are decoded in a worker thread
-_FEW = 16  # unknown fields that are compared with the missing one, for did-you-mean
-_SHOWN = 80  # characters of a wrong value in an error message
+_LARGE_BODY = 2**17  # bytes; larger bodies are decoded in a worker thread
+_MAX_SHOWN_FIELDS = 16  # unknown fields that are compared with the missing one, for did-you-mean
+_MAX_VALUE_SHOWN = 80  # characters of a wrong value in an error message
 
 
 class UnsupportedField(NamedTuple):
@@ -52,13 +52,15 @@ Model = TypeVar("Model", bound=Body)
 async def read_body(http: HttpRequest, model: type[Model]) -> Model:
     """Reads a body. Raises ApiError 400 with the field, or 415 if Content-Type is not JSON."""
     raw = await _read(http)
-    return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE else _parse(raw, model)
+    return await asyncio.to_thread(_parse, raw, model) if len(raw) > _LARGE_BODY else _parse(raw, model)
 
 
 async def _read(http: HttpRequest) -> bytes:
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, f"the body is {kind[:_SHOWN]!r}; send JSON, with the header Content-Type: application/json")
+        raise ApiError(
+            415, f"the body is {kind[:_MAX_VALUE_SHOWN]!r}; send JSON, with the header Content-Type: application/json"
+        )
     try:
         return await http.body()
     except ClientDisconnect:
@@ -80,39 +82,39 @@ def _decode(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise _too_deep() from None
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
+        raise ApiError(400, f"the body must be a JSON object, not {_type_name(value)}", code="invalid_json")
     _check_depth(value)
     return value
 
 
 def parse_body(value: dict[str, Any], model: type[Model]) -> Model:
-    known = _names(model)
-    fields = {name: each for name, each in value.items() if name in known or not _dropped(name, each, model)}
+    known = _field_names(model)
+    fields = {name: each for name, each in value.items() if name in known or not _is_ignored(name, each, model)}
     strange = [name for name in fields if name not in known]
-    _sift(fields, model)
+    _drop_unknown(fields, model)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _wrong_type(error, strange) from None
 
 
-def _sift(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
+def _drop_unknown(fields: dict[str, Any], model: type[Body], where: str = "") -> None:
     """Removes unknown fields, also in nested objects."""
-    known = _names(model)
+    known = _field_names(model)
     if wrong := drop_unknown(fields, known, where):
         raise refusal(where, wrong, known)
-    for name, kind in _objects(model):
+    for name, kind in _object_fields(model):
         if isinstance(inner := fields.get(name), dict):
-            _sift(inner, kind, f"{where}.{name}" if where else name)
+            _drop_unknown(inner, kind, f"{where}.{name}" if where else name)
 
 
 @functools.cache
-def _names(model: type[BaseModel]) -> frozenset[str]:
+def _field_names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(each.alias or name for name, each in model.model_fields.items())
 
 
 @functools.cache
-def _objects(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
+def _object_fields(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
     """Returns the fields that are objects with their own fields, and their models."""
     found = []
     for name, each in model.model_fields.items():
@@ -121,7 +123,7 @@ def _objects(model: type[BaseModel]) -> tuple[tuple[str, type[Body]], ...]:
     return tuple(found)
 
 
-def _dropped(name: str, value: Any, model: type[Body]) -> bool:
+def _is_ignored(name: str, value: Any, model: type[Body]) -> bool:
     """True if an unsupported field has a no-op value. Raises ApiError 400 for other values of it."""
     lacking = model.unsupported_fields.get(name)
     if lacking is None:
@@ -146,7 +148,7 @@ def _too_deep() -> ApiError:
     return ApiError(400, f"the body nests deeper than {MAX_DEPTH} lists and objects", code="invalid_json")
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return {list: "a list", str: "text", bool: "true or false", type(None): "null"}.get(type(value), "a number")
 
 
@@ -155,18 +157,18 @@ def _wrong_type(error: ValidationError, strange: list[str]) -> ApiError:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())[:200]
     if first["type"] == "missing":
-        slip = nearest_name(where, strange[:_FEW])
+        slip = nearest_name(where, strange[:_MAX_SHOWN_FIELDS])
         instead = f" ({slip} is not known)" if slip else ""
         return ApiError(400, f"{where} is missing{instead}; give it", param=where, code="missing_field")
     message = first["msg"].removeprefix("Value error, ")
-    return ApiError(400, f"{where}: {message}, not {_short(first['input'])}", param=where, code="invalid_value")
+    return ApiError(400, f"{where}: {message}, not {_shorten(first['input'])}", param=where, code="invalid_value")
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     try:
         text = repr(value)
     except ValueError:  # an int with more digits than Python prints
         return "a number that long"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text if len(text) <= _MAX_VALUE_SHOWN else text[:_MAX_VALUE_SHOWN] + "…"

@@ -19,7 +19,7 @@ class InfillTokens(NamedTuple):
 
 
 # From the models' cards; a tokenizer has the tokens of one kind.
-KINDS = (
+INFILL_TOKENS = (
     InfillTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     InfillTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
     InfillTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
@@ -42,11 +42,11 @@ def infill_texts(
     Raises ApiError 400 if the model has no FIM tokens, or the request has fields that exclude a suffix.
     """
     tokens = {token.content: token_id for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()}
-    marks = next((kind for kind in KINDS if set(kind) <= tokens.keys()), None)
+    marks = next((kind for kind in INFILL_TOKENS if set(kind) <= tokens.keys()), None)
     if marks is None:
         raise ApiError(
             400, "suffix is not served for this model: its tokenizer has no tokens to fill in with, such as "
-            f"{KINDS[0].begin}; put what follows into the prompt", param="suffix", code="unsupported_field",
+            f"{INFILL_TOKENS[0].begin}; put what follows into the prompt", param="suffix", code="unsupported_field",
         )  # fmt: skip
     _check(body, prompts, marks)
     if not params.ignore_eos:

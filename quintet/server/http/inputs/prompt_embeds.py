@@ -10,7 +10,7 @@ from quintet.chat.prompts import Prompt, check_enabled, embeds_prompt
 from quintet.engine.processes.model_info import ModelInfo
 
 _SLACK = 1 << 16  # bytes of a file besides its tensor data
-_FORMS = "base64 of safetensors with one tensor, or of what torch.save writes of one"
+_FORMATS_TEXT = "base64 of safetensors with one tensor, or of what torch.save writes of one"
 
 
 def read_embeds(text: Any, served: ModelInfo, name: str, salt: str | None) -> Prompt:
@@ -19,7 +19,7 @@ def read_embeds(text: Any, served: ModelInfo, name: str, salt: str | None) -> Pr
     check_enabled(width, name)
     most = 4 * width * served.max_model_len + _SLACK
     if not isinstance(text, str) or not text:
-        raise ValueError(f"{name} must be {_FORMS}, not {type(text).__name__}{' without text' * (text == '')}")
+        raise ValueError(f"{name} must be {_FORMATS_TEXT}, not {type(text).__name__}{' without text' * (text == '')}")
     if len(text) > 4 * -(-most // 3):
         raise ValueError(
             f"{name} has {len(text)} characters, and no more than {4 * -(-most // 3)} hold the model's "
@@ -40,9 +40,9 @@ def _safetensors(data: bytes, name: str) -> Any:
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{name} must be {_FORMS}: {error}") from None
+        raise ValueError(f"{name} must be {_FORMATS_TEXT}: {error}") from None
     if len(tensors) != 1:
-        raise ValueError(f"{name} must be {_FORMS}: this one has {len(tensors)} tensors")
+        raise ValueError(f"{name} must be {_FORMATS_TEXT}: this one has {len(tensors)} tensors")
     return next(iter(tensors.values()))
 
 
@@ -50,9 +50,9 @@ def _torch_file(data: bytes, most: int, name: str) -> Any:
     """Loads a torch file with one tensor. weights_only makes torch rebuild only tensors and run no code of the file."""
     import torch
 
-    held = _held(data, most, name)
+    held = _largest_entry(data, most, name)
     try:
-        made = torch.load(io.BytesIO(data), map_location=_on_host, weights_only=True)
+        made = torch.load(io.BytesIO(data), map_location=_keep_on_host, weights_only=True)
     except Exception as error:  # torch's reader raises many types for a damaged file
         raise ValueError(f"{name} cannot be read as a file of torch's: {str(error)[:200]}") from None
     if type(made) is not torch.Tensor or made.layout is not torch.strided or made.is_meta:
@@ -63,12 +63,12 @@ def _torch_file(data: bytes, most: int, name: str) -> Any:
     return made
 
 
-def _on_host(storage: Any, location: str) -> Any:
+def _keep_on_host(storage: Any, location: str) -> Any:
     """Keeps the storage on the host, for any device that the file names."""
     return storage
 
 
-def _held(data: bytes, most: int, name: str) -> int:
+def _largest_entry(data: bytes, most: int, name: str) -> int:
     """Returns bytes of the largest data entry. Refuses compressed entries: they could expand without limit."""
     try:
         entries = zipfile.ZipFile(io.BytesIO(data)).infolist()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from quintet.chat.prepare import INLINE
+from quintet.chat.prepare import MAX_INLINE_CHARACTERS
 from quintet.chat.prompts import Prompt, PromptLimit, parse_prompt
 from quintet.sampling_params import ParameterError, SamplingParams
 from quintet.server.http.app_state import AppState
@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 
 async def completion_prompts(service: AppState, body: CompletionRequest, params: SamplingParams) -> list[Prompt]:
     """Reads all prompts; embeddings come first, as in vLLM. Raises ApiError 400 with the name of the bad prompt."""
-    embeds = [] if body.prompt_embeds is None else _listed(body.prompt_embeds)
+    embeds = [] if body.prompt_embeds is None else _as_list(body.prompt_embeds)
     if not embeds and body.prompt is None:
         raise invalid_field("prompt", "is missing: give text, token ids, or prompt_embeds")
-    given = _listed(body.prompt) if body.prompt or not embeds else []
+    given = _as_list(body.prompt) if body.prompt or not embeds else []
     most = service.settings.max_prompts
     if len(given) + len(embeds) > most:
         count = len(given) + len(embeds)
@@ -33,7 +33,7 @@ async def completion_prompts(service: AppState, body: CompletionRequest, params:
         raise invalid_field("echo", "shows the prompt's text, and embeddings have none; leave it out")
     if body.suffix:
         given = infill_texts(need_tokenizer(service), body, given, params)
-    reader = _Reader(service, params, body.cache_salt, body.add_special_tokens is not False)
+    reader = _PromptReader(service, params, body.cache_salt, body.add_special_tokens is not False)
 
     def read() -> list[Prompt]:
         named = len(given) > 1
@@ -42,12 +42,12 @@ async def completion_prompts(service: AppState, body: CompletionRequest, params:
     size = sum(len(each) for each in given if isinstance(each, (str, list)))
     prompts = await run_in_thread(service, size, read, "prompt")
     if embeds:
-        prompts = [*await _embedded(service, body, embeds, params), *prompts]
+        prompts = [*await _embeds_prompts(service, body, embeds, params), *prompts]
     params.truncate_prompt_tokens = None  # already applied
     return prompts
 
 
-async def _embedded(
+async def _embeds_prompts(
     service: AppState, body: CompletionRequest, embeds: list[Any], params: SamplingParams
 ) -> list[Prompt]:
     """Decodes embeddings in a worker thread; applies truncation and length limit as for token ids."""
@@ -57,11 +57,11 @@ async def _embedded(
         named = [(each, f"prompt_embeds {at}") for at, each in enumerate(embeds)]
         return [read_embeds(each, served, name, salt) for each, name in named]
 
-    prompts = await run_in_thread(service, INLINE, read, "prompt_embeds")
-    return [_cut(each, params, served.max_model_len) for each in prompts]
+    prompts = await run_in_thread(service, MAX_INLINE_CHARACTERS, read, "prompt_embeds")
+    return [_truncate(each, params, served.max_model_len) for each in prompts]
 
 
-def _cut(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
+def _truncate(prompt: Prompt, params: SamplingParams, limit: int) -> Prompt:
     ids = PromptLimit(limit, "prompt_embeds").fit(prompt.token_ids, params, "the prompt")
     row, kept = len(prompt.embeds) // len(prompt.token_ids), params.kept(len(prompt.token_ids), limit)  # bytes
     return Prompt(ids, None, prompt.cache_salt, prompt.embeds[row * kept.start : row * kept.stop])
@@ -73,7 +73,7 @@ async def run_in_thread(service: AppState, size: int, work: Callable[[], Result]
     A ValueError without a parameter becomes ApiError 400 for `param`.
     """
     try:
-        if size < INLINE:
+        if size < MAX_INLINE_CHARACTERS:
             return work()
         with service.capacity.holding(RequestCost(characters=size)):
             return await asyncio.to_thread(work)
@@ -83,7 +83,7 @@ async def run_in_thread(service: AppState, size: int, work: Callable[[], Result]
         raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
-class _Reader:
+class _PromptReader:
     """Reads the prompts of one request: text or token ids."""
 
     def __init__(self, service: AppState, params: SamplingParams, salt: str | None, special: bool) -> None:
@@ -108,7 +108,7 @@ class _Reader:
         return parse_prompt(keyed, self._tokenizer, self._served.vocab_size, name)
 
 
-def _listed(prompt: Any) -> list[Any]:
+def _as_list(prompt: Any) -> list[Any]:
     """Converts OpenAI's four prompt forms to a list; a list that begins with a number is one prompt."""
     if isinstance(prompt, list) and prompt and (isinstance(prompt[0], (str, list))):
         return prompt

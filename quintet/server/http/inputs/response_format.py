@@ -11,7 +11,7 @@ from quintet.server.http.openai.sampling_protocol import SamplingBody
 
 _TYPES = ("text", "json_object", "json_schema", "structural_tag")
 _FIELDS = tuple(each.name for each in fields(StructuredOutputsParams))
-_NAMED = ("name", "schema", "strict", "description")  # keys beside a schema; only `schema` has an effect
+_SCHEMA_KEYS = ("name", "schema", "strict", "description")  # keys beside a schema; only `schema` has an effect
 
 
 def format_of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, str]:
@@ -21,7 +21,7 @@ def format_of_body(body: SamplingBody) -> tuple[StructuredOutputsParams | None, 
         return wanted, "response_format"
     if wanted is not None:
         raise ParameterError("response_format", "says what structured_outputs says, too; leave one of them out")
-    return _structured(body.structured_outputs, "structured_outputs"), "structured_outputs"
+    return _structured_params(body.structured_outputs, "structured_outputs"), "structured_outputs"
 
 
 def read_format(given: Any, where: str) -> StructuredOutputsParams | None:
@@ -32,26 +32,26 @@ def read_format(given: Any, where: str) -> StructuredOutputsParams | None:
         raise ParameterError(where, f"must be an object with a type, not {kind_of(given)}")
     kind = one_of(given.get("type"), f"{where}.type", _TYPES)
     if kind == "structural_tag":
-        return _structured({"structural_tag": given}, where)
+        return _structured_params({"structural_tag": given}, where)
     if kind == "json_schema":
-        return _structured({"json": _schema(given, where)}, where)
+        return _structured_params({"json": _schema(given, where)}, where)
     object_of(given, where, ("type",))
     return StructuredOutputsParams(json_object=True) if kind == "json_object" else None
 
 
 def _schema(given: dict[str, Any], where: str) -> Any:
     nested = "json_schema" in given
-    object_of(given, where, ("type", "json_schema") if nested else ("type", *_NAMED))
+    object_of(given, where, ("type", "json_schema") if nested else ("type", *_SCHEMA_KEYS))
     if nested:
         given, where = given["json_schema"], f"{where}.json_schema"
-        object_of(given, where, _NAMED)
+        object_of(given, where, _SCHEMA_KEYS)
     schema = given.get("schema")
     if not isinstance(schema, dict):
         raise ParameterError(f"{where}.schema", f"must be a JSON schema, an object, not {kind_of(schema)}")
     return schema
 
 
-def _structured(wanted: Any, where: str) -> StructuredOutputsParams:
+def _structured_params(wanted: Any, where: str) -> StructuredOutputsParams:
     if not isinstance(wanted, dict):
         raise invalid_field(where, f"must be an object, not {kind_of(wanted)}")
     drop_unknown(wanted, _FIELDS, "structured_outputs")

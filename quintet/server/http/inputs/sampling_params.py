@@ -14,7 +14,7 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.errors import ApiError
 from quintet.server.http.openai.sampling_protocol import SAMPLING_FIELDS, SamplingBody
 
-_CIRCLES = tuple(each.name for each in dataclasses.fields(RepetitionDetectionParams))
+_REPETITION_FIELDS = tuple(each.name for each in dataclasses.fields(RepetitionDetectionParams))
 _ROUTES = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score and /rerank"}  # by task
 MAX_EXTRA_BYTES = 2**16  # of encoded extra_args: each waiting request in the engine holds its own
 
@@ -41,7 +41,7 @@ def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[
             f"{there}, or start the server with a model that generates", code="unsupported",
         )  # fmt: skip
     params = service.backend.default_params()
-    fields, names = _together(fields, names)
+    fields, names = _merge_extra_args(fields, names)
     params.max_tokens = served.defaults.get("max_tokens")
     try:
         for name, value in fields.items():
@@ -52,17 +52,17 @@ def checked_params(service: AppState, fields: Mapping[str, Any], names: Mapping[
         if params.n > service.settings.max_n:
             raise ParameterError("n", f"must be at most {service.settings.max_n} on this server, not {params.n}")
     except ParameterError as error:
-        raise _blame(error, names) from None
+        raise _error_for_field(error, names) from None
     return params
 
 
-def _together(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _merge_extra_args(fields: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Merges vllm_xargs, KV transfer params and extra_args; removes unknown fields of repetition_detection."""
     fields = dict(fields)
     pages = fields.pop(HANDOFF, None)
     theirs, ours = fields.pop("vllm_xargs", None), fields.get("extra_args")
     if isinstance(circles := fields.get("repetition_detection"), dict):
-        drop_unknown(circles, _CIRCLES, "repetition_detection")
+        drop_unknown(circles, _REPETITION_FIELDS, "repetition_detection")
     if not isinstance(ours, dict | None):  # SamplingParams.check refuses it
         return fields, names
     if pages:
@@ -88,7 +88,7 @@ def _check_extra(given: dict[str, Any] | None) -> None:
         raise ParameterError("extra_args", f"may take {MAX_EXTRA_BYTES} bytes, not {size}; send less")
 
 
-def _blame(error: ParameterError, names: Mapping[str, str]) -> ApiError:
+def _error_for_field(error: ParameterError, names: Mapping[str, str]) -> ApiError:
     name = names.get(error.parameter, error.parameter)
     return ApiError(400, name + str(error).removeprefix(error.parameter), param=name, code="invalid_value")
 

@@ -12,11 +12,11 @@ from quintet.server.http.errors import ApiError
 logger = logging.getLogger(__name__)
 
 HEADER = "x-quintet-ignored-fields"
-_NAME = 80  # characters of a field's name in messages
-_KEPT = 16  # fields of one request that are named; the rest are counted
-_LONGEST = 1000  # characters of the header
-_SETS = 256  # sets of fields that are logged; clients with random names must not fill the disk
-_SHOWN = 3  # fields that a refusal names
+_MAX_NAME = 80  # characters of a field's name in messages
+_MAX_FIELDS = 16  # fields of one request that are named; the rest are counted
+_MAX_HEADER = 1000  # characters of the header
+_MAX_SETS = 256  # sets of fields that are logged; clients with random names must not fill the disk
+_MAX_SHOWN = 3  # fields that a refusal names
 
 
 class UnknownFields:
@@ -38,20 +38,20 @@ class UnknownFields:
             raise refusal(where, names, known)
         among = frozenset(known)
         for name in names:
-            if len(self._met) == _KEPT:
+            if len(self._met) == _MAX_FIELDS:
                 self._more += 1  # counts repeated fields too
                 continue
-            name = name[:_NAME]  # a stored name must not be as large as a body
+            name = name[:_MAX_NAME]  # a stored name must not be as large as a body
             place = f"{where}.{name}" if where else name
-            match = _nearest(name, among)  # names of template variables may have any characters, too
-            self._met[quote(place, safe="[]$")] = match and quote(match[:_NAME])
+            match = _nearest_name(name, among)  # names of template variables may have any characters, too
+            self._met[quote(place, safe="[]$")] = match and quote(match[:_MAX_NAME])
 
     def header_value(self) -> str:
         """Returns all fields for a header: ASCII without line breaks; names only, never values."""
         said, left = "", len(self)
         for place, match in self._met.items():
             part = (", " if said else "") + place + (f" (did you mean {match}?)" if match else "")
-            if len(said) + len(part) > _LONGEST:
+            if len(said) + len(part) > _MAX_HEADER:
                 break
             said, left = said + part, left - 1
         return f"{said}, and {left} more" if left else said
@@ -71,12 +71,12 @@ class UnknownFieldLog:
     def log(self, path: str, strays: UnknownFields) -> None:
         """Logs once for each path and set of fields, at most _SETS times."""
         what = path, strays.log_key
-        if what in self._told or len(self._told) >= _SETS:
+        if what in self._told or len(self._told) >= _MAX_SETS:
             return
         self._told.add(what)
-        last = "; further ones are not logged" if len(self._told) == _SETS else ""
+        last = "; further ones are not logged" if len(self._told) == _MAX_SETS else ""
         logger.warning(
-            "%s: fields that are not known were ignored: %s%s", quote(path)[:_NAME], strays.header_value(), last
+            "%s: fields that are not known were ignored: %s%s", quote(path)[:_MAX_NAME], strays.header_value(), last
         )
 
 
@@ -86,18 +86,20 @@ def refuse_query(given: Iterable[str], known: Collection[str]) -> None:
 
 
 @functools.lru_cache(maxsize=1024)  # clients repeat the same names
-def _nearest(name: str, known: frozenset[str]) -> str | None:
+def _nearest_name(name: str, known: frozenset[str]) -> str | None:
     return nearest_name(name, sorted(known))
 
 
 def refusal(where: str, names: Collection[str], known: Iterable[str]) -> ApiError:
     """Returns the error for unknown fields of the object at `where` ("" is the body)."""
     known = list(known)
-    said = [unknown_name_error("field", name[:_NAME], known) for name, _ in zip(names, range(_SHOWN), strict=False)]
+    said = [
+        unknown_name_error("field", name[:_MAX_NAME], known) for name, _ in zip(names, range(_MAX_SHOWN), strict=False)
+    ]
     if not where:
-        first = next(iter(names))[:_NAME]
+        first = next(iter(names))[:_MAX_NAME]
         return ApiError(400, said[0], param=first, code="unknown_field")
-    rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    rest = f", and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
     return ApiError(
         400, f"{where} has what it may not have: {'; '.join(said)}{rest}", param=where, code="unknown_field"
     )

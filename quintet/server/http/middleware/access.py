@@ -46,7 +46,7 @@ class AccessLog(HttpMiddleware):
         tally = RequestUsage.for_request(HttpRequest(scope))
         scope.setdefault("state", {})["tally"] = tally
         strays = UnknownFields(self._strict)
-        watch = _Watch(send, tally, strays, is_public(scope))
+        watch = _ObservedSend(send, tally, strays, is_public(scope))
         try:
             with collect_unknown(strays.add):
                 await self._app(scope, receive, watch)
@@ -54,14 +54,14 @@ class AccessLog(HttpMiddleware):
             if strays:
                 self._notices.log(route_path(scope), strays)
             if self._log and route_path(scope) not in self._quiet:
-                access.info(_line(scope, tally, watch, begun))
+                access.info(_log_line(scope, tally, watch, begun))
 
 
-class _Watch:
+class _ObservedSend:
     """Forwards messages; records the status and the time of the first byte."""
 
     def __init__(self, send: Send, tally: RequestUsage, strays: UnknownFields, is_page: bool) -> None:
-        self._send, self._tally, self._strays, self._is_page = send, tally, strays, is_page
+        self._send, self._tally, self._unknown_fields, self._is_page = send, tally, strays, is_page
         self.status, self.first = 0, 0.0
 
     async def __call__(self, message: Message) -> None:
@@ -69,8 +69,8 @@ class _Watch:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers[HEADER] = self._tally.request_id
-            if self._strays:
-                headers[IGNORED] = self._strays.header_value()
+            if self._unknown_fields:
+                headers[IGNORED] = self._unknown_fields.header_value()
             headers["x-content-type-options"] = "nosniff"
             if self._is_page:
                 headers["content-security-policy"] = _PAGE_POLICY
@@ -79,7 +79,7 @@ class _Watch:
         await self._send(message)
 
 
-def _line(scope: Scope, tally: RequestUsage, watch: _Watch, begun: float) -> str:
+def _log_line(scope: Scope, tally: RequestUsage, watch: _ObservedSend, begun: float) -> str:
     """Returns the log line. It has no query (it may hold secrets), no prompt text, and no full id of a response."""
     client = scope.get("client")
     name = f"{client[0]}:{client[1]}" if client else "-"

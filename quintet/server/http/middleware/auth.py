@@ -13,17 +13,17 @@ from quintet.server.hosts import AllowedHosts, is_loopback
 from quintet.server.http.errors import ApiError
 from quintet.server.http.middleware.base import HttpMiddleware, route_path
 
-PUBLIC = ("/health", "/ready")
+PUBLIC_PATHS = ("/health", "/ready")
 # routes that change the engine for all clients
-ADMINISTRATION = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
-_READS = ("GET", "HEAD")
+ADMIN_PATHS = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
+_READ_METHODS = ("GET", "HEAD")
 
 
 def is_public(scope: Scope) -> bool:
     """True for liveness routes and the web page's static files."""
     path = route_path(scope)
     page = path == "/" or path.startswith("/page/")
-    return scope["method"] in _READS and (page or path in PUBLIC)
+    return scope["method"] in _READ_METHODS and (page or path in PUBLIC_PATHS)
 
 
 def owner_of(http: HttpRequest) -> str:
@@ -39,7 +39,7 @@ class ApiKeys(HttpMiddleware):
     an owner: its requests and stored responses are not visible to other keys.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMINISTRATION) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerConfig, administration: Collection[str] = ADMIN_PATHS) -> None:
         super().__init__(app)
         self._administration = administration
         admin = settings.admin_api_key
@@ -50,7 +50,7 @@ class ApiKeys(HttpMiddleware):
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not is_public(scope):
-            given = self._given(Headers(scope=scope))
+            given = self._valid_keys(Headers(scope=scope))
             self._check(route_path(scope), given)
             if given and len(self._keys) > 1:
                 scope.setdefault("state", {})["owner"] = given[0].hex()[:32]
@@ -69,7 +69,7 @@ class ApiKeys(HttpMiddleware):
                 code="admin_only",
             )  # fmt: skip
 
-    def _given(self, headers: Headers) -> list[bytes]:
+    def _valid_keys(self, headers: Headers) -> list[bytes]:
         """Returns the digests of the valid keys in the request."""
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if kind.lower() == "bearer" else None, headers.get("x-api-key")]
@@ -107,14 +107,18 @@ class LocalNames(HttpMiddleware):
                 421, f"this server does not answer to the name {host[:200]!r}; on its own machine ask for 127.0.0.1 or "
                 "localhost, on other machines start it with --allowed-hosts and the name", code="wrong_host",
             )  # fmt: skip
-        if origin is not None and scope["method"] not in (*_READS, "OPTIONS") and not self._welcomes(origin, host):
+        if (
+            origin is not None
+            and scope["method"] not in (*_READ_METHODS, "OPTIONS")
+            and not self._allows_origin(origin, host)
+        ):
             raise ApiError(
                 403, f"pages of {origin[:200]!r} may not use this server; --allowed-origins lets them",
                 code="wrong_origin",
             )  # fmt: skip
         await self._app(scope, receive, send)
 
-    def _welcomes(self, origin: str, host: str | None) -> bool:
+    def _allows_origin(self, origin: str, host: str | None) -> bool:
         if "*" in self._origins or origin in self._origins:
             return True
         return host is not None and origin.partition("://")[2].lower() == host.lower()

@@ -8,9 +8,9 @@ from starlette.types import Message, Receive
 
 from quintet.server.http.errors import ApiError
 
-PIECE = 2**16  # most bytes that are decompressed at once, for any compression ratio
+CHUNK_BYTES = 2**16  # most bytes that are decompressed at once, for any compression ratio
 _WINDOW = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits; deflate means the zlib format, not raw deflate
-_TAKEN = "gzip, deflate"
+_SUPPORTED = "gzip, deflate"
 _SHOWN = 80  # characters of a header in an error message
 
 
@@ -23,7 +23,7 @@ def coding_of(headers: Headers) -> str | None:
     if len(codings) > 1 or codings[0] not in _WINDOW:
         raise ApiError(
             415, f"the body is packed with {', '.join(codings)[:_SHOWN]!r}; pack it once, with gzip or deflate, or "
-            "send it as it is", code="unsupported_encoding", headers={"Accept-Encoding": _TAKEN},
+            "send it as it is", code="unsupported_encoding", headers={"Accept-Encoding": _SUPPORTED},
         )  # fmt: skip
     return codings[0]
 
@@ -59,12 +59,12 @@ class DecompressedReceive:
 
     def _unpack(self) -> bytes:
         try:
-            piece = self._pack.decompress(self._rest, PIECE)
+            piece = self._pack.decompress(self._rest, CHUNK_BYTES)
         except zlib.error as error:
             raise self._damaged(f"cannot be unpacked ({str(error)[:_SHOWN]})") from None
         if self._pack.unused_data:  # refuses a second gzip member, too: thousands of empty ones would waste time
             raise self._damaged("goes on after the end of what is packed")
-        self._rest, self._full = self._pack.unconsumed_tail, len(piece) == PIECE
+        self._rest, self._full = self._pack.unconsumed_tail, len(piece) == CHUNK_BYTES
         return piece
 
     def _damaged(self, what: str) -> ApiError:

@@ -13,7 +13,7 @@ _FORMS = "a class that takes the app, as ASGI's do, or an async function of (req
 
 def load_middlewares(names: tuple[str, ...]) -> list[Any]:
     """Imports "package.module.Name" or "package.module:Name". Raises ValueError with the wrong name and a remedy."""
-    return [_checked(_load(name), name) for name in names]
+    return [_check_middleware(_load(name), name) for name in names]
 
 
 def add_middlewares(app: FastAPI, found: list[Any]) -> None:
@@ -32,7 +32,7 @@ def build_middlewares(app: FastAPI, names: tuple[str, ...]) -> None:
     try:
         app.middleware_stack = app.build_middleware_stack()
     except Exception as error:  # any error of the operator's code
-        raise _cannot(", ".join(names), "cannot be made", error, f"a middleware is {_FORMS}") from error
+        raise _load_error(", ".join(names), "cannot be made", error, f"a middleware is {_FORMS}") from error
 
 
 def _load(name: str) -> Any:
@@ -47,7 +47,7 @@ def _load(name: str) -> Any:
         remedy = "put the folder of your modules onto PYTHONPATH; the working directory is not searched"
         if not isinstance(error, ModuleNotFoundError):
             remedy = "mend that module, or leave it out"
-        raise _cannot(name, "cannot be imported", error, remedy) from error
+        raise _load_error(name, "cannot be imported", error, remedy) from error
     for part in path.split("."):
         if not hasattr(found, part):
             raise ValueError(f"middleware {name!r}: {module} has no {part!r}; name what is there")
@@ -55,12 +55,12 @@ def _load(name: str) -> Any:
     return found
 
 
-def _cannot(name: str, what: str, error: Exception, remedy: str) -> ValueError:
+def _load_error(name: str, what: str, error: Exception, remedy: str) -> ValueError:
     said = " ".join(str(error).split())  # one line
     return ValueError(f"middleware {name!r} {what}: {type(error).__name__}: {said}; {remedy}")
 
 
-def _checked(found: Any, name: str) -> type | Callable[..., Any]:
+def _check_middleware(found: Any, name: str) -> type | Callable[..., Any]:
     if inspect.isclass(found) or inspect.iscoroutinefunction(found):
         return found
     raise ValueError(f"middleware {name!r} is {type(found).__name__}, and must be {_FORMS}")

@@ -8,8 +8,8 @@ from quintet.server.http.app_state import AppState
 from quintet.server.http.middleware.base import HttpMiddleware, route_path
 from quintet.server.http.sse import encode
 
-ASK = "endpoint-load-metrics-format"
-TELL = "endpoint-load-metrics"
+REQUEST_HEADER = "endpoint-load-metrics-format"
+RESPONSE_HEADER = "endpoint-load-metrics"
 
 
 class LoadReport(HttpMiddleware):
@@ -20,7 +20,7 @@ class LoadReport(HttpMiddleware):
         self._service = service
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        form = Headers(scope=scope).get(ASK, "")
+        form = Headers(scope=scope).get(REQUEST_HEADER, "")
         if not form or scope["method"] != "POST" or not route_path(scope).startswith("/v1/"):
             await self._app(scope, receive, send)
             return
@@ -29,7 +29,7 @@ class LoadReport(HttpMiddleware):
             stats = self._service.backend.stats() if message["type"] == "http.response.start" else None
             told = None if stats is None else load_report(form, stats)
             if told is not None:
-                MutableHeaders(scope=message)[TELL] = told
+                MutableHeaders(scope=message)[RESPONSE_HEADER] = told
             await send(message)
 
         await self._app(scope, receive, tell)

@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quintet.server.config import ServerConfig
 from quintet.server.http.errors import ApiError, openai_shape
-from quintet.server.http.middleware.unauthenticated import SPARE, UnauthenticatedConnections
+from quintet.server.http.middleware.unauthenticated import SPARE_CONNECTIONS, UnauthenticatedConnections
 from quintet.server.http.sse import encode
 
 MAX_PIPELINED = 16  # requests of one connection that wait for the first response
@@ -23,32 +23,32 @@ class ClientTimeouts(NamedTuple):
     reader: float = 120.0  # without reading its response, while the send buffer is full
 
 
-PATIENCE = ClientTimeouts()
+CLIENT_TIMEOUTS = ClientTimeouts()
 
 
-def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = PATIENCE) -> type[HttpToolsProtocol]:
+def limited_protocol(settings: ServerConfig, patience: ClientTimeouts = CLIENT_TIMEOUTS) -> type[HttpToolsProtocol]:
     """Returns uvicorn's protocol class with these limits; uvicorn makes one object per connection."""
     limits = {
         "max_head": settings.max_header_bytes, "max_body": settings.max_body_bytes, "patience": patience,
         "max_connections": settings.max_connections, "strangers": UnauthenticatedConnections(settings.max_connections),
     }  # fmt: skip
-    return type("BoundedProtocol", (_Bounded,), limits)
+    return type("BoundedProtocol", (_LimitedProtocol,), limits)
 
 
-class _Bounded(HttpToolsProtocol):
+class _LimitedProtocol(HttpToolsProtocol):
     """Connection in one of three states: in a head (or idle), in a body, or refused (input is ignored)."""
 
     max_head: ClassVar[int]
     max_body: ClassVar[int]
     max_connections: ClassVar[int]
-    unauthenticated: ClassVar[UnauthenticatedConnections["_Bounded"]]
+    unauthenticated: ClassVar[UnauthenticatedConnections["_LimitedProtocol"]]
     timeouts: ClassVar[ClientTimeouts]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.limit_concurrency = None  # uvicorn's answer would be plain text
         self._in_head, self._head_bytes = True, 0
-        self._unwanted = 0  # bytes of a body that came after the answer
+        self._ignores_input = 0  # bytes of a body that came after the answer
         self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader: asyncio.TimerHandle | None = None  # runs while the client does not read
@@ -59,9 +59,9 @@ class _Bounded(HttpToolsProtocol):
         surplus = self.unauthenticated.add(self, self.client[0] if self.client else "")
         if surplus is not None:
             surplus.close_unauthenticated()
-        if len(self.connections) > self.max_connections + SPARE:
+        if len(self.connections) > self.max_connections + SPARE_CONNECTIONS:
             self.unauthenticated.oldest.close_unauthenticated()
-        self._expect(self.timeouts.head)
+        self._start_timer(self.timeouts.head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -105,10 +105,10 @@ class _Bounded(HttpToolsProtocol):
             return
         if self._in_head:
             self._head_bytes += len(data)
-            self._expect(self.timeouts.head)
+            self._start_timer(self.timeouts.head)
         elif self.cycle.response_complete and self in self.unauthenticated:
-            self._unwanted += len(data)
-            if self._unwanted > self.max_body:
+            self._ignores_input += len(data)
+            if self._ignores_input > self.max_body:
                 return self.transport.abort()
         super().data_received(data)
         if self._in_head and self._head_bytes > self.max_head:
@@ -117,8 +117,8 @@ class _Bounded(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["wire"] = weakref.ref(self)
-        self._in_head, self._unwanted = True, 0
-        self._expect(self.timeouts.head)
+        self._in_head, self._ignores_input = True, 0
+        self._start_timer(self.timeouts.head)
 
     def on_headers_complete(self) -> None:
         if self._refused:
@@ -132,7 +132,7 @@ class _Bounded(HttpToolsProtocol):
             self._refuse(ApiError(429, f"more than {MAX_PIPELINED} requests wait on this connection"))
         else:
             super().on_headers_complete()
-            self._expect(self.timeouts.body)
+            self._start_timer(self.timeouts.body)
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -168,7 +168,7 @@ class _Bounded(HttpToolsProtocol):
             "--max-header-bytes", code="headers_too_large",
         )  # fmt: skip
 
-    def _expect(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         """Starts the timer for the head or body; a running timer is kept."""
         if self._timer is None:
             self._timer = self.loop.call_later(seconds, self._late)
@@ -181,7 +181,7 @@ class _Bounded(HttpToolsProtocol):
     def _late(self) -> None:
         self._timer = None
         if self._in_head and self.cycle is not None and not self.cycle.response_complete:
-            self._expect(self.timeouts.head)  # the previous response is still being sent
+            self._start_timer(self.timeouts.head)  # the previous response is still being sent
         elif self._in_head:
             self._refuse(ApiError(408, f"the request's head was not complete in {self.timeouts.head:g} s"))
         else:

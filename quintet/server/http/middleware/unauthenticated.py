@@ -3,8 +3,8 @@
 from ipaddress import IPv6Address, ip_address
 from typing import Generic, TypeVar
 
-SPARE = 16  # connections above the limit, so that a /health probe can connect when clients use all of them
-_LEAST = 16  # minimum share of an address; browsers open some in advance
+SPARE_CONNECTIONS = 16  # connections above the limit, so that a /health probe can connect when clients use all of them
+_MIN_SHARE = 16  # minimum share of an address; browsers open some in advance
 
 T = TypeVar("T")
 
@@ -13,7 +13,7 @@ class UnauthenticatedConnections(Generic[T]):
     """Unauthenticated connections in the order of their arrival."""
 
     def __init__(self, max_connections: int) -> None:
-        self._share = max(_LEAST, max_connections // 4)
+        self._share = max(_MIN_SHARE, max_connections // 4)
         self._places: dict[T, str] = {}
         self._by_place: dict[str, dict[T, None]] = {}
 
@@ -25,7 +25,7 @@ class UnauthenticatedConnections(Generic[T]):
 
     def add(self, who: T, host: str) -> T | None:
         """Adds a connection; returns the oldest of the same address if that now exceeds its share."""
-        place = self._places[who] = _place(host)
+        place = self._places[who] = _address_key(host)
         there = self._by_place.setdefault(place, {})
         there[who] = None
         return next(iter(there)) if len(there) > self._share else None
@@ -45,7 +45,7 @@ class UnauthenticatedConnections(Generic[T]):
         return next(iter(self._places))
 
 
-def _place(host: str) -> str:
+def _address_key(host: str) -> str:
     """Returns the IPv4 address, or the /64 network of an IPv6 address: one client has all its 2**64 addresses."""
     try:
         address = ip_address(host)

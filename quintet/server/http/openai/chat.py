@@ -49,11 +49,11 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     set_request_name(http, body.request_id)
     service.check_model(body.model)
     service.check_ready()
-    prepared = await prepare(_chat(service, body), chat_model(service))
+    prepared = await prepare(_chat_input(service, body), chat_model(service))
     asks = [PromptRequest.of(prepared, body.priority)]
     tally = usage_of(http)
     tally.count_prompts(asks)
-    answer = _Answer(service, body, prepared, tally)
+    answer = _ChatAnswer(service, body, prepared, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.completion)
@@ -72,7 +72,7 @@ def _params(service: AppState, body: ChatRequest) -> SamplingParams:
     return sampling_params(service, body, own, {"logprobs": "top_logprobs", "max_tokens": name})
 
 
-def _chat(service: AppState, body: ChatRequest) -> ChatInput:
+def _chat_input(service: AppState, body: ChatRequest) -> ChatInput:
     params = _params(service, body)
     params.structured_outputs, form = format_of_body(body)
     tool_choice = read_tools(body.tools, body.tool_choice)
@@ -95,7 +95,7 @@ def _chat(service: AppState, body: ChatRequest) -> ChatInput:
     )
 
 
-class _Answer:
+class _ChatAnswer:
     """Builds the answer to one request, whole or in chunks."""
 
     def __init__(self, service: AppState, body: ChatRequest, prepared: PreparedChat, tally: RequestUsage) -> None:
@@ -104,7 +104,7 @@ class _Answer:
         self._listening, self._turns = listening, service.cooperative
         # Where a call may come there is none: for some clients a text begins with it, though it be empty.
         self._blank = "" if listening.tool is None else UNSET
-        self._speeches = [OutputParser(listening) for _ in range(params.n)]
+        self._output_parsers = [OutputParser(listening) for _ in range(params.n)]
         self._head = AnswerHead.for_answer(service, f"chatcmpl-{tally.request_id}", body.model).fields()
         by_id = bool(body.return_tokens_as_token_ids)
         self._writer = LogprobsWriter(service.backend.tokenizer, service.cooperative, params, by_id)
@@ -125,7 +125,7 @@ class _Answer:
         return answer
 
     async def _choice(self, each: CompletionOutput) -> ChatChoice:
-        speech = self._speeches[each.index]
+        speech = self._output_parsers[each.index]
         speech.count(each.token_ids)
         choice = ChatChoice(
             index=each.index,
@@ -145,7 +145,7 @@ class _Answer:
             choice.token_ids = list(each.token_ids)
 
     def _usage(self) -> Usage:
-        thought = [speech.num_reasoning_tokens for speech in self._speeches]
+        thought = [speech.num_reasoning_tokens for speech in self._output_parsers]
         told = [each for each in thought if each is not None]
         return self._tally.usage(sum(told) if len(told) == len(thought) else None)
 
@@ -167,7 +167,7 @@ class _Answer:
         async for number, output in call:
             self._tally.count_output(number, output)
             for each in output.outputs:
-                self._speeches[each.index].count(each.token_ids)
+                self._output_parsers[each.index].count(each.token_ids)
             if steady:
                 chunk.usage = self._usage()
             for each in output.outputs:  # of every step, also where the text of its tokens is held back
@@ -179,7 +179,7 @@ class _Answer:
         yield DONE
 
     async def _part(self, each: CompletionOutput) -> ChatChunkChoice:
-        speech, ended = self._speeches[each.index], each.finish_reason is not None
+        speech, ended = self._output_parsers[each.index], each.finish_reason is not None
         delta = (
             Delta(content=each.text) if self._listening.plain else delta_of(speech.feed(each.text, ended), self._blank)
         )

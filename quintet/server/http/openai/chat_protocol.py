@@ -10,7 +10,7 @@ from quintet.chat.messages import ROLES
 from quintet.chat.tool_choice import MAX_TOOLS
 from quintet.outputs import Logprob
 from quintet.server.http.inputs.body import Body, UnsupportedField
-from quintet.server.http.openai.sampling_protocol import LACKING, SamplingBody
+from quintet.server.http.openai.sampling_protocol import UNSUPPORTED_FIELDS, SamplingBody
 from quintet.server.http.usage import Usage
 
 MAX_DOCUMENTS = 1024
@@ -22,7 +22,7 @@ _PART = {
     "required": ["type", "text"],
 }
 _CONTENT: list[dict[str, Any]] = [_TEXT, {"type": "array", "items": _PART}]
-_SAID = {
+_OTHER_MESSAGE = {
     "type": "object",
     "description": "Any but the assistant's; the role may also be one that the chat template names.",
     "properties": {
@@ -33,7 +33,7 @@ _SAID = {
     },
     "required": ["role", "content"],
 }
-_ANSWERED = {
+_ASSISTANT_MESSAGE = {
     "type": "object",
     "description": "The assistant's.",
     "properties": {
@@ -45,7 +45,7 @@ _ANSWERED = {
     },
     "required": ["role"],
 }
-_MESSAGE = {"anyOf": [_SAID, _ANSWERED]}
+_MESSAGE = {"anyOf": [_OTHER_MESSAGE, _ASSISTANT_MESSAGE]}
 # Checked where they are rendered, against the template; pydantic would say less.
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
 
@@ -68,15 +68,15 @@ class TemplateFields(Body):
     continue_final_message: bool | None = Field(None, description="go on with the last message")
 
 
-_CALLS = "it is called tools and tool_choice today"
+_OLD_FUNCTIONS = "it is called tools and tool_choice today"
 
-CHAT_LACKING: dict[str, UnsupportedField] = {
-    **LACKING,
+CHAT_UNSUPPORTED: dict[str, UnsupportedField] = {
+    **UNSUPPORTED_FIELDS,
     "prompt_embeds": UnsupportedField("a chat is text; /v1/completions takes them"),
     "audio": UnsupportedField("models here give text alone"),
     "modalities": UnsupportedField("models here give text alone", (["text"],)),
-    "functions": UnsupportedField(_CALLS, ([],)),
-    "function_call": UnsupportedField(_CALLS, ("none",)),
+    "functions": UnsupportedField(_OLD_FUNCTIONS, ([],)),
+    "function_call": UnsupportedField(_OLD_FUNCTIONS, ("none",)),
     "prediction": UnsupportedField("there is no predicted output; leave it out"),
     "web_search_options": UnsupportedField("the model searches nothing; leave it out"),
     "verbosity": UnsupportedField("say in the messages how long the answer should be", ("medium",)),
@@ -115,7 +115,7 @@ class ChatRequest(TemplateFields, SamplingBody):
     prompt_cache_key: str | None = Field(None, description="accepted, not used; cache_salt keeps caches apart")
     safety_identifier: str | None = Field(None, description="accepted, not used")
 
-    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = CHAT_LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = CHAT_UNSUPPORTED
 
 
 class TopLogprob(msgspec.Struct):

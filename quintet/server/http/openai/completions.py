@@ -49,7 +49,7 @@ async def create_completion(http: HttpRequest) -> Response:
     asks = [PromptRequest(prompt, params, body.priority or 0, grammar) for prompt in prompts]
     tally = usage_of(http)
     tally.count_prompts(asks)
-    answer = _Answer(service, body, asks, tally)
+    answer = _CompletionAnswer(service, body, asks, tally)
     if body.stream:
         return await stream_response(service, http, asks, answer.events)
     return await whole_response(service, http, asks, answer.completion)
@@ -78,7 +78,7 @@ def _params(service: AppState, body: CompletionRequest) -> SamplingParams:
 
 
 @dataclass
-class _Line:
+class _ChoiceState:
     """One choice of a stream."""
 
     index: int
@@ -86,7 +86,7 @@ class _Line:
     started: bool = False
 
 
-class _Answer:
+class _CompletionAnswer:
     """Builds the answer to one request, whole or in chunks."""
 
     def __init__(
@@ -108,7 +108,7 @@ class _Answer:
             wanted = self._body.prompt_logprobs is not None
             scores = await self._writer.prompt_logprobs(output.prompt_logprobs or []) if wanted else UNSET
             for each in output.outputs:
-                line = _Line(number * self._n + each.index)
+                line = _ChoiceState(number * self._n + each.index)
                 choices.append(await self._choice(line, number, output, each))
                 choices[-1].prompt_logprobs = scores
         pages = outputs[0].kv_transfer_params if len(outputs) == 1 else None
@@ -116,7 +116,7 @@ class _Answer:
         return Completion(choices=choices, usage=usage, kv_transfer_params=pages or UNSET, **self._head)
 
     async def events(self, call: EngineCall) -> AsyncIterator[bytes]:
-        lines = [_Line(index) for index in range(len(self._asks) * self._n)]
+        lines = [_ChoiceState(index) for index in range(len(self._asks) * self._n)]
         options = self._body.stream_options
         usage = options is not None and bool(options.include_usage)
         steady = options is not None and bool(options.continuous_usage_stats)
@@ -143,7 +143,7 @@ class _Answer:
         self._tally.count_output(number, output)
 
     async def _choice(
-        self, line: _Line, number: int, output: RequestOutput, each: CompletionOutput
+        self, line: _ChoiceState, number: int, output: RequestOutput, each: CompletionOutput
     ) -> CompletionChoice:
         choice = CompletionChoice(
             index=line.index, text=each.text, finish_reason=each.finish_reason, stop_reason=each.stop_reason
@@ -160,7 +160,9 @@ class _Answer:
             choice.token_ids = list(each.token_ids)
         return choice
 
-    def _begin(self, choice: CompletionChoice, line: _Line, number: int, output: RequestOutput) -> list[ScoredTokens]:
+    def _begin(
+        self, choice: CompletionChoice, line: _ChoiceState, number: int, output: RequestOutput
+    ) -> list[ScoredTokens]:
         """Adds the prompt to a choice's first part, where it is wanted. Returns its tokens with log-probabilities."""
         if self._body.return_token_ids:
             choice.prompt_token_ids = output.prompt_token_ids

@@ -8,7 +8,7 @@ from pydantic import Field, SkipValidation
 
 from quintet.outputs import Logprob
 from quintet.server.http.inputs.body import UnsupportedField
-from quintet.server.http.openai.sampling_protocol import LACKING, SamplingBody
+from quintet.server.http.openai.sampling_protocol import UNSUPPORTED_FIELDS, SamplingBody
 from quintet.server.http.usage import Usage
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -36,7 +36,7 @@ class CompletionRequest(SamplingBody):
         None, description="what follows the output: the model fills in, if its tokenizer has tokens for that"
     )
 
-    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = UNSUPPORTED_FIELDS
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -19,7 +19,7 @@ from quintet.server.http.sse import encode
 from quintet.tokenizers.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON has no minus infinity
-_STRETCH = 512  # log-probabilities that are written at once: about a millisecond
+_TOKENS_PER_PIECE = 512  # log-probabilities that are written at once: about a millisecond
 
 Positions = Sequence[LogprobsAt | None]
 Written = TypeVar("Written")
@@ -93,7 +93,7 @@ class LogprobsWriter:
     async def _in_turns(self, write: Callable[..., Written], columns: tuple[Sequence[Any], ...]) -> list[Written]:
         """Writes stretch by stretch, in turns; a stream's few new tokens are written at once."""
         last = columns[-1]
-        step = max(1, _STRETCH // (1 + len(last[-1] or ()))) if last else 1
+        step = max(1, _TOKENS_PER_PIECE // (1 + len(last[-1] or ()))) if last else 1
         if self._streamed and len(last) <= step:
             return [write(*columns)]
         starts = range(0, len(last), step) or (0,)

@@ -10,12 +10,12 @@ from quintet.parsers import CallArguments, CallBegin, Content, Event, Reasoning,
 from quintet.server.http.cooperative import CooperativeWork
 from quintet.server.http.openai.chat_protocol import AnswerMessage, CallPart, Delta, FunctionPart
 
-_TURN = 2048  # characters: some milliseconds, and 10 of the worst
+_CHARACTERS_PER_PIECE = 2048  # characters: some milliseconds, and 10 of the worst
 
 
 async def parse_all(speech: OutputParser, text: str, turns: CooperativeWork) -> list[Event]:
     """Returns the events that Speech.hear finds in a whole answer, a stretch in each turn."""
-    stretches = [text[start : start + _TURN] for start in range(0, len(text), _TURN)]
+    stretches = [text[start : start + _CHARACTERS_PER_PIECE] for start in range(0, len(text), _CHARACTERS_PER_PIECE)]
     heard = await turns.run_all(functools.partial(speech.feed, each, ended=False) for each in stretches)
     return [event for events in heard for event in events] + speech.feed("", ended=True)
 

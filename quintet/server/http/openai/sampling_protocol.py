@@ -10,10 +10,10 @@ from quintet.sampling_params import SamplingParams
 from quintet.server.http.inputs.body import Body, UnsupportedField
 
 # Of SamplingParams, those that an endpoint settles itself, and what is there offline alone.
-_OWN = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
+_EXCLUDED = ("max_tokens", "logprobs", "output_kind", "detokenize", "structured_outputs")
 _HINTS: dict[str, Any] = {"stop": str | list[str] | None, "repetition_detection": dict[str, int]}
 
-_PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _OWN)
+_PARAMS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _EXCLUDED)
 SAMPLING_FIELDS = (*_PARAMS, "vllm_xargs", "kv_transfer_params")
 
 
@@ -82,18 +82,18 @@ class SamplingBody(_Sampling):
     service_tier: str | None = Field(None, description="accepted, not used")
 
 
-_NOW = "it is called {} in structured_outputs, as in today's vLLM"
+_RENAMED = "it is called {} in structured_outputs, as in today's vLLM"
 _TEXT = "models here take and give text alone"
 
-LACKING: dict[str, UnsupportedField] = {
+UNSUPPORTED_FIELDS: dict[str, UnsupportedField] = {
     "store": UnsupportedField("answers are not kept; leave it out or set it to false", (False,)),
-    "guided_json": UnsupportedField(_NOW.format("json")),
-    "guided_regex": UnsupportedField(_NOW.format("regex")),
-    "guided_choice": UnsupportedField(_NOW.format("choice")),
-    "guided_grammar": UnsupportedField(_NOW.format("grammar")),
+    "guided_json": UnsupportedField(_RENAMED.format("json")),
+    "guided_regex": UnsupportedField(_RENAMED.format("regex")),
+    "guided_choice": UnsupportedField(_RENAMED.format("choice")),
+    "guided_grammar": UnsupportedField(_RENAMED.format("grammar")),
     "guided_decoding_backend": UnsupportedField("it is chosen when the server starts (--structured-outputs-config)"),
-    "guided_whitespace_pattern": UnsupportedField(_NOW.format("whitespace_pattern")),
-    "structural_tag": UnsupportedField(_NOW.format("structural_tag")),
+    "guided_whitespace_pattern": UnsupportedField(_RENAMED.format("whitespace_pattern")),
+    "structural_tag": UnsupportedField(_RENAMED.format("structural_tag")),
     "logits_processors": UnsupportedField(
         "the server loads them when it starts (--logits-processors); extra_args reaches them"
     ),

@@ -21,7 +21,7 @@ from quintet.server.http.usage import RequestUsage, usage_of
 
 router = APIRouter()
 
-_CUTS = ("NONE", "START", "END")
+_TRUNCATIONS = ("NONE", "START", "END")
 # Cohere's input_type -> names that models use for the same prompt
 _NAMES = {
     "search_query": ("search_query", "query"),
@@ -39,12 +39,16 @@ async def embed(http: HttpRequest) -> Response:
     body = await read_body(http, CohereEmbedRequest)
     service.check_model(body.model)
     service.check_ready()
-    given = PoolingParams(dimensions=body.output_dimension, truncate_prompt_tokens=_keep(body))
+    given = PoolingParams(dimensions=body.output_dimension, truncate_prompt_tokens=_max_tokens(body))
     params = resolve_params(service, given, "embed", "/v2/embed")
     kinds = _kinds(body, params.dimensions or bounds_of(service).width)
     texts, param = _texts(body)
     reader = TextReader(
-        service, params, truncate_left=body.truncate == "START", prefix=_before(service, body.input_type), param=param
+        service,
+        params,
+        truncate_left=body.truncate == "START",
+        prefix=_prompt_prefix(service, body.input_type),
+        param=param,
     )
     most = body.max_tokens if body.truncate == "NONE" else None
     prompts = await reader.read(texts)
@@ -57,20 +61,20 @@ async def embed(http: HttpRequest) -> Response:
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         embeddings = {}
         for kind in kinds:
-            embeddings[kind] = await service.cooperative.run_all([_writer(each, kind) for each in found])
+            embeddings[kind] = await service.cooperative.run_all([_json_writer(each, kind) for each in found])
         told = f"embd-{usage_of(http).request_id}"
         return CohereEmbeddings(id=told, embeddings=embeddings, texts=texts, meta=meta(tally, "2"))
 
     return await respond(service, http, PoolingWork(prompts, params, body.priority or 0), answer)
 
 
-def _writer(x: Numbers, kind: str) -> Any:
+def _json_writer(x: Numbers, kind: str) -> Any:
     return lambda: cohere_json(x, kind)
 
 
-def _keep(body: CohereEmbedRequest) -> int | None:
-    if body.truncate is not None and body.truncate not in _CUTS:
-        raise invalid_field("truncate", f"must be one of {', '.join(_CUTS)}, not {body.truncate[:40]!r}")
+def _max_tokens(body: CohereEmbedRequest) -> int | None:
+    if body.truncate is not None and body.truncate not in _TRUNCATIONS:
+        raise invalid_field("truncate", f"must be one of {', '.join(_TRUNCATIONS)}, not {body.truncate[:40]!r}")
     return None if body.truncate == "NONE" else body.max_tokens or -1
 
 
@@ -103,7 +107,7 @@ def _content(given: Any, name: str) -> str:
     raise invalid_field("inputs", f"{name} must have content of parts that are text; models here take text alone")
 
 
-def _before(service: AppState, kind: str | None) -> str:
+def _prompt_prefix(service: AppState, kind: str | None) -> str:
     """Returns the model's prompt prefix for this input_type; empty if the model has none."""
     bounds = bounds_of(service)
     if kind is None:

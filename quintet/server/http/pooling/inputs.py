@@ -155,12 +155,12 @@ def resolve_params(service: AppState, params: PoolingParams, task: str | None, r
     if task is not None and task not in bounds.tasks:
         raise ApiError(
             400, f"{route} needs the task {task!r}, and this server's model has {', '.join(bounds.tasks)}; "
-            f"{_elsewhere(bounds.tasks)}", code="unsupported",
+            f"{_other_route(bounds.tasks)}", code="unsupported",
         )  # fmt: skip
     return bounds.resolve_params(params, task)
 
 
-def _elsewhere(tasks: Sequence[str]) -> str:
+def _other_route(tasks: Sequence[str]) -> str:
     routes = {"embed": "/v1/embeddings", "classify": "/classify", "score": "/score"}
     there = [route for task, route in routes.items() if task in tasks] or ["/pooling"]
     return f"ask {' or '.join(there)}, or serve another model"

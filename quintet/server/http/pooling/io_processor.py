@@ -57,7 +57,7 @@ async def respond(service: AppState, http: HttpRequest, body: PoolingRequest) ->
     async def answer(outputs: list[RequestOutput]) -> bytes:
         for number, output in enumerate(outputs):
             usage_of(http).count_output(number, output)
-        made = await io_processors.answer_of(processor, _told(outputs), name)
+        made = await io_processors.answer_of(processor, _numbered(outputs), name)
         tell = getattr(processor, "output_to_response", None)
         if callable(tell):
             return _encode(tell(made))
@@ -89,7 +89,7 @@ def _text(prompt: Any) -> Any:
     return prompt.get("prompt") if ids is None else ids
 
 
-async def _told(outputs: list[RequestOutput]) -> AsyncIterator[tuple[int, Output]]:
+async def _numbered(outputs: list[RequestOutput]) -> AsyncIterator[tuple[int, Output]]:
     for number, output in enumerate(outputs):
         yield number, answered(output, PoolingOutput)
 

@@ -10,7 +10,7 @@ from quintet.server.http.openai.completions_protocol import TokenId
 from quintet.server.http.pooling.encoding_format import COHERE_TYPES, DTYPES, ENDIANNESS, FORMATS
 
 _TEXT_ALONE = "models here take text alone"
-_LACKING: dict[str, UnsupportedField] = {
+_UNSUPPORTED: dict[str, UnsupportedField] = {
     "mm_processor_kwargs": UnsupportedField(_TEXT_ALONE),
     "padding": UnsupportedField("texts are never padded here", ("do_not_pad",)),
     "images": UnsupportedField(_TEXT_ALONE, ([],)),
@@ -44,7 +44,7 @@ class PoolingBody(Body):
         None, description="classes as probabilities, embeddings of length 1; as the model's files say if not given"
     )
 
-    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = _LACKING
+    unsupported_fields: ClassVar[dict[str, UnsupportedField]] = _UNSUPPORTED
 
 
 class InputBody(PoolingBody, TemplateFields):
@@ -114,7 +114,7 @@ class RerankRequest(PoolingBody):
     max_tokens_per_doc: int | None = Field(None, ge=0, description="tokens that are kept of each document; 0: all")
 
     unsupported_fields: ClassVar[dict[str, UnsupportedField]] = {
-        **_LACKING,
+        **_UNSUPPORTED,
         "rank_fields": UnsupportedField("documents are ranked by their text", (["text"], [])),
         "max_chunks_per_doc": UnsupportedField("a document is ranked as a whole; max_tokens_per_doc cuts it", (1,)),
     }

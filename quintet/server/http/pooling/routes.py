@@ -48,7 +48,7 @@ router = APIRouter()
 
 AnyBody = TypeVar("AnyBody", bound=PoolingBody)
 
-_PLACES = 200  # most texts for the metadata header, which has a byte range for each
+_MAX_METADATA_TEXTS = 200  # most texts for the metadata header, which has a byte range for each
 
 
 @router.post("/v1/embeddings")
@@ -127,16 +127,16 @@ async def _respond_encoded(
 ) -> Response:
     """Runs the texts; `response` is made of their encoded outputs and of id, created, model and usage. In an encoding
     of bytes, the outputs follow each other instead."""
-    form = _form(body)
+    form = _number_format(body)
     work = await _read_work(service, body, params)
-    _check_places(form, len(work.prompts))
+    _check_metadata_size(form, len(work.prompts))
     head = head_of(service, http, kind, body.model)
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         full = {**head, "usage": usage(tally)}
         if form.encoding.startswith("bytes"):
-            return _octets(found, form, full)
-        return response(await _written(service, found, form), full)
+            return _binary_response(found, form, full)
+        return response(await _encode_all(service, found, form), full)
 
     return await respond(service, http, work, answer)
 
@@ -164,7 +164,7 @@ def _pooling_params(body: PoolingRequest) -> PoolingParams:
     return params
 
 
-def _form(body: EncodedBody) -> NumberFormat:
+def _number_format(body: EncodedBody) -> NumberFormat:
     """Reads the encoding. Raises ApiError 400 for an unknown name."""
     given = {"encoding_format": FORMATS, "embed_dtype": DTYPES, "endianness": ENDIANNESS}
     for name, known in given.items():
@@ -174,16 +174,16 @@ def _form(body: EncodedBody) -> NumberFormat:
     return NumberFormat(body.encoding_format or "float", body.embed_dtype or "float32", body.endianness or "native")
 
 
-def _check_places(form: NumberFormat, count: int) -> None:
+def _check_metadata_size(form: NumberFormat, count: int) -> None:
     """Limits the texts in the metadata header: clients and proxies limit header sizes."""
-    if form.encoding == "bytes" and count > _PLACES:
+    if form.encoding == "bytes" and count > _MAX_METADATA_TEXTS:
         raise invalid_field(
-            "encoding_format", f"bytes tells in a header where each text's numbers are, of {_PLACES} texts at most, "
+            "encoding_format", f"bytes tells in a header where each text's numbers are, of {_MAX_METADATA_TEXTS} texts at most, "
             f"not of {count}; use bytes_only or base64",
         )  # fmt: skip
 
 
-async def _written(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:
+async def _encode_all(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:
     """Encodes one array at a time and yields to other requests between them: lists of numbers are slow."""
 
     def write(x: Numbers) -> Any:
@@ -192,7 +192,7 @@ async def _written(service: AppState, found: list[Numbers], form: NumberFormat) 
     return await service.cooperative.run_all(map(write, found))
 
 
-def _octets(found: list[Numbers], form: NumberFormat, head: dict[str, Any]) -> Binary:
+def _binary_response(found: list[Numbers], form: NumberFormat, head: dict[str, Any]) -> Binary:
     """Concatenates all numbers; the header `metadata` has each text's byte range, unless encoding is bytes_only.
     Source: vLLM's pooling API."""
     parts = [form.raw(each) for each in found]

@@ -40,21 +40,21 @@ class PoolingWork:
         """Returns engine requests; a text longer than the model's context is split into chunks."""
         bounds = bounds_of(service)
         params = replace(self.params, truncate_prompt_tokens=None)  # already applied
-        pieces = (piece for prompt in self.prompts for piece in _pieces(prompt, bounds.max_model_len))
+        pieces = (piece for prompt in self.prompts for piece in _split_chunks(prompt, bounds.max_model_len))
         return [PromptRequest(piece, bounds.sampling_params, self.priority, "", params) for piece in pieces]
 
     def combine_chunks(self, service: AppState, found: Sequence[Numbers]) -> list[Numbers]:
         """Returns the output of each text: the mean of its chunks' outputs, weighted by their tokens, as in vLLM."""
         most, at, made = bounds_of(service).max_model_len, 0, []
         for prompt in self.prompts:
-            lengths = [len(each.token_ids) for each in _pieces(prompt, most)]
+            lengths = [len(each.token_ids) for each in _split_chunks(prompt, most)]
             parts = found[at : at + len(lengths)]
             at += len(lengths)
             made.append(parts[0] if len(parts) == 1 else _mean(parts, lengths))
         return made
 
 
-def _pieces(prompt: Prompt, most: int) -> list[Prompt]:
+def _split_chunks(prompt: Prompt, most: int) -> list[Prompt]:
     """Splits a prompt into chunks of `most` tokens; the last may be shorter."""
     ids = prompt.token_ids
     if len(ids) <= most:

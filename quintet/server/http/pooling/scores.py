@@ -114,7 +114,7 @@ async def score_plan(
         prompts = await _pairs(service, body, params, [(queries[a], documents[b]) for a, b in places], cuts)
         return ScorePlan(PoolingWork(prompts, params, body.priority or 0), [], task)
     if cuts.query or cuts.document:
-        queries, documents = await _cut(service, queries, documents, cuts)
+        queries, documents = await _truncate(service, queries, documents, cuts)
     default = bounds_of(service).default_prompt
     texts = TextReader(
         service, params, body.cache_salt, truncate_left=truncates_left(body), prefix=prompt_named(service, default) if default else "",
@@ -149,7 +149,7 @@ async def _pairs(
     return await run_in_thread(service, sum(len(a) + len(b) for a, b in couples), read, "documents")
 
 
-async def _cut(
+async def _truncate(
     service: AppState, queries: list[str], documents: list[str], cuts: PairLimits
 ) -> tuple[list[str], list[str]]:
     template = PairTemplate(need_tokenizer(service))

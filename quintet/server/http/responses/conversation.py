@@ -39,7 +39,7 @@ from quintet.server.http.responses.tool_items import check_outputs
 from quintet.server.http.responses.tools import nested, read_tools
 
 _REMEDY = "shorten it, or set truncation to auto, which drops the oldest messages"
-_ROOM = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) of the context for the answer
+_ANSWER_SHARE = 4  # without max_tokens, a conversation is cut to leave a quarter (1/4) of the context for the answer
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ async def make_plan(service: AppState, store: ResponseStore, body: CreateRespons
     served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
     check_tools(service, tool_choice)
-    said = await _said(service, store, body, owner)
+    said = await _read_conversation(service, store, body, owner)
     check_approved(said.approved, served.labels)
-    chat = replace(_chat(service, body, said, served, tool_choice), params=params)
-    return await _planned(service, body, chat, said, served)
+    chat = replace(_chat_input(service, body, said, served, tool_choice), params=params)
+    return await _make_round(service, body, chat, said, served)
 
 
 async def next_plan(
@@ -108,16 +108,16 @@ async def next_plan(
         )
 
     said = await run_in_thread(service, len(output), add, "tools")
-    chat = replace(_chat(service, body, said, plan.served_tools, tool_choice), params=params)
-    planned = await _planned(service, body, chat, said, plan.served_tools)
+    chat = replace(_chat_input(service, body, said, plan.served_tools, tool_choice), params=params)
+    planned = await _make_round(service, body, chat, said, plan.served_tools)
     return replace(planned, conversation=plan.conversation)
 
 
-async def _planned(
+async def _make_round(
     service: AppState, body: CreateResponse, chat: ChatInput, said: ConversationSoFar, served: ServedTools
 ) -> ConversationPlan:
     model = chat_model(service)
-    prepared = await prepare(chat, model, await _prompt(chat, model, body.truncation))
+    prepared = await prepare(chat, model, await _render_prompt(chat, model, body.truncation))
     return ConversationPlan(said, PromptRequest.of(prepared, body.priority), prepared.output_format, served)
 
 
@@ -125,14 +125,14 @@ async def count_input(service: AppState, store: ResponseStore, body: CountInput,
     """Returns the prompt tokens of a response, of any length; messages dropped by `truncation: "auto"` do not count."""
     served = await resolve_tools(service, body.tools)
     tool_choice = read_tools(served.functions, choice_of(body.tool_choice, served))
-    said = await _said(service, store, body, owner)
-    chat, params = _chat(service, body, said, served, tool_choice), checked_params(service, {}, {})
+    said = await _read_conversation(service, store, body, owner)
+    chat, params = _chat_input(service, body, said, served, tool_choice), checked_params(service, {}, {})
     if body.truncation == "auto":
         chat = replace(chat, params=params)
-    return len((await _prompt(chat, chat_model(service), body.truncation)).token_ids)
+    return len((await _render_prompt(chat, chat_model(service), body.truncation)).token_ids)
 
 
-def _chat(
+def _chat_input(
     service: AppState,
     body: CreateResponse | CountInput,
     said: ConversationSoFar,
@@ -153,7 +153,7 @@ def _chat(
     )
 
 
-async def _said(
+async def _read_conversation(
     service: AppState, store: ResponseStore, body: CreateResponse | CountInput, owner: str
 ) -> ConversationSoFar:
     stored = _stored(store, body.previous_response_id, owner)
@@ -165,7 +165,7 @@ async def _said(
         references.read()
         lacks = isinstance(body, CountInput) and body.input is None
         new = [] if lacks else read_input(body.input, references)
-        earlier = _earlier(stored)
+        earlier = _stored_items(stored)
         check_outputs(earlier, new)
         approved = check_answers(earlier, new)
         if not isinstance(body, CountInput):
@@ -204,7 +204,7 @@ def _stored(store: ResponseStore, response_id: str | None, owner: str) -> Stored
     return stored
 
 
-def _earlier(stored: StoredResponse | None) -> list[Item]:
+def _stored_items(stored: StoredResponse | None) -> list[Item]:
     """Returns the items of the stored conversation, including the answer."""
     if stored is None:
         return []
@@ -224,24 +224,24 @@ def _check_size(items: Sequence[Item], most: int, field: str) -> None:
         )
 
 
-async def _prompt(chat: ChatInput, model: ChatModel, truncation: str | None) -> Prompt:
+async def _render_prompt(chat: ChatInput, model: ChatModel, truncation: str | None) -> Prompt:
     """Renders a conversation; drops the oldest messages of a long one if the request has truncation=auto."""
     try:
         return await render(chat, model)
     except ContextLengthError:
-        if truncation != "auto" or (prompt := await _cut(chat, model)) is None:
+        if truncation != "auto" or (prompt := await _drop_oldest(chat, model)) is None:
             raise
         return prompt
 
 
-async def _cut(chat: ChatInput, model: ChatModel) -> Prompt | None:
+async def _drop_oldest(chat: ChatInput, model: ChatModel) -> Prompt | None:
     """Drops messages before the earliest user message from which the rest fits; leading system messages stay."""
     assert chat.params is not None and model.max_model_len is not None
     messages, limit = chat.messages, model.max_model_len
-    most = limit - min(chat.params.max_tokens or limit // _ROOM, limit // 2)  # tokens of a prompt that was cut
-    front = next((place for place, each in enumerate(messages) if _may_go(each)), len(messages))
+    most = limit - min(chat.params.max_tokens or limit // _ANSWER_SHARE, limit // 2)  # tokens of a prompt that was cut
+    front = next((place for place, each in enumerate(messages) if _is_droppable(each)), len(messages))
     chars = model.tokenizer.max_chars_per_token
-    starts = _starts(messages, front, None if chars is None else chars * most)
+    starts = _possible_starts(messages, front, None if chars is None else chars * most)
     best: Prompt | None = None
     while starts:
         middle = len(starts) // 2
@@ -254,7 +254,7 @@ async def _cut(chat: ChatInput, model: ChatModel) -> Prompt | None:
     return best
 
 
-def _starts(messages: Sequence[Message], front: int, most: int | None) -> list[int]:
+def _possible_starts(messages: Sequence[Message], front: int, most: int | None) -> list[int]:
     """Returns indices of user messages to start from; earlier ones are too long by their character count alone."""
     starts, size = [], 0
     for place in range(len(messages) - 1, front, -1):
@@ -266,5 +266,5 @@ def _starts(messages: Sequence[Message], front: int, most: int | None) -> list[i
     return starts[::-1]
 
 
-def _may_go(message: Message) -> bool:
+def _is_droppable(message: Message) -> bool:
     return message["role"] not in ("system", "developer")

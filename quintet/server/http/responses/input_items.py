@@ -27,8 +27,8 @@ _REASONS = {
     "compaction": "this server compacts no conversations",
     "compaction_trigger": "this server compacts no conversations",
 }
-_OF_TOOLS = ("_call", "_call_output", "_search_output", "_tools")
-_OTHERS = (
+_TOOL_SUFFIXES = ("_call", "_call_output", "_search_output", "_tools")
+_OTHER_TYPES = (
     "function_call",
     "function_call_output",
     "reasoning",
@@ -51,7 +51,7 @@ def read_input(given: Any, references: ItemReferences) -> list[Item]:
 
 def _read_item(item: Any, where: str) -> Item:
     if isinstance(item, dict) and "type" in item:
-        match _check_type(item["type"], where, ("message", *_OTHERS)):
+        match _check_type(item["type"], where, ("message", *_OTHER_TYPES)):
             case "function_call":
                 return read_call(item, where)
             case "function_call_output":
@@ -102,7 +102,7 @@ def _check_type(given: Any, where: str, known: Sequence[str]) -> str:
     """Returns the type if it is served; otherwise raises ParameterError with the reason or the nearest name."""
     kind = text_of(given, f"{where}.type")
     why = _REASONS.get(kind)
-    if kind not in known and kind.endswith(_OF_TOOLS):
+    if kind not in known and kind.endswith(_TOOL_SUFFIXES):
         why = "this server has no tools of that kind; give a function_call and its function_call_output"
     if why is not None:
         raise ParameterError(where, f"is of type {kind[:80]}, which is not served: {why}")

@@ -36,7 +36,7 @@ _CALLED = {
     },
     "required": ["type", "call_id", "output"],
 }
-_THOUGHT = {
+_REASONING_ITEM = {
     "type": "object",
     "properties": {
         "type": {"type": "string", "enum": ["reasoning"]},
@@ -46,7 +46,7 @@ _THOUGHT = {
     },
     "required": ["type"],
 }
-_ASKED = {
+_APPROVAL_REQUEST = {
     "type": "object",
     "description": "as it came out: a call that needs approval",
     "properties": {
@@ -75,7 +75,7 @@ INPUT: dict[str, Any] = {
         {
             "type": "array",
             "minItems": 1,
-            "items": {"anyOf": [_MESSAGE, _CALL, _CALLED, _THOUGHT, _ASKED, _ANSWER, _REFERENCE]},
+            "items": {"anyOf": [_MESSAGE, _CALL, _CALLED, _REASONING_ITEM, _APPROVAL_REQUEST, _ANSWER, _REFERENCE]},
         },
     ]
 }

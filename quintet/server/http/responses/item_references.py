@@ -59,7 +59,7 @@ class ItemReferences:
         """Returns the referenced item. Its bytes count each time: a short id may refer to a long text."""
         item_id = _id_of(reference, where)
         if item_id not in self._items:  # the answer of a response that failed before it had one
-            raise _not_here(item_id, where, "its response has no answer")
+            raise _not_found_error(item_id, where, "its response has no answer")
         item, size = self._items[item_id]
         self._left -= size
         if self._left < 0:
@@ -83,14 +83,14 @@ def _id_of(item: Any, where: str) -> str:
 def _holder(store: ResponseStore, item_id: str, owner: str, where: str) -> StoredResponse:
     stored = store.response_of(item_id, owner)
     if stored is None:
-        raise _not_here(
+        raise _not_found_error(
             item_id, where, "the response that it came with was never stored (store=false), was deleted, was too "
             "old or had to make room, belongs to another API key or was made by another API process; give the item",
         )  # fmt: skip
     if stored.running:
-        raise _not_here(item_id, where, "its response is still in progress; wait for its end")
+        raise _not_found_error(item_id, where, "its response is still in progress; wait for its end")
     return stored
 
 
-def _not_here(item_id: str, where: str, why: str) -> ApiError:
+def _not_found_error(item_id: str, where: str, why: str) -> ApiError:
     return ApiError(404, f"{where}: the item {item_id[:100]!r} is not here: {why}", param=where, code="item_not_found")

@@ -10,8 +10,8 @@ from quintet.server.http.responses.mcp_items import MAX_CALLS
 from quintet.server.http.responses.protocol import Item
 from quintet.server.http.responses.tool_items import check_arguments, check_fields
 
-_ASKED = ("type", "id", "server_label", "name", "arguments")
-_ANSWER = ("type", "id", "approval_request_id", "approve", "reason")
+_REQUEST_KEYS = ("type", "id", "server_label", "name", "arguments")
+_ANSWER_KEYS = ("type", "id", "approval_request_id", "approve", "reason")
 _MAX_ID = 256  # characters
 _REFUSED = "the user refused this call, and it was not carried out"
 
@@ -25,7 +25,7 @@ class ApprovedCall(NamedTuple):
 
 def read_request(item: Mapping[str, Any], where: str) -> Item:
     """Reads an mcp_approval_request. Keeps its id: the answer refers to it. Raises ParameterError, as the others do."""
-    check_fields(item, where, _ASKED)
+    check_fields(item, where, _REQUEST_KEYS)
     asked = text_of(item.get("id"), f"{where}.id")
     if not 1 <= len(asked) <= _MAX_ID:
         raise ParameterError(f"{where}.id", f"must be text of 1 to {_MAX_ID} characters")
@@ -41,7 +41,7 @@ def read_request(item: Mapping[str, Any], where: str) -> Item:
 
 
 def read_answer(item: Mapping[str, Any], where: str) -> Item:
-    check_fields(item, where, _ANSWER)
+    check_fields(item, where, _ANSWER_KEYS)
     approve, reason = item.get("approve"), item.get("reason")
     if not isinstance(approve, bool):
         raise ParameterError(f"{where}.approve", f"must be true or false, not {kind_of(approve)}")
@@ -64,7 +64,7 @@ def check_answers(earlier: Iterable[Item], new: Sequence[Item]) -> list[Approved
     carried out, in the order of the answers. `new`: items of the input."""
     asked: dict[str, Item] = {}
     answers: dict[str, ApprovedCall | None] = {}  # by the ids of requests
-    for item, where in [*((item, "") for item in earlier), *_placed(new)]:
+    for item, where in [*((item, "") for item in earlier), *_with_positions(new)]:
         if item["type"] == "mcp_approval_request":
             if item["id"] in asked:
                 raise ParameterError(f"{where}.id", f"is {_short(item)}, which is in the conversation twice; leave one")
@@ -83,7 +83,7 @@ def check_answers(earlier: Iterable[Item], new: Sequence[Item]) -> list[Approved
 def check_all_answered(earlier: Sequence[Item], new: Sequence[Item]) -> None:
     """Checks that every approval request has an answer: a call is carried out or refused before the model continues."""
     answered = {item["approval_request_id"] for item in (*earlier, *new) if item["type"] == "mcp_approval_response"}
-    for item, where in [*((item, "input") for item in earlier), *_placed(new)]:
+    for item, where in [*((item, "input") for item in earlier), *_with_positions(new)]:
         if item["type"] == "mcp_approval_request" and item["id"] not in answered:
             raise ParameterError(
                 where if where == "input" else f"{where}.id",
@@ -115,23 +115,23 @@ def approvals_as_calls(items: Sequence[Item]) -> Iterator[Item]:
     without an answer are left out; a call that is about to be carried out has no result yet."""
     requests = {item["id"] for item in items if item["type"] == "mcp_approval_request"}
     came = {item["approval_request_id"]: item for item in items if item["type"] == "mcp_approval_response"}
-    came |= {name: item for item in items if (name := _carried_out(item)) in requests}
+    came |= {name: item for item in items if (name := _approval_id(item)) in requests}
     for item in items:
         if item["type"] == "mcp_approval_request":
             if item["id"] in came:
-                yield _called(item, came[item["id"]])
-        elif item["type"] != "mcp_approval_response" and _carried_out(item) not in requests:
+                yield _as_mcp_call(item, came[item["id"]])
+        elif item["type"] != "mcp_approval_response" and _approval_id(item) not in requests:
             yield item
 
 
-def _called(request: Item, came: Item) -> Item:
+def _as_mcp_call(request: Item, came: Item) -> Item:
     if came["type"] == "mcp_call":
         return came
     said = None if came["approve"] else f"{_REFUSED}: {came['reason']}" if came["reason"] else _REFUSED
     return {**request, "type": "mcp_call", "status": "completed", "output": said, "error": None}
 
 
-def _carried_out(item: Item) -> str | None:
+def _approval_id(item: Item) -> str | None:
     """Returns the id of the approval request of an mcp_call; None for other items."""
     return item.get("approval_request_id") if item["type"] == "mcp_call" else None
 
@@ -149,7 +149,7 @@ def _check_answer(item: Item, where: str, asked: Mapping[str, Item], answers: Ma
         )
 
 
-def _placed(new: Iterable[Item]) -> list[tuple[Item, str]]:
+def _with_positions(new: Iterable[Item]) -> list[tuple[Item, str]]:
     return [(item, f"input[{place}]") for place, item in enumerate(new)]
 
 

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _KEYS = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
 _OPERATOR = "the operator alone names tool servers and their settings (--tool-server); leave it out"
-_LACKING: dict[str, tuple[Any, ...]] = {  # OpenAI's fields that are not served -> accepted no-op values
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # OpenAI's fields that are not served -> accepted no-op values
     "server_url": (None,),
     "connector_id": (None,),
     "tunnel_id": (None,),
@@ -53,9 +53,11 @@ class ServedTools:
 
 async def resolve_tools(service: AppState, tools: Sequence[Any] | None) -> ServedTools:
     """Resolves a request's tools. Raises ParameterError with the field, or ApiError 424 if a tool server fails."""
-    asked = {place: each for place, each in enumerate(tools or ()) if _is_served(each)}
+    asked = {place: each for place, each in enumerate(tools or ()) if _is_mcp_tool(each)}
     _check_labels(asked)
-    found = dict(zip(asked, await asyncio.gather(*(_of(service, *each) for each in asked.items())), strict=True))
+    found = dict(
+        zip(asked, await asyncio.gather(*(_resolve_tool(service, *each) for each in asked.items())), strict=True)
+    )
     functions: list[Function] = []
     places: dict[str, int] = {}
     servers: dict[str, ToolServer] = {}
@@ -72,7 +74,7 @@ async def resolve_tools(service: AppState, tools: Sequence[Any] | None) -> Serve
 
 def choice_of(choice: Any, served: ServedTools) -> Any:
     """Returns `tool_choice` with mcp tools replaced by the functions that the model sees."""
-    if not _is_served(choice):
+    if not _is_mcp_tool(choice):
         if isinstance(choice, dict) and isinstance(choice.get("tools"), list):
             return {**choice, "tools": [tool for each in choice["tools"] for tool in _named(each, served)]}
         return choice
@@ -82,7 +84,7 @@ def choice_of(choice: Any, served: ServedTools) -> Any:
 
 def _named(given: Any, served: ServedTools) -> list[Any]:
     """Converts {"type": "mcp", "server_label": ..., "name": ...} to functions; without a name, all of the server."""
-    if not _is_served(given):
+    if not _is_mcp_tool(given):
         return [given]
     names = [name for name, label in served.labels.items() if label == given.get("server_label")]
     if "name" in given:
@@ -92,7 +94,7 @@ def _named(given: Any, served: ServedTools) -> list[Any]:
     return [{"type": "function", "name": name} for name in names]
 
 
-def _is_served(tool: Any) -> bool:
+def _is_mcp_tool(tool: Any) -> bool:
     return isinstance(tool, dict) and tool.get("type") == "mcp"
 
 
@@ -100,12 +102,12 @@ def _has_name(tool: Any) -> bool:
     return isinstance(tool, dict) and isinstance(tool.get("name"), str)
 
 
-async def _of(service: AppState, place: int, tool: dict[str, Any]) -> tuple[ToolServer, ToolList]:
+async def _resolve_tool(service: AppState, place: int, tool: dict[str, Any]) -> tuple[ToolServer, ToolList]:
     where = f"tools[{place}]"
-    for name, harmless in _LACKING.items():
+    for name, harmless in _UNSUPPORTED.items():
         if tool.get(name) not in harmless:
             raise ParameterError(f"{where}.{name}", f"is not served: {_OPERATOR}")
-    refuse_fields(tool, (*_KEYS, *_LACKING), where)
+    refuse_fields(tool, (*_KEYS, *_UNSUPPORTED), where)
     label = text_of(tool.get("server_label"), f"{where}.server_label")
     server = await service.tool_servers.server_named(label)
     if server is None:
@@ -119,7 +121,7 @@ async def _of(service: AppState, place: int, tool: dict[str, Any]) -> tuple[Tool
             424, f"the tool server {label!r} does not answer as it should; the server's log says why", param=where,
             code="tool_server_unavailable",
         ) from None  # fmt: skip
-    asks = _asks(tools, tool.get("require_approval"), f"{where}.require_approval")
+    asks = _need_approval(tools, tool.get("require_approval"), f"{where}.require_approval")
     tools = _allowed(tools, tool.get("allowed_tools"), f"{where}.allowed_tools")
     return server, ToolList(label, tools, asks)
 
@@ -185,7 +187,7 @@ def _check_known(names: Sequence[str], where: str, tools: Sequence[ServedTool]) 
         raise ParameterError(where, f"names {unknown[:80]!r}, which the server does not have; it has: {there[:500]}")
 
 
-def _asks(tools: Sequence[ServedTool], given: Any, where: str) -> frozenset[str]:
+def _need_approval(tools: Sequence[ServedTool], given: Any, where: str) -> frozenset[str]:
     """Returns names of tools that need approval. A missing require_approval means "always", as in OpenAI's API."""
     if not isinstance(given, dict):
         word = "always" if given is None else one_of(given, where, ("always", "never"))
@@ -193,10 +195,10 @@ def _asks(tools: Sequence[ServedTool], given: Any, where: str) -> frozenset[str]
     object_of(given, where, ("always", "never"))
     never = None if given.get("never") is None else _filter(given["never"], f"{where}.never", tools)
     always = None if given.get("always") is None else _filter(given["always"], f"{where}.always", tools)
-    return frozenset(each.name for each in tools if not _runs(each, never, always))
+    return frozenset(each.name for each in tools if not _runs_without_approval(each, never, always))
 
 
-def _runs(tool: ServedTool, never: _Filter | None, always: _Filter | None) -> bool:
+def _runs_without_approval(tool: ServedTool, never: _Filter | None, always: _Filter | None) -> bool:
     """True if the tool runs without approval. A tool in both filters needs approval; a tool in neither does if `never`
     is given. An empty `never` filter, for example with a misspelt key, matches no tool."""
     if always is not None and always.matches(tool):

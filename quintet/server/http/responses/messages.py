@@ -26,7 +26,7 @@ def as_messages(items: Sequence[Item]) -> list[Message]:
             content = _parts(item["output"])
             messages.append({"role": "tool", "tool_call_id": call, "name": names[call], "content": content})
         elif kind == "reasoning":
-            if thought := _thought(item):
+            if thought := _reasoning_text(item):
                 last = _assistant(messages, kind)
                 last["reasoning_content"] = "\n".join(filter(None, (last.get("reasoning_content"), thought)))
         elif kind == "function_call":
@@ -39,7 +39,7 @@ def as_messages(items: Sequence[Item]) -> list[Message]:
             messages.append({"role": item["role"], "content": _parts(item["content"])})
     if not messages:
         raise ParameterError("input", "says nothing: its thoughts are empty, or its calls incomplete; give a message")
-    return [_without_nothing(message) for message in messages]
+    return [_drop_empty_content(message) for message in messages]
 
 
 def _as_functions(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -65,7 +65,7 @@ def call_result(item: Mapping[str, Any]) -> str:
     return error if isinstance(error, str) else str(error.get("message", "the call failed"))
 
 
-def _thought(item: Mapping[str, Any]) -> str:
+def _reasoning_text(item: Mapping[str, Any]) -> str:
     """Returns the reasoning text, or its summary if there is no text."""
     return "\n".join(part["text"] for part in item["content"] or item["summary"])
 
@@ -79,7 +79,7 @@ def _assistant(messages: list[Message], kind: str) -> Message:
     return messages[-1]
 
 
-def _without_nothing(message: Message) -> Message:
+def _drop_empty_content(message: Message) -> Message:
     """Removes empty content from a message that only has tool calls, as in Chat Completions."""
     if message["content"] or "tool_calls" not in message:
         return message

@@ -24,7 +24,7 @@ from quintet.server.http.responses.protocol import (
 from quintet.server.mcp.results import ToolResult
 
 
-class _Words:
+class _MessageBuilder:
     """A message that the model is writing."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Words:
         return OutputText(text="".join(self._text), logprobs=json_list(self._scores))
 
 
-class _Thought:
+class _ReasoningBuilder:
     """Reasoning that the model is writing. Clients know OpenAI's content_part events, not vLLM's reasoning_part."""
 
     def __init__(self, sealed: bool) -> None:
@@ -86,7 +86,7 @@ class _Thought:
         ]
 
 
-class _Call:
+class _FunctionCallBuilder:
     """A function call that the model is writing."""
 
     def __init__(self, begin: CallBegin) -> None:
@@ -110,7 +110,7 @@ class _Call:
         return [ResponseEvent("function_call_arguments.done", {**where, "arguments": self.text})]
 
 
-_Shown = _Words | _Thought | _Call | McpCallBuilder
+_ItemBuilder = _MessageBuilder | _ReasoningBuilder | _FunctionCallBuilder | McpCallBuilder
 
 
 class OutputBuilder:
@@ -124,7 +124,7 @@ class OutputBuilder:
         self._sealed, self._served, self._asks = sealed, served or {}, asks
         self._done: list[OutputItem] = []
         self._begun = 0  # place of the first item of this round
-        self._open: _Shown | None = None
+        self._open: _ItemBuilder | None = None
         self._asked: ApprovalCallBuilder | None = None  # is open instead
         self.waiting_calls: dict[int, McpCallBuilder] = {}  # output index -> a complete call to carry out
         self._held: list[bytes] = []  # log-probabilities of tokens without text so far
@@ -185,7 +185,7 @@ class OutputBuilder:
         for place in [*self.waiting_calls]:
             steps += self.add_result(place, ToolResult("the answer ended before this call", failed=True))
         if not self._done and self._open is None and self._asked is None:
-            steps = self._enter(_Words())
+            steps = self._enter(_MessageBuilder())
         return steps + self._leave(status)
 
     def _told(self, event: Event) -> list[ResponseEvent]:
@@ -197,14 +197,14 @@ class OutputBuilder:
         if isinstance(event, CallEnd):
             return self._leave("completed" if event.complete and self._is_readable() else "incomplete")
         if isinstance(event, CallArguments):
-            assert isinstance(self._open, _Call | McpCallBuilder)
+            assert isinstance(self._open, _FunctionCallBuilder | McpCallBuilder)
             return [self._open.delta_event(event.text, self._where(self._open))]
         return self._worded(event)
 
     def _begin_call(self, begin: CallBegin) -> list[ResponseEvent]:
         label = self._served.get(begin.name)
         if label is None:
-            return self._enter(_Call(begin))
+            return self._enter(_FunctionCallBuilder(begin))
         if begin.name in self._asks:
             self._asked = ApprovalCallBuilder(begin.name, label)
             return []
@@ -213,20 +213,20 @@ class OutputBuilder:
     def _worded(self, event: Content | Reasoning) -> list[ResponseEvent]:
         steps = []
         if isinstance(event, Content):
-            if not isinstance(self._open, _Words):
-                steps = self._leave("completed") + self._enter(_Words())
-            assert isinstance(self._open, _Words)
+            if not isinstance(self._open, _MessageBuilder):
+                steps = self._leave("completed") + self._enter(_MessageBuilder())
+            assert isinstance(self._open, _MessageBuilder)
             held, self._held = self._held, []
             return [*steps, self._open.delta_event(event.text, held, self._where(self._open))]
-        if not isinstance(self._open, _Thought):
-            steps = self._leave("completed") + self._enter(_Thought(self._sealed))
-        assert isinstance(self._open, _Thought)
+        if not isinstance(self._open, _ReasoningBuilder):
+            steps = self._leave("completed") + self._enter(_ReasoningBuilder(self._sealed))
+        assert isinstance(self._open, _ReasoningBuilder)
         return [*steps, self._open.delta_event(event.text, self._where(self._open))]
 
-    def _enter(self, item: _Shown) -> list[ResponseEvent]:
+    def _enter(self, item: _ItemBuilder) -> list[ResponseEvent]:
         self._open = item
         added = ResponseEvent("output_item.added", {"output_index": len(self._done), "item": item.item("in_progress")})
-        return [added] if isinstance(item, _Call) else [added, *item.start_events(self._where(item))]
+        return [added] if isinstance(item, _FunctionCallBuilder) else [added, *item.start_events(self._where(item))]
 
     def _leave(self, status: str) -> list[ResponseEvent]:
         if self._asked is not None:
@@ -236,7 +236,7 @@ class OutputBuilder:
         if item is None:
             return []
         where = self._where(item)
-        if isinstance(item, _Words):
+        if isinstance(item, _MessageBuilder):
             held, self._held = self._held, []
             steps = item.end_events(held, where)
         else:
@@ -262,7 +262,7 @@ class OutputBuilder:
     def _is_readable(self) -> bool:
         """True if the arguments of the ending call decode: the grammar allows some invalid text or numbers."""
         call = self._open if self._asked is None else self._asked
-        assert isinstance(call, _Call | McpCallBuilder | ApprovalCallBuilder)
+        assert isinstance(call, _FunctionCallBuilder | McpCallBuilder | ApprovalCallBuilder)
         try:
             msgspec.json.decode(call.text or "{}")
         except (msgspec.DecodeError, RecursionError):
@@ -278,7 +278,7 @@ class OutputBuilder:
             return []
         return self.add_result(place, ToolResult("the call is broken, or was cut off", failed=True), "incomplete")
 
-    def _where(self, item: _Shown) -> dict[str, Any]:
+    def _where(self, item: _ItemBuilder) -> dict[str, Any]:
         return {"item_id": item.id, "output_index": len(self._done)}
 
 

@@ -26,14 +26,14 @@ _INCLUDES = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-_NOT_HERE = (
+_EXCLUDED = (
     "n",
     "prompt_logprobs",
     "truncate_prompt_tokens",
     "truncation_side",
     "logprob_token_ids",
 )  # a response is one answer; `truncation` cuts
-SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _NOT_HERE)
+SAMPLING = tuple(name for name in SAMPLING_FIELDS if name not in _EXCLUDED)
 
 _OBJECT = {"anyOf": [{"type": "object"}, {"type": "null"}]}
 _METADATA = 16  # entries, as OpenAI has it
@@ -44,7 +44,7 @@ _fields: Any = {name: (SamplingBody.model_fields[name].annotation, SamplingBody.
 _Shared: Any = create_model("_Shared", __base__=Body, **_fields)
 
 
-def _few(given: Any) -> Any:
+def _limit_entries(given: Any) -> Any:
     """Limits the number of entries: pydantic would validate them all before counting."""
     if isinstance(given, dict) and len(given) > _METADATA:
         raise ValueError(f"may have {_METADATA} entries, not {len(given)}")
@@ -76,7 +76,7 @@ class CreateResponse(_Shared):
         Annotated[
             dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
             Field(max_length=_METADATA),
-            BeforeValidator(_few),
+            BeforeValidator(_limit_entries),
         ]
         | None
     ) = Field(None, description="kept with the response")

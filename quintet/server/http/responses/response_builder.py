@@ -28,7 +28,7 @@ ScoreOutput = Callable[
     [CompletionOutput], Awaitable[list[bytes]]
 ]  # returns the log-probabilities of an output, for listed()
 
-_WHOLE = ("completed", "incomplete")
+_FINAL_STATUSES = ("completed", "incomplete")
 
 
 class ResponseReply:
@@ -109,7 +109,7 @@ class ResponseReply:
 
     def response(self) -> ResponseObject:
         """The response as it is now."""
-        whole = self.status in _WHOLE
+        whole = self.status in _FINAL_STATUSES
         return msgspec.structs.replace(
             self._begun,
             status=self.status,

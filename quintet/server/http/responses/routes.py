@@ -57,7 +57,7 @@ async def create_response(http: HttpRequest) -> Response:
     service.check_model(body.model)
     service.check_ready()
     plan = await make_plan(service, store, body, owner_of(http))
-    making = _Making(http, store, body, plan)
+    making = _ResponseJob(http, store, body, plan)
     if body.background:
         return await making.in_background()
     if body.stream:
@@ -85,7 +85,7 @@ async def compact_response() -> Response:
     )  # fmt: skip
 
 
-class _Making:
+class _ResponseJob:
     """Creates one response: whole, streamed, or in the background."""
 
     def __init__(self, http: HttpRequest, store: ResponseStore, body: CreateResponse, plan: ConversationPlan) -> None:
@@ -159,7 +159,7 @@ class _Making:
         self._stored = stored
         self._store.put(stored)
         if self._body.stream:
-            return _followed(run)
+            return _event_stream(run)
         return json_response(self.reply.response())
 
     def _run_ended(self) -> None:
@@ -189,12 +189,12 @@ async def retrieve_response(
     if not stream:
         if starting_after is not None:
             raise ParameterError("starting_after", "belongs to a stream; set stream to true")
-        return _shown(stored)
+        return _stored_response(stored)
     if stored.run is None:
         raise ParameterError(
             "stream", "is for responses made in the background (background=true): no others' events are kept"
         )
-    return _followed(stored.run, -1 if starting_after is None else starting_after)
+    return _event_stream(stored.run, -1 if starting_after is None else starting_after)
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -242,16 +242,16 @@ async def cancel_response(http: HttpRequest, response_id: str) -> Response:
             "cancelled, others end when their client hangs up",
         )  # fmt: skip
     await stored.run.cancel()
-    return _shown(stored)
+    return _stored_response(stored)
 
 
-def _shown(stored: StoredResponse) -> Response:
+def _stored_response(stored: StoredResponse) -> Response:
     if stored.run is not None and stored.running:
         return json_response(stored.run.reply.response())
     return Response(stored.response, media_type="application/json")
 
 
-def _followed(run: BackgroundRun, after: int = -1) -> Response:
+def _event_stream(run: BackgroundRun, after: int = -1) -> Response:
     return StreamingResponse(run.events_after(after), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 

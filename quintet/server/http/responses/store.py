@@ -12,7 +12,7 @@ MAX_RESPONSES = 10_000  # keys and objects then take some MB
 MAX_BYTES = 128 * 2**20  # about the memory of an API process itself; holds 1000 long conversations of 100 KB
 MAX_AGE = 24 * 3600.0  # seconds; a conversation can go on the next morning
 _PREFIX = "resp"
-_INDEXED = 200  # bytes of one entry in the index of item ids
+_MAX_INDEXED = 200  # bytes of one entry in the index of item ids
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class StoredResponse:
     @property
     def size(self) -> int:
         events = self.run.size if self.run is not None else 0
-        return len(self.items) + len(self.response) + events + _INDEXED * len(self.item_ids)
+        return len(self.items) + len(self.response) + events + _MAX_INDEXED * len(self.item_ids)
 
 
 class ResponseStore:

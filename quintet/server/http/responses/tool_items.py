@@ -14,8 +14,8 @@ from quintet.server.http.responses.protocol import Item
 
 _CALL = ("type", "id", "call_id", "name", "arguments", "status", "caller", "async")
 _OUTPUT = ("type", "id", "call_id", "output", "status", "caller", "name")
-_THOUGHT = ("type", "id", "summary", "content", "encrypted_content", "status")
-_SERVED = ("type", "id", "server_label", "name", "arguments", "status", "output", "error", "approval_request_id")
+_REASONING = ("type", "id", "summary", "content", "encrypted_content", "status")
+_MCP_CALL = ("type", "id", "server_label", "name", "arguments", "status", "output", "error", "approval_request_id")
 _LIST = ("type", "id", "server_label", "tools", "error")
 _STATUS = ("in_progress", "completed", "incomplete")
 
@@ -60,7 +60,7 @@ def read_output(item: Mapping[str, Any], where: str, part: Callable[[Any, str], 
 
 def read_reasoning(item: Mapping[str, Any], where: str) -> Item:
     """Clients may give the text back, its sealed form, or a summary."""
-    check_fields(item, where, _THOUGHT)
+    check_fields(item, where, _REASONING)
     content = _texts(item, "content", "reasoning_text", where)
     summary = _texts(item, "summary", "summary_text", where)
     sealed = item.get("encrypted_content")
@@ -79,7 +79,7 @@ def read_reasoning(item: Mapping[str, Any], where: str) -> Item:
 
 def read_mcp_call(item: Mapping[str, Any], where: str) -> Item:
     """Reads an mcp_call. Its output is what the client sends, and is not verified."""
-    check_fields(item, where, _SERVED)
+    check_fields(item, where, _MCP_CALL)
     status = item.get("status")
     status = "completed" if status is None else one_of(status, f"{where}.status", (*_STATUS, "failed", "calling"))
     arguments = text_of(item.get("arguments"), f"{where}.arguments")
@@ -111,9 +111,9 @@ def read_list(item: Mapping[str, Any], where: str) -> Item:
 
 def check_outputs(earlier: Iterable[Item], new: Iterable[Item]) -> None:
     """Checks that each function_call_output follows its complete function_call. `new`: items of the input."""
-    calls = {item["call_id"] for item in earlier if _is_made(item)}
+    calls = {item["call_id"] for item in earlier if _is_complete_call(item)}
     for place, item in enumerate(new):
-        if _is_made(item):
+        if _is_complete_call(item):
             calls.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in calls:
             raise ParameterError(
@@ -123,7 +123,7 @@ def check_outputs(earlier: Iterable[Item], new: Iterable[Item]) -> None:
             )
 
 
-def _is_made(item: Item) -> bool:
+def _is_complete_call(item: Item) -> bool:
     return bool(item["type"] == "function_call" and item["status"] != "incomplete")
 
 

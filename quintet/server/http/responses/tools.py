@@ -9,12 +9,12 @@ from quintet.parsers import Tool
 from quintet.sampling_params import ParameterError
 
 _FUNCTION = ("type", "name", "description", "parameters", "strict", "output_schema")
-_LACKING: dict[str, tuple[Any, ...]] = {  # fields of a function -> accepted no-op values
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # fields of a function -> accepted no-op values
     "defer_loading": (None, False),
     "async": (None, False),
     "allowed_callers": (None, ["direct"]),
 }
-_ELSEWHERE = "it runs on OpenAI's servers; give a function, run it yourself, and send a function_call_output"
+_OPENAI_ONLY = "it runs on OpenAI's servers; give a function, run it yourself, and send a function_call_output"
 _BUILT_IN = {
     "mcp": "a tool of a tool server is named as a function here",
     "custom": "arguments are JSON here; give a function with one argument that is text",
@@ -35,7 +35,7 @@ _BUILT_IN = {
             "shell",
             "apply_patch",
         ),
-        _ELSEWHERE,
+        _OPENAI_ONLY,
     ),
 }
 
@@ -69,10 +69,10 @@ def _tool(given: Any, where: str) -> Tool:
     _check_type(given.get("type"), f"{where}.type", ("function",))
     if "name" not in given and "function" in given:
         raise ParameterError(f"{where}.function", "belongs to chats: here name and parameters stand beside the type")
-    for name, harmless in _LACKING.items():
+    for name, harmless in _UNSUPPORTED.items():
         if given.get(name) not in harmless:
             raise ParameterError(f"{where}.{name}", "is not served here; leave it out")
-    refuse_fields(given, (*_FUNCTION, *_LACKING), where)
+    refuse_fields(given, (*_FUNCTION, *_UNSUPPORTED), where)
     if given.get("description") is not None:
         text_of(given["description"], f"{where}.description")
     return tool_of(given, where)

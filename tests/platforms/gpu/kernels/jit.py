@@ -135,7 +135,7 @@ def pretend(front: FrontEnd) -> None:
 
     providers.register()
     host = torch.device("cpu")
-    assert chips.chip_limits_for(host) == chips.CUTS["cuda", 32], "tables on the host are not those of an H100"
+    assert chips.chip_limits_for(host) == chips.CHIP_LIMITS["cuda", 32], "tables on the host are not those of an H100"
     limits, trial = DeviceLimits(SHARED, PROCESSORS, e4m3=True), triton_attention.trial
 
     def tried(spec: Any, device: torch.device) -> str | None:

@@ -13,7 +13,7 @@ from quintet.server.http.app import make_app
 from quintet.server.http.app_state import AppState
 from quintet.server.http.capacity import CapacityLimiter, RequestCost
 from quintet.server.http.errors import ApiError
-from quintet.server.http.middleware.auth import ADMINISTRATION
+from quintet.server.http.middleware.auth import ADMIN_PATHS
 from tests.server.fakes import FakeBackend
 from tests.server.http.serving import chat, client
 
@@ -187,7 +187,7 @@ def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> 
     """A new one belongs to one of the two."""
     counts = {"/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"}
     callers = {*counts, "/v1/responses/{response_id}/cancel", *ASKS, *NUMBERS}
-    assert routes("post") == callers | set(ADMINISTRATION)
+    assert routes("post") == callers | set(ADMIN_PATHS)
     assert routes("delete") | routes("put") | routes("patch") == {"/v1/responses/{response_id}"}
 
 
@@ -195,14 +195,14 @@ def test_every_route_that_changes_the_engine_for_all_is_the_administrators() -> 
 async def test_administration_has_a_key_of_its_own(keys: tuple[str, ...]) -> None:
     fake = FakeBackend()
     async with client(fake, True, api_key=keys, admin_api_key="root", enable_sleep_mode=True) as http:
-        for path in ADMINISTRATION:
+        for path in ADMIN_PATHS:
             for headers in ({}, key("nobody"), *[{"x-api-key": each} for each in keys]):
                 refused = await http.post(path, headers=headers)
                 known = bool(headers) and "x-api-key" in headers
                 assert refused.status_code == (403 if known else 401), refused.text
                 assert refused.json()["error"]["code"] == ("admin_only" if known else "invalid_api_key")
             assert not fake.resets and not fake.asleep
-        for path in ADMINISTRATION:
+        for path in ADMIN_PATHS:
             assert await status(http, "POST", path, "root") == 200
         assert await status(http, "GET", "/v1/models", "root") == 200
         assert await status(http, "GET", "/v1/models", "nobody") == (401 if keys else 200)
