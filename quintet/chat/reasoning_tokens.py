@@ -85,7 +85,8 @@ def reasoning_marker_ids(
 def open_reasoning_tokens(
     tokenizer: "Tokenizer", parser: ReasoningParser, marks: ReasoningMarkerIds, prompt: Sequence[int]
 ) -> int:
-    """Counts the tokens of open reasoning at the prompt's end, which the output goes on with; NOT_REASONING if it has none.
+    """Counts the tokens of open reasoning at the prompt's end, which the output goes on with; NOT_REASONING if it has
+    none.
 
     Only the last turn is searched: a marker that an earlier turn mentions does not count.
     """

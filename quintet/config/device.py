@@ -56,9 +56,13 @@ class DeviceOptions:
         0, count(0), "number of the first of them", group="device", metavar="N", flags=("-dpr",),
     )  # fmt: skip
     data_parallel_hybrid_lb: bool = option(
-        False, boolean, "this server has and balances the engines of this machine alone; other machines have servers of "
-        "their own, and something before them balances between those", group="device", flags=("-dph",),
-    )  # fmt: skip
+        False,
+        boolean,
+        "this server has and balances the engines of this machine alone; other machines have servers of "
+        "their own, and something before them balances between those",
+        group="device",
+        flags=("-dph",),
+    )
     data_parallel_external_lb: bool = option(
         False, boolean, "each engine has a server of its own, as data_parallel_rank says by itself", group="device",
         flags=("-dpe",),
@@ -94,8 +98,11 @@ class DeviceOptions:
         "platform's own if not given", group="device", metavar="N", aliases=("cudagraph_capture_sizes",), nargs="+",
     )  # fmt: skip
     capture_prompts: bool = option(
-        True, boolean, "capture steps with prompts too, on platforms that do; False: decode steps alone", group="device",
-    )  # fmt: skip
+        True,
+        boolean,
+        "capture steps with prompts too, on platforms that do; False: decode steps alone",
+        group="device",
+    )
     max_capture_size: int | None = option(
         None, optional(count()), "most tokens in a step that is captured; if not given, the platform's own (GPUs: 512 "
         "that decode, 8192 with prompts)", group="device", metavar="TOKENS", aliases=("max_cudagraph_capture_size",),

@@ -61,8 +61,11 @@ class ExpertOptions:
         "says what is so: all ranks have all tokens, and one sum ends a layer", group="device", metavar="NAME",
     )  # fmt: skip
     enable_eplb: bool = option(
-        False, boolean, "with enable_expert_parallel, move experts between ranks by what they had to do", group="device",
-    )  # fmt: skip
+        False,
+        boolean,
+        "with enable_expert_parallel, move experts between ranks by what they had to do",
+        group="device",
+    )
     eplb_config: EPLBConfig = nested(
         EPLBConfig, EPLBConfig(), 'how, such as {"step_interval": 1000, "num_redundant_experts": 2}', group="device",
     )  # fmt: skip

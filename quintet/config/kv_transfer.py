@@ -133,9 +133,11 @@ class TransferExtras(Nested):
         10.0, _seconds, "how long a peer may be silent that pages are asked of", group="memory", metavar="SECONDS"
     )
     peers: tuple[str, ...] | None = option(
-        None, optional(parse_peers), "of whom pages may be asked: hosts, host:port, networks; any that a request names, if "
-        "not given", group="memory",
-    )  # fmt: skip
+        None,
+        optional(parse_peers),
+        "of whom pages may be asked: hosts, host:port, networks; any that a request names, if not given",
+        group="memory",
+    )
     mooncake_protocol: str = option(
         "tcp", one_of("tcp", "rdma"), "of MooncakeConnector", group="memory", choices=("tcp", "rdma")
     )

@@ -139,7 +139,8 @@ def _num_slots(config: EngineConfig, footprint: ModelMemory, room: int | None, n
     if slots < 1 + SLOTS_PER_REQUEST:
         half = "half of " if arrangement.groups else ""
         raise ValueError(
-            f"the state of one request needs {1 + SLOTS_PER_REQUEST} slots of {arrangement.slot_bytes / 2**20:.2f} MiB, "
+            f"the state of one request needs {1 + SLOTS_PER_REQUEST} slots of {arrangement.slot_bytes / 2**20:.2f} "
+            "MiB, "
             f"{max(0, slots)} fit into {half}the {_gib(room)} for the cache; raise kv_cache_memory_bytes or "
             "gpu_memory_utilization"
         )

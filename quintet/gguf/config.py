@@ -245,7 +245,8 @@ def _numbers(model: GGUFModel, name: str) -> list[float] | None:
     file, each = model.tensors[f"{name}.weight"]
     if each.kind.name != "F32" or each.shape != (model.rotary_dim // 2,):
         raise ValueError(
-            f"{model.path}: {name}.weight is {list(each.shape)} of {each.kind.name}, not [{model.rotary_dim // 2}] of F32"
+            f"{model.path}: {name}.weight is {list(each.shape)} of {each.kind.name}, not [{model.rotary_dim // 2}] of "
+            "F32"
         )
     return file.floats(each)
 

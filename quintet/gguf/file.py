@@ -222,6 +222,7 @@ def _check_places(listed: Mapping[str, _TensorRecord], room: int) -> None:
         last, before = each.offset + each.size, name
         if last > room:
             raise CorruptFile(
-                f"tensor {format_name(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at {each.offset}, "
+                f"tensor {format_name(name)} is {list(each.shape)} of {each.kind.name}, {each.size} bytes at "
+                f"{each.offset}, "
                 f"and the file has {max(room, 0)} bytes of tensors: it is cut short, or not the file it was"
             )

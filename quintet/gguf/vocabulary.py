@@ -198,7 +198,8 @@ def _model(said: _TokenizerMetadata) -> str:
         raise ValueError(f"it has no tokenizer (tokenizer.ggml.model); {_REMEDY}")
     what = REFUSED.get(model, "unknown") if isinstance(model, str) else "unknown"
     raise ValueError(
-        f"its tokenizer is of the kind {format_name(str(model))} ({what}), and quintet reads {', '.join(READ)}; {_REMEDY}"
+        f"its tokenizer is of the kind {format_name(str(model))} ({what}), and quintet reads {', '.join(READ)}; "
+        f"{_REMEDY}"
     )
 
 

@@ -337,7 +337,8 @@ def _eos_ids(said: Any, file: Path) -> list[int]:
     ids = [] if said is None else said if isinstance(said, list) else [said]
     if len(ids) > MAX_STOP_IDS or not all(type(each) is int and 0 <= each <= MAX_INT32 for each in ids):
         raise ValueError(
-            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MAX_INT32} or a list of such; correct "
+            f"{file}: eos_token_id is {reprlib.repr(said)}, not a token id from 0 to {MAX_INT32} or a list of such; "
+            "correct "
             "it, or leave it out where the tokenizer names the token"
         )
     return list(ids)

@@ -101,7 +101,8 @@ def entries(path: Path) -> Iterator[tuple[str, GGUFEntry]]:
         found = _named(model, name, GGUFEntry(name, maps[file.path], stored))
         if (count := count + len(found)) > MAX_MATRICES:
             raise ValueError(
-                f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than {MAX_MATRICES} "
+                f"{path}: with the experts of {format_name(name)}, {list(stored.shape)}, it has more than "
+                f"{MAX_MATRICES} "
                 "matrices, and no model has; fetch it again"
             )
         yield from found.items()

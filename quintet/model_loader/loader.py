@@ -311,7 +311,8 @@ class Checkpoint:
         quantized = [name for name in surplus if name.endswith(QUANTIZED) and not name.endswith(self._ignored_suffixes)]
         if quantized:
             raise ValueError(
-                f"{self._folder} holds {format_names(quantized)}, as quantized checkpoints do, and the quantization_config "
+                f"{self._folder} holds {format_names(quantized)}, as quantized checkpoints do, and the "
+                "quantization_config "
                 "of its config.json does not say so of them; fetch config.json again, or use the model's original"
             )
         for name in missing:
@@ -366,7 +367,8 @@ def check_counts(folder: Path | WeightFiles, family: type[ModelBase], config: An
         key = next((each for each in keys if getattr(config, each, None)), None)
         if key is not None and 0 < there < getattr(config, key):
             raise ValueError(
-                f"{weights_of_folder(folder).folder / 'config.json'}: {key} is {getattr(config, key)}, and the weights there are of "
+                f"{weights_of_folder(folder).folder / 'config.json'}: {key} is {getattr(config, key)}, and the "
+                "weights there are of "
                 f"{there}; fetch the rest of the model, or correct it"
             )
 

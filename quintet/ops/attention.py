@@ -174,8 +174,8 @@ def _masked_attention(
 class PagedAttention(Mixer):
     """write_kv, then paged_attention, on pages of [2, Hkv, page_size, row_width]; nothing to plan.
 
-    `also`: types of a cache that the bound ops store beside CACHE_DTYPES. `attend` serves in the place of paged_attention.
-    """
+    `also`: types of a cache that the bound ops store beside CACHE_DTYPES. `attend` serves in the place of
+    paged_attention."""
 
     def __init__(
         self,

@@ -160,7 +160,8 @@ class ToolParser:
             return None
         thoughts = choice.reasoning
         if choice.alternative:
-            calls = f"({calls} | {choice.alternative if thoughts is None else thoughts.with_lead_markers(choice.alternative, lark)})"
+            other = choice.alternative
+            calls = f"({calls} | {other if thoughts is None else thoughts.with_lead_markers(other, lark)})"
         return lark.with_reasoning(
             *((thoughts.opens[0], thoughts.closes) if thoughts else ("", ())), choice.inside, calls
         )

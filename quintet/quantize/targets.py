@@ -42,9 +42,14 @@ class LinearTargets:
 def outline(hf_config: Any) -> ModelBase:
     """The family's model, without weights, on no device."""
     build = BuildContext(
-        ops=bind({}), make_mixer=lambda spec: LayerMixer(UnusedMixer()), comm=SingleRank(), dtype=torch.bfloat16, page_size=16,
-        max_model_len=16, quantization=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
-    )  # fmt: skip
+        ops=bind({}),
+        make_mixer=lambda spec: LayerMixer(UnusedMixer()),
+        comm=SingleRank(),
+        dtype=torch.bfloat16,
+        page_size=16,
+        max_model_len=16,
+        quantization=QuantizationPlan(WeightFormat("w8a8", 8, 8)),
+    )
     model: ModelBase = model_class(hf_config)(hf_config, build)
     finalize(model)
     return model

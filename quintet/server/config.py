@@ -110,9 +110,11 @@ class ServerConfig:
         "header", group="server",
     )  # fmt: skip
     enable_sleep_mode: bool = option(
-        False, boolean, "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
+        False,
+        boolean,
+        "serve /sleep, /wake_up and /is_sleeping, which give the device's memory back and take it again",
         group="server",
-    )  # fmt: skip
+    )
     enable_server_load_tracking: bool = option(
         False, boolean, "serve /load, the number of calls that are under way", group="server"
     )
@@ -213,9 +215,12 @@ class ServerConfig:
     access_log: bool = option(True, boolean, "log each request with its tokens and times", group="logging")
     disable_uvicorn_access_log: bool = option(False, boolean, "vLLM's name for --no-access-log", group="logging")
     disable_access_log_for_endpoints: tuple[str, ...] = option(
-        PROBE_PATHS, _paths, "paths, with commas between them, whose requests are not logged; '' for none", group="logging",
+        PROBE_PATHS,
+        _paths,
+        "paths, with commas between them, whose requests are not logged; '' for none",
+        group="logging",
         metavar="PATHS",
-    )  # fmt: skip
+    )
     log_format: str = option(
         "text", one_of("text", "json"), "lines of time, level and message, or JSON objects", group="logging",
         choices=("text", "json"),

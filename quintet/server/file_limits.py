@@ -26,14 +26,17 @@ def fit_file_limit(settings: ServerConfig) -> ServerConfig:
         return settings
     if allowed < own + _MIN_CONNECTIONS:
         raise ValueError(  # ZeroMQ would abort the process
-            f"a process may have {allowed} files open here, and this server wants {own + _MIN_CONNECTIONS} at least; raise the "
+            f"a process may have {allowed} files open here, and this server wants {own + _MIN_CONNECTIONS} at least; "
+            "raise the "
             "limit, as by `ulimit -n 4096`"
         )
     fitting = allowed - own
     logger.warning(
         "max_connections is %d, not %d: a process may open %d files (ulimit -n)",
-        fitting, settings.max_connections, allowed,
-    )  # fmt: skip
+        fitting,
+        settings.max_connections,
+        allowed,
+    )
     return dataclasses.replace(settings, max_connections=fitting)
 
 

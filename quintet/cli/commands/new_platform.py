@@ -61,7 +61,8 @@ def check_name(name: str) -> None:
     good = name.isascii() and name.isidentifier() and name == name.lower() and not name.startswith("_")
     if not good or keyword.iskeyword(name) or len(name) > MAX_NAME:
         raise ValueError(
-            f"{name!r} is no name for a platform: lower-case letters, digits and underscores, {MAX_NAME} at most, a letter "
+            f"{name!r} is no name for a platform: lower-case letters, digits and underscores, {MAX_NAME} at most, a "
+            "letter "
             "first, and no word of Python's, as in tinyvec"
         )
     taken = {"auto": "a word of --device", **dict.fromkeys(BUILT_IN, "a part of quintet")}

@@ -40,9 +40,12 @@ class Environment:
         "baseline",
     )  # fmt: skip
     cpu_bind: bool = _variable(
-        "QUINTET_CPU_BIND", True, boolean, "keep each CPU worker on a core of its own where all the cores of a machine, "
+        "QUINTET_CPU_BIND",
+        True,
+        boolean,
+        "keep each CPU worker on a core of its own where all the cores of a machine, "
         "or of a NUMA node, are used; 0: the system moves them",
-    )  # fmt: skip
+    )
     cache_home: str | None = _variable("XDG_CACHE_HOME", None, text, "where caches are kept, instead of ~/.cache")
     jax_platforms: str | None = _variable("JAX_PLATFORMS", None, text, "devices that JAX may open (the tpu platform)")
     cc: str | None = _variable("CC", None, text, "C compiler that Triton builds its launcher with, if not gcc or clang")

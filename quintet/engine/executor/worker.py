@@ -121,11 +121,21 @@ class Worker:
             return mixings[-1]
 
         build = BuildContext(
-            ops=self.ops, make_mixer=mixing, comm=self.comm, dtype=sizes.dtype, page_size=sizes.page_size,
-            max_model_len=sizes.max_model_len, quantization=sizes.quantization, kv_dtype=sizes.kv_dtype, kv_scales=sizes.kv_scales,
-            requested_outputs=sizes.requested_outputs, causal=sizes.causal, expert_placement=sizes.expert_placement, stage=self._stage_of(hf_config),
+            ops=self.ops,
+            make_mixer=mixing,
+            comm=self.comm,
+            dtype=sizes.dtype,
+            page_size=sizes.page_size,
+            max_model_len=sizes.max_model_len,
+            quantization=sizes.quantization,
+            kv_dtype=sizes.kv_dtype,
+            kv_scales=sizes.kv_scales,
+            requested_outputs=sizes.requested_outputs,
+            causal=sizes.causal,
+            expert_placement=sizes.expert_placement,
+            stage=self._stage_of(hf_config),
             layers=replacements(self.platform.layers),
-        )  # fmt: skip
+        )
         self._cache, self._dtype = sizes.weights_cache, sizes.dtype
         self._width = getattr(hf_config, "hidden_size", 0)  # of what stages hand on
         self.model: ModelBase = model_class(hf_config, self.platform.models, sizes.transformers_backend)(

@@ -78,7 +78,8 @@ class RankShares:
         ours = parts_of(self.size // stages, self._place.stage_size, self._part.layers)
         if theirs != ours and self.grid is None:
             raise ValueError(
-                f"{peer.host_port} has tensor_parallel_size {peer.stage_size}, and this engine {self._place.stage_size}; "
+                f"{peer.host_port} has tensor_parallel_size {peer.stage_size}, and this engine "
+                f"{self._place.stage_size}; "
                 "both need as many, since pages are not cut by heads here (calculate_kv_scales, a TPU's lanes, a "
                 "plugin's layers)"
             )

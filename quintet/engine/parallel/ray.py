@@ -121,7 +121,8 @@ class RankActors:
             self._ray.get(self._group.ready(), timeout=PLACEMENT_SECONDS)
         except self._ray.exceptions.GetTimeoutError:
             raise ValueError(
-                f"the Ray cluster has no room for {self.size - 1} ranks of {rank_resources(facts, self.size)} beside this "
+                f"the Ray cluster has no room for {self.size - 1} ranks of {rank_resources(facts, self.size)} beside "
+                "this "
                 f"process after {PLACEMENT_SECONDS:g} s; lower tensor_parallel_size, or add machines (ray status)"
             ) from None
 

@@ -37,9 +37,21 @@ from quintet.interface.platform import Capabilities, Channel, DeviceLost
 from quintet.interface.types import RankInfo
 
 __all__ = [
-    "ParallelGroup", "check_same_settings", "check_engines", "check_stages", "closing_on_error", "describe_ranks", "uses_processes", "is_leader",
-    "smallest_plan", "make_engine", "join_ranks", "make_workers", "with_launcher_values", "num_ranks",
-]  # fmt: skip
+    "ParallelGroup",
+    "check_same_settings",
+    "check_engines",
+    "check_stages",
+    "closing_on_error",
+    "describe_ranks",
+    "uses_processes",
+    "is_leader",
+    "smallest_plan",
+    "make_engine",
+    "join_ranks",
+    "make_workers",
+    "with_launcher_values",
+    "num_ranks",
+]
 
 LOOPBACK = "127.0.0.1"
 

@@ -125,9 +125,17 @@ class Submit(msgspec.Struct, tag=True, array_like=True):
         params = copy.copy(shared.params)
         params.structured_outputs = None  # the grammar says it
         return cls(
-            worker, params, shared.stop_ids, shared.bad_words_ids, shared.priority, shared.grammar, shared.reasoning_marker_ids, asked,
-            shared.pooling, shared.pooled_rows,
-        )  # fmt: skip
+            worker,
+            params,
+            shared.stop_ids,
+            shared.bad_words_ids,
+            shared.priority,
+            shared.grammar,
+            shared.reasoning_marker_ids,
+            asked,
+            shared.pooling,
+            shared.pooled_rows,
+        )
 
     def requests(self) -> list[CoreRequest]:
         """As they were admitted."""

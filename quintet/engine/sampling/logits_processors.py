@@ -152,8 +152,8 @@ def batch_update_between(before: Sequence["Request"], after: Sequence["Request"]
 
 
 def load_processors(specs: Iterable[str | type[LogitsProcessor]]) -> list[type[LogitsProcessor]]:
-    """Classes from classes, dotted names "package.module:Class", or names of entry points in ENTRY_POINT_GROUP. Those that have
-    vLLM's methods are adapted."""
+    """Classes from classes, dotted names "package.module:Class", or names of entry points in ENTRY_POINT_GROUP. Those
+    that have vLLM's methods are adapted."""
     return [_check_class(_load(spec), spec) for spec in specs]
 
 

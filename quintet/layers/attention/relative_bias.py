@@ -14,7 +14,8 @@ MAX_DISTANCE = 128  # keys that are as far have a bucket with all that are furth
 
 
 class RelativeBias(Layer):
-    """One for all layers of a model: by_distance() of what it learned, [H, 2 * MAX_DISTANCE + 1], under its own name."""
+    """One for all layers of a model: by_distance() of what it learned, [H, 2 * MAX_DISTANCE + 1], under its own
+    name."""
 
     def __init__(self, build: BuildContext, shape: AttentionSizes) -> None:
         super().__init__(build)

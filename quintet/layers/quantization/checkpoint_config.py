@@ -182,7 +182,8 @@ def read_quantization_config(
     method = _method(config)
     if method not in METHODS:
         raise ValueError(
-            f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known_methods()}, and floats, "
+            f"the checkpoint is quantized by {method}, which quintet does not read; it reads {_known_methods()}, and "
+            "floats, "
             "which quantization= makes smaller while they are loaded: use the model's original, or one of these"
         )
     try:

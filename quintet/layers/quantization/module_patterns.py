@@ -119,8 +119,8 @@ def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
 
 
 def _ways(pattern: str) -> int:
-    """Ways through a pattern, in a name of MAX_NAME_LENGTH, at most. Too many where a quantifier repeats a group, where what
-    a group matched is referred to, and where comments or a verbose mode hide either."""
+    """Ways through a pattern, in a name of MAX_NAME_LENGTH, at most. Too many where a quantifier repeats a group,
+    where what a group matched is referred to, and where comments or a verbose mode hide either."""
     plain = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "c", re.sub(r"\\[^\d]", "e", pattern), flags=re.DOTALL)
     if re.search(r"\\\d|\(\?P=|\)\??[*+{]", re.sub(r"\)\?(?![*+{])", ")", plain)) or _VERBOSE_OR_COMMENT.search(
         pattern

@@ -55,8 +55,10 @@ class OnlineQuantization:
     def without_activation_quantization(self) -> "OnlineQuantization":
         """For a device that multiplies no floats of 8 bits."""
         return replace(
-            self, format=_float_activations(self.format), by_module=tuple((name, _float_activations(fmt)) for name, fmt in self.by_module)
-        )  # fmt: skip
+            self,
+            format=_float_activations(self.format),
+            by_module=tuple((name, _float_activations(fmt)) for name, fmt in self.by_module),
+        )
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def _facts(cards: Sequence[CudaCard], driver: CudaDriver, machine: CudaMachine) 
     if least < MIN_CAPABILITY:
         old = next(card for card in cards if card.capability == least)
         return Unavailable(
-            f"{old.name} has compute capability {_dotted(least)}, and {_dotted(MIN_CAPABILITY)} is the least that kernels are "
+            f"{old.name} has compute capability {_dotted(least)}, and {_dotted(MIN_CAPABILITY)} is the least that "
+            "kernels are "
             "compiled for",
             "hide it with CUDA_VISIBLE_DEVICES, or use another device",
         )

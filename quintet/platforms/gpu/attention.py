@@ -101,8 +101,8 @@ class GraphAttention(Mixer):
         unplanned: Mixer | None = None,
         whole_prompt: Mixer | None = None,
     ) -> None:
-        """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE_PROMPT, captured ones
-        among them, over the same pages; None: `inner` does, and `unplanned`."""
+        """`unplanned` serves where planners are not asked, and `whole` steps that are planned as WHOLE_PROMPT,
+        captured ones among them, over the same pages; None: `inner` does, and `unplanned`."""
         self.layouts = inner.layouts
         self._inner, self._unplanned, self._whole = inner, unplanned or inner, whole_prompt or unplanned or inner
         assert self._unplanned.layouts == self._whole.layouts == inner.layouts, "all read the same pages"

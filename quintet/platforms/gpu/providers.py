@@ -83,7 +83,8 @@ def batch_variant_ops(bound: Iterable[ProviderChoice]) -> list[str]:
 
 
 def can_pack(kind: str, priority: Mapping[str, Sequence[str]]) -> bool:
-    """True if products by such weights read them as weight_layout.py packs them: if one of PACKED_PROVIDERS serves the op."""
+    """True if products by such weights read them as weight_layout.py packs them: if one of PACKED_PROVIDERS serves
+    the op."""
     op = Op.registry[of_kind("linear", kind)]
     wanted = [each for each in priority.get(op.name, ()) if each in PACKED_PROVIDERS and each in op.providers]
     return any((probe := op.probes.get(each)) is None or probe() is None for each in wanted)

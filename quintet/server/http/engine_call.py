@@ -63,8 +63,8 @@ class EngineCall:
     requests ApiError 500. However the block is left, what still runs is aborted at once. A caller that does not read
     is cut off when MAX_UNREAD is reached.
 
-    Texts that become numbers come in turns: a call has MAX_TEXTS of them in the engine at most, or what MAX_STEPS steps take,
-    so that a small call waits for so much of a large one and not for all.
+    Texts that become numbers come in turns: a call has MAX_TEXTS of them in the engine at most, or what MAX_STEPS
+    steps take, so that a small call waits for so much of a large one and not for all.
     """
 
     def __init__(

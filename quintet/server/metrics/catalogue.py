@@ -38,7 +38,9 @@ ENGINE_METRICS = (
     ),
     MetricInfo("vllm:engine_sleep_state", "gauge", "1 for the state that the engine is in.", ("sleep_state",)),
     MetricInfo("vllm:kv_cache_usage_perc", "gauge", "Share of the KV cache's pages that requests hold, 0 to 1."),
-    MetricInfo("vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache."),
+    MetricInfo(
+        "vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked up in the prefix cache.",
+    ),
     MetricInfo("vllm:prefix_cache_hits_total", "counter", "Tokens of prompts that were found in the prefix cache."),
     MetricInfo(
         "vllm:external_prefix_cache_queries_total", "counter", "Tokens of prompts that were looked for outside the KV "
@@ -48,7 +50,9 @@ ENGINE_METRICS = (
         "vllm:external_prefix_cache_hits_total", "counter", "Tokens of prompts that came from outside the KV cache."
     ),
     MetricInfo("vllm:num_preemptions_total", "counter", "Times that a request gave its pages back and began again."),
-    MetricInfo("vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache."),
+    MetricInfo(
+        "vllm:prompt_tokens_total", "counter", "Tokens of prompts that were computed or found in the prefix cache.",
+    ),
     MetricInfo(
         "vllm:prompt_tokens_by_source_total", "counter", "Tokens of prompts, computed (local_compute), found "
         "in the prefix cache (local_cache_hit) or loaded by a KV connector (external_kv_transfer).", ("source",),
@@ -118,7 +122,9 @@ API_METRICS = (
         "vllm:request_time_per_output_token_seconds", "histogram",
         "A request's mean time between two tokens, if it has two.", buckets=BETWEEN_TOKENS,
     ),
-    MetricInfo("vllm:e2e_request_latency_seconds", "histogram", "From a request's arrival to its end.", buckets=LATENCY),
+    MetricInfo(
+        "vllm:e2e_request_latency_seconds", "histogram", "From a request's arrival to its end.", buckets=LATENCY,
+    ),
     MetricInfo(
         "vllm:request_queue_time_seconds", "histogram", "From a request's arrival to its first step.", buckets=LATENCY
     ),

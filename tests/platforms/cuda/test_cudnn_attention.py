@@ -105,11 +105,19 @@ def test_a_step_is_whole_by_what_the_host_knows() -> None:
     planning.serves_whole_prompt = lambda tokens: tokens >= 32
     planning.captured_sizes = frozenset({(40, 1)})
     for batch, kind in (
-        (host([64], [0]), WHOLE_PROMPT), (host([64], [16]), MIXED), (host([20], [0]), MIXED), (host([1], [0]), SINGLE),
-        (host([64], [0], padding=3), WHOLE_PROMPT), (host([64], [0], padding=16), MIXED), (host([40], [0]), WHOLE_PROMPT),
-        (host([32, 32], [0, 0]), MIXED), (host([64, 0, 0], [0, 0, 0]), WHOLE_PROMPT), (host([38], [9], padding=2), UNPLANNED),
-        (host([38], [0], padding=2), WHOLE_PROMPT), (host([63, 1], [0, 9]), MIXED),
-    ):  # fmt: skip
+        (host([64], [0]), WHOLE_PROMPT),
+        (host([64], [16]), MIXED),
+        (host([20], [0]), MIXED),
+        (host([1], [0]), SINGLE),
+        (host([64], [0], padding=3), WHOLE_PROMPT),
+        (host([64], [0], padding=16), MIXED),
+        (host([40], [0]), WHOLE_PROMPT),
+        (host([32, 32], [0, 0]), MIXED),
+        (host([64, 0, 0], [0, 0, 0]), WHOLE_PROMPT),
+        (host([38], [9], padding=2), UNPLANNED),
+        (host([38], [0], padding=2), WHOLE_PROMPT),
+        (host([63, 1], [0, 9]), MIXED),
+    ):
         assert planning.plan(7, (None, None), batch, batch.groups[0])[0].shape == (0, kind, 7)
 
 

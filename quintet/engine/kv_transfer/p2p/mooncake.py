@@ -20,7 +20,8 @@ def library() -> Any:
         return importlib.import_module("mooncake.engine")
     except ImportError as error:
         raise ValueError(
-            f"{_ERROR_PREFIX} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and libibverbs1 "
+            f"{_ERROR_PREFIX} needs Mooncake's transfer engine ({error}); pip install 'quintet[mooncake]' (and "
+            "libibverbs1 "
             "of the system), or use TCPConnector"
         ) from None
 
@@ -62,7 +63,8 @@ class MooncakeEngine:
         self._engine: Any = library().TransferEngine()
         if code := self._engine.initialize(host, "P2PHANDSHAKE", protocol, ""):
             raise ValueError(
-                f"{_ERROR_PREFIX}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log says why"
+                f"{_ERROR_PREFIX}: its engine cannot begin at host={host!r} over {protocol} (code {code}); its log "
+                "says why"
             )
         self._host, self._kept = host, list[PageRows]()
 

@@ -64,11 +64,13 @@ class PageFormat(Struct, array_like=True, frozen=True):
         if self.page_size != given.page_size:
             return f"pages of {given.page_size} tokens are given, and of {self.page_size} wanted"
         if self.shapes != given.shapes:
-            return f"pages of another shape are given ({_describe_shapes(given.shapes)}) than wanted ({_describe_shapes(self.shapes)})"
+            theirs, ours = _describe_shapes(given.shapes), _describe_shapes(self.shapes)
+            return f"pages of another shape are given ({theirs}) than wanted ({ours})"
         if self.dtype != given.dtype:
             return f"pages in {given.dtype} are given, and in {self.dtype} wanted"
         if self.part != given.part:
-            return f"another part of pages is given ({_describe_part(given.part)}) than wanted ({_describe_part(self.part)})"
+            theirs, ours = _describe_part(given.part), _describe_part(self.part)
+            return f"another part of pages is given ({theirs}) than wanted ({ours})"
         return "" if self.checkpoint == given.checkpoint else "one runs another model, or other weights of it"
 
 

@@ -115,7 +115,8 @@ def _start_producer(side: _P2PContext, transfer: P2PTransfer, means: Transport, 
     side.closing.append(loans.close)
     if not loans.capacity:
         raise ValueError(
-            f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {side.page_copier.nbytes} bytes, "
+            f"kv_transfer_config.kv_buffer_size={settings.kv_buffer_size}: a page takes {side.page_copier.nbytes} "
+            "bytes, "
             "and none fits; raise it"
         )
     if side.is_local:

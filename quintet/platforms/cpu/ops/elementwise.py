@@ -63,9 +63,18 @@ def _gated(x: Tensor, kind: str) -> Tensor:
     out = empty((tokens, width), x.dtype)
     stride, gate = x.stride(0), x.data_ptr()
     extension().elementwise(
-        kind_of(x.dtype), _kind_index(kind), True, out.data_ptr(), gate, gate + width * size, tokens, width, stride, stride,
+        kind_of(x.dtype),
+        _kind_index(kind),
+        True,
+        out.data_ptr(),
+        gate,
+        gate + width * size,
+        tokens,
+        width,
+        stride,
+        stride,
         0.0,
-    )  # fmt: skip
+    )
     return out
 
 

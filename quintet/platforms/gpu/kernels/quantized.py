@@ -286,9 +286,14 @@ def table_on(table: tuple[float, ...], dtype: torch.dtype, device: torch.device)
 
 
 def multiplied(
-    x: Tensor, own: Tensor | None, packed: PackedWeight, bias: Tensor | None, dtype: torch.dtype, splits: int | None = None,
+    x: Tensor,
+    own: Tensor | None,
+    packed: PackedWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    splits: int | None = None,
     tiled: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """x [T, K] in floats of `dtype`, or in 8 bits with scales own [T, G], by the weight -> [T, N] in `dtype`.
 
     `tiled`: tokens for which the tile is chosen, if not for these.

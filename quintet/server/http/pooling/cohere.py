@@ -55,8 +55,11 @@ async def embed(http: HttpRequest) -> Response:
     for at, each in enumerate(prompts):
         if most is not None and len(each.token_ids) > most:
             name = reader.name(at, len(prompts))
-            raise invalid_field(param, f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
-                         "truncate to END or START")  # fmt: skip
+            raise invalid_field(
+                param,
+                f"is too long: {name} has {len(each.token_ids)} tokens, and max_tokens is {most}; set "
+                "truncate to END or START",
+            )
 
     async def answer(found: list[Numbers], tally: RequestUsage) -> Any:
         embeddings = {}

@@ -178,9 +178,10 @@ def _check_metadata_size(form: NumberFormat, count: int) -> None:
     """Limits the texts in the metadata header: clients and proxies limit header sizes."""
     if form.encoding == "bytes" and count > _MAX_METADATA_TEXTS:
         raise invalid_field(
-            "encoding_format", f"bytes tells in a header where each text's numbers are, of {_MAX_METADATA_TEXTS} texts at most, "
+            "encoding_format",
+            f"bytes tells in a header where each text's numbers are, of {_MAX_METADATA_TEXTS} texts at most, "
             f"not of {count}; use bytes_only or base64",
-        )  # fmt: skip
+        )
 
 
 async def _encode_all(service: AppState, found: list[Numbers], form: NumberFormat) -> list[Any]:

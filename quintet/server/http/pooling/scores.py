@@ -117,9 +117,13 @@ async def score_plan(
         queries, documents = await _truncate(service, queries, documents, cuts)
     default = bounds_of(service).default_prompt
     texts = TextReader(
-        service, params, body.cache_salt, truncate_left=truncates_left(body), prefix=prompt_named(service, default) if default else "",
+        service,
+        params,
+        body.cache_salt,
+        truncate_left=truncates_left(body),
+        prefix=prompt_named(service, default) if default else "",
         param=name_1,
-    )  # fmt: skip
+    )
     prompts = [*await texts.read(queries), *await replace(texts, param=name_2).read(documents)]
     places = [(query, len(queries) + document) for query, document in places]
     return ScorePlan(PoolingWork(prompts, params, body.priority or 0), places, task)
