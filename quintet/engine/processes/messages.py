@@ -254,5 +254,6 @@ def push(context: "zmq.Context[zmq.Socket[bytes]]", address: str, most: int = 0)
     which the requests that a process may have bound."""
     socket = context.socket(zmq.PUSH)
     socket.sndhwm, socket.linger = most, 0
+    socket.reconnect_ivl = 10  # ms; libzmq's 100 would put off the start of who waits for an engine
     socket.connect(address)
     return socket
